@@ -9,7 +9,7 @@ import click
 
 from playground.console.lesson import Lesson
 from playground.console.session import Session
-from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
+from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell, numbers
 from playground.console.text import heading, prose, rank_number
 from playground.console.units import plural
 from playground.runtime.remote import remote
@@ -40,7 +40,8 @@ def step_texts(
 
 
 def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
-    """One row per rank. Values that are the same on every rank, and tables, follow below."""
+    """One row per rank. Values that are the same on every rank follow below; those of several
+    things, as a table."""
     columns = [
         name
         for name in dict.fromkeys(name for values in ranks for name in values)
@@ -54,8 +55,13 @@ def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
     are_many = len(columns) >= MANY and len(ranks) > 1
     below: Texts = []
     for name, value in ((name, ranks[0][name]) for name in shared):
-        if isinstance(value, Mapping) and len(value) > 1:
-            rows = ((f"  {key}", item) for key, item in value.items())
+        items = value if isinstance(value, Mapping) else {}
+        if items and all(isinstance(each, Mapping) for each in items.values()):
+            headings = [*dict.fromkeys(key for each in items.values() for key in each)]
+            rows = ((key, *map(each.get, headings)) for key, each in items.items())
+            below.append(Table(Column(name), *numbers(*headings), rows=rows))
+        elif len(items) > 1:
+            rows = ((f"  {key}", item) for key, item in items.items())
             below += [
                 f"  {name}, on every rank:",
                 Table("", Column("", wraps=True), rows=rows, headed=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral, Real
@@ -153,6 +153,36 @@ def predict(
         gives_rank=False,
         notes=notes,
     )
+
+
+ENOUGH = 1.05
+"""How many times as much as the best setting an accepted one may cost."""
+
+
+def choose_setting(
+    about: str,
+    settings: Sequence[Mapping[str, str | int]],
+    cost: Callable[..., float],
+    unit: str,
+) -> Case:
+    """A choice among settings, of which that of the least `cost(**setting)` is the best. The notes
+    show its cost beside that of the best."""
+    notes: list[str] = []
+    best = min(settings, key=lambda setting: cost(**setting))
+    right = {"setting": "one of the task's", "cost": "within 5 % of the best"}
+
+    def run(function: Callable[[], Any]) -> object:
+        answer = function()
+        if not isinstance(answer, dict) or dict(answer) not in settings:
+            return right | {"setting": "none of the task's"}
+        mine, least = cost(**settings[settings.index(dict(answer))]), cost(**best)
+        notes[:] = [f"{unit}: {mine:.4g} chosen, {least:.4g} the least"]
+        if mine > ENOUGH * least:
+            notes.append(f"better: {', '.join(f'{name} {each}' for name, each in best.items())}")
+            return right | {"cost": f"{mine:.4g} {unit}, {mine / least:.2f} times the best"}
+        return right
+
+    return Case(about, (), right, is_coded=False, run=run, gives_rank=False, notes=notes)
 
 
 def as_number(value: Any, counted: object) -> Any:

@@ -22,7 +22,7 @@ An exercise is of one of four kinds, which differ in what the learner writes and
 | find    | a repair of a program that fails, and the   | the repaired program with what is due;   |
 |         | rank at fault                               | the rank                                 |
 | choose  | a function that returns a layout of a model | its memory and time with the best that   |
-|         | on a cluster                                | fits                                     |
+|         | on a cluster, or settings of a run          | fits                                     |
 
 The exercise `token-ring` lies in the folder `token_ring`; the learner writes the function
 `token_ring` in `token_ring.py`. Its judge is `token_ring(rank, size, seed)` in the lesson's
@@ -313,6 +313,10 @@ CATALOGUE = {
         Exercise("ddp/accumulate", preload=(COMPILER,), minutes=15),
         Exercise("ddp/hook", (2, 3, 1, 4), preload=(COMPILER,), minutes=15),
         Exercise("bytes/error_feedback", minutes=20),
+        Exercise("bytes/outer_step", (2, 3, 1), preload=(COMPILER,), minutes=15),
+        Exercise("bytes/top_k", minutes=15),
+        Exercise("bytes/compressed_traffic", (2, 3, 4), PREDICT, minutes=15),
+        Exercise("bytes/slow_link", (1,), CHOOSE, minutes=15),
         Exercise("ddp/uneven", builds_on=("average",), minutes=20),
         Exercise("ddp/accuracy", minutes=10),
         Exercise("ddp/sync_batch_norm", minutes=20),
@@ -323,6 +327,11 @@ CATALOGUE = {
         Exercise("elastic/agree", minutes=10),
         Exercise("elastic/reshard", minutes=20),
         Exercise("elastic/resumed", (4,), FIND, minutes=10),
+        Exercise("checkpoint/commit", (2, 3, 1, 4), minutes=10),
+        Exercise("checkpoint/fill_block", (2, 3, 1, 4), minutes=25),
+        Exercise("checkpoint/elements_written", (2, 3, 4), PREDICT, minutes=15),
+        Exercise("checkpoint/repeated", (4,), FIND, minutes=10),
+        Exercise("checkpoint/how_often", (1,), CHOOSE, minutes=15),
         Exercise("rpc/call", (2, 3, 5), minutes=25),
         Exercise("parameter_server/sync", (2, 3, 5), minutes=20),
         Exercise("parameter_server/stale", (3, 2, 5), minutes=30),

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from playground.exercises.cases import Case
+from playground.exercises.cases import ENOUGH, Case
 from playground.lessons.mesh import costs
 from playground.lessons.mesh.costs import SHARDED_BYTES, Cost, Training
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Ranks along an axis."""
-ENOUGH = 1.05
-"""How many times as long as the fastest layout that fits an accepted one may take."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,18 @@ def test_a_table_that_is_the_same_everywhere_stands_below() -> None:
     ]
 
 
+def test_what_several_things_have_is_one_table() -> None:
+    ways = {"all": {"loss": 0.25, "kB": 8}, "H = 8": {"loss": 0.5, "error": None}}
+    assert lines_of([{"ways": ways, "none": {}}] * 2)[1:] == [
+        "  rank  none",
+        "     0  {}",
+        "     1  {}",
+        "  ways   loss  kB  error",
+        "  all    0.25   8      -",
+        "  H = 8   0.5   -      -",
+    ]
+
+
 def test_what_the_backend_refuses_is_said_once() -> None:
     assert lines_of([{"refused": "no AVG"}] * 2)[1:] == ["  the backend refuses: no AVG"]
 

@@ -13,38 +13,43 @@ import torch.nn.functional as F
 from fixtures import Worlds
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
-from playground.lessons.bytes import lesson
-from playground.lessons.bytes.lesson import METHODS, STEPS, DiLoCo, Wire
+from playground.lessons.bytes import further, lesson
+from playground.lessons.bytes.lesson import LADDER, STEPS, DiLoCo, Wire
 
 NUMEL = sum(param.numel() for param in lesson.new_model().parameters())
 SHAPES = ((7,), (8,), (64,), (130,), (5, 3), (16, 64), (128, 32))
 
 
-def test_ranks_that_average_rarely_train_together_and_ranks_alone_do_not(world: Worlds) -> None:
-    for values in world(2).run(lesson.diloco):
-        loss = values["loss"]
-        assert loss["H = 8"] < 2 * loss["every step"]
-        assert loss["H = 32"] < 2 * loss["every step"]
-        assert loss["alone"] > 4 * loss["every step"]
-        assert values["kilobytes"] == {
-            way: pytest.approx(4 * NUMEL * times / 1000, abs=0.06)
-            for way, times in (
-                ("every step", STEPS),
-                ("H = 8", STEPS // 8),
-                ("H = 32", 2),
-                ("alone", 0),
-            )
-        }
-
-
-def test_error_feedback_restores_what_compression_loses(world: Worlds) -> None:
-    for values in world(2, timeout=120).run(lesson.compressed):
-        plain, fed, error = (values[name] for name in ("loss", "with_feedback", "error"))
-        assert fed["float32"] == plain["float32"]
-        assert error["float32"] == 0 < error["int8"] < 0.01 < error["rank 2"] < error["rank 1"] < 1
-        for method in ("sign", "top 2 %", "rank 1", "rank 2"):
-            assert values["bytes_per_step"][method] < values["bytes_per_step"]["float32"] / 7
-            assert fed[method] < 1.1 * plain["float32"] < plain[method]
+def test_each_rung_costs_what_it_should_and_feedback_restores_what_compression_loses(
+    world: Worlds,
+) -> None:
+    for values in world(2, timeout=120).run(further.ladder):
+        rungs = values["rungs"]
+        assert rungs.keys() == LADDER.keys()
+        for name, times in (("DDP, AdamW", STEPS), ("H = 1", STEPS), ("H = 8", 8), ("H = 32", 2)):
+            sent = 4 * NUMEL * times
+            assert rungs[name]["kB"] == pytest.approx(sent / 1000, abs=0.06)
+            seconds = STEPS * further.COMPUTING + sent * 8 / 10e6
+            assert rungs[name]["seconds"] == pytest.approx(seconds, abs=0.006)
+            assert rungs[name]["loss"] < 2 * rungs["DDP, AdamW"]["loss"]
+        assert rungs["alone"]["kB"] == 0
+        assert rungs["alone"]["loss"] > 4 * rungs["DDP, AdamW"]["loss"]
+        plain = rungs["DDP, SGD"]
+        assert plain["loss"] == plain["fed_back"]
+        assert plain["error"] == 0 < rungs["int8"]["error"] < 0.01 < rungs["rank 2"]["error"]
+        assert rungs["rank 2"]["error"] < rungs["rank 1"]["error"] < 1
+        for name in ("sign", "top 2 %", "rank 1", "rank 2"):
+            rung = rungs[name]
+            assert rung["kB"] < plain["kB"] / 7
+            assert rung["fed_back"] < 1.1 * plain["loss"] < rung["loss"]
+            assert rung["at_0.3_s"] < 0.7 * plain["at_0.3_s"]
+            assert rung["at_50_kB"] < 0.5 * plain["at_50_kB"]
+        for name in ("H = 8", "H = 32"):
+            assert rungs[name]["at_0.3_s"] < 0.7 * rungs["DDP, AdamW"]["at_0.3_s"]
+            assert rungs[name]["at_50_kB"] < 0.5 * rungs["DDP, AdamW"]["at_50_kB"]
+        for name in ("sign", "H = 32"):  # which use up neither budget
+            end = rungs[name]["fed_back"] or rungs[name]["loss"]
+            assert rungs[name]["at_0.3_s"] == rungs[name]["at_50_kB"] == end
 
 
 def averaged_by_torch(rank: int, size: int) -> list[list[float]]:
@@ -78,7 +83,8 @@ def compress_all(rank: int, size: int) -> list[tuple[str, tuple[int, ...], float
     """For each method and shape: how far the result is from the mean of what the ranks say they
     have sent, and the bytes counted and expected."""
     found: list[tuple[str, tuple[int, ...], float, int, int]] = []
-    for method, compress in METHODS.items():
+    methods = {name: rung.compress for name, rung in LADDER.items() if rung.compress}
+    for method, compress in methods.items():
         for shape in SHAPES:
             torch.manual_seed(rank)
             grad, wire = torch.randn(shape), Wire()
@@ -105,7 +111,7 @@ def expected_bytes(method: str, grad: torch.Tensor) -> int:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_result_is_the_mean_of_what_was_sent_and_counted(size: int, world: Worlds) -> None:
     for found in world(size).run(compress_all):
-        assert len(found) == len(METHODS) * len(SHAPES)
+        assert len(found) == 7 * len(SHAPES)
         for method, shape, off, counted, expected in found:
             assert off < 1e-5, (method, shape)
             assert counted == expected, (method, shape)

@@ -1,14 +1,16 @@
-"""Judge of the exercise on bytes."""
+"""Judges of the exercises on bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 
-from playground.exercises.cases import Case, Cases
+from playground.exercises.cases import Case, Cases, choose_setting, counting, predict
+from playground.lessons.bytes.lesson import LADDER, Wire
 
 
 def error_feedback(rank: int, size: int, seed: int) -> Cases:
@@ -70,3 +72,119 @@ def take_steps(
         held["gradient"].append(gradient)
         held["residual"].append(residual.clone())
     return held
+
+
+OUTER_STEPS = 3
+
+
+def outer_step(rank: int, size: int, seed: int) -> Cases:
+    """Several outer steps, between which the ranks go their own ways. torch's optimizer for the
+    mean change is the oracle."""
+    for rate, momentum in ((0.5, 0.5), (0.75, 0.875)):
+        begin = [torch.arange(1.0, 4), torch.full((2, 2), 8.0)]
+        ways = [(1.0 + other) * (-1) ** other for other in range(size)]
+        params = [torch.nn.Parameter(each.clone()) for each in begin]
+        optimizer = torch.optim.SGD(params, lr=rate, momentum=momentum, nesterov=True)
+        due = []
+        for _ in range(OUTER_STEPS):
+            for param in params:
+                param.grad = torch.full_like(param, -sum(ways) / size)
+            optimizer.step()
+            due.append([param.detach().clone() for param in params])
+
+        def run(
+            function: Callable[..., None],
+            begin: list[torch.Tensor] = begin,
+            way: float = ways[rank],
+            about: tuple[float, float] = (rate, momentum),
+        ) -> dict[str, list[list[torch.Tensor]]]:
+            shared, own = ([each.clone() for each in begin] for _ in range(2))
+            velocity = [torch.zeros_like(each) for each in begin]
+            held = dict[str, list[list[torch.Tensor]]](shared=[], params=[])
+            for _ in range(OUTER_STEPS):
+                for param in own:
+                    param += way
+                function(rank, size, shared, own, velocity, *about)
+                held["shared"].append([each.clone() for each in shared])
+                held["params"].append([each.clone() for each in own])
+            return held
+
+        yield Case(
+            f"rate {rate}, momentum {momentum}",
+            (),
+            returns={"shared": due, "params": due},
+            run=run,
+            is_coded=False,
+            most_moved=OUTER_STEPS * 2 * 7,
+        )
+
+
+def top_k(rank: int, size: int, seed: int) -> Cases:
+    """Gradients of which all ranks send one place, and each sends others; the largest are of either
+    sign."""
+    for k in (2, 3, 1):
+        given = [
+            (torch.arange(24.0) * 7 + 5 * other) % 24 * (-1) ** (torch.arange(24) + other)
+            for other in range(size)
+        ]
+        for other, gradient in enumerate(given):
+            gradient[4] = -100.0 * (other + 1)
+        mean = torch.zeros(24)
+        for gradient in given:
+            kept = gradient.abs() >= gradient.abs().sort().values[-k]
+            mean += gradient * kept / size
+        yield Case(
+            f"24 elements, k = {k}",
+            (given[rank].clone(), k),
+            returns=mean,
+            is_coded=False,
+            most_moved=2 * k * (size - 1),
+        )
+
+
+def compressed_traffic(rank: int, size: int, seed: int) -> Cases:
+    """What the board's methods send for one gradient."""
+    for rows, columns in ((120, 120), (60, 240)):
+        gradient = torch.linspace(-1, 1, rows * columns).view(rows, columns)
+        counted = {}
+        for name, rung in (
+            ("float32", "DDP, SGD"),
+            ("int8", "int8"),
+            ("sign", "sign"),
+            ("top_2_percent", "top 2 %"),
+            ("rank_1", "rank 1"),
+        ):
+            compress = LADDER[rung].compress
+            assert compress
+            with counting() as counter:
+                compress(gradient, Wire())
+            counted[name] = round(counter.sent)
+        yield predict(f"{rows} x {columns}", (size, rows, columns), counted)
+
+
+SENT = {
+    "float32": (4, "all-reduce", 1.0),
+    "int8": (1 + 4 / 64, "all-gather", 1.0),
+    "sign": (1 / 8, "all-gather", 1.05),
+    "top 2 %": (8 / 50, "all-gather", 1.06),
+    "rank 4": (4 * 4 * 2048 / 1024**2, "all-reduce", 1.5),
+}
+"""Bytes per parameter that are passed in, the collective, and the factor of the steps."""
+EVERY = {1: 1.0, 8: 1.06, 32: 1.2, 128: 1.7}
+"""The factor of the steps, by how many of them are between two averages."""
+
+
+def slow_link(rank: int, size: int, seed: int) -> Cases:
+    """Computing and sending of 32 ranks."""
+    ranks, parameters, bandwidth, computing, steps = 32, 400e6, 1e9 / 8, 2.0, 20_000
+
+    def hours(method: str, every: int) -> float:
+        passed, collective, factor = SENT[method]
+        times = 2 * (ranks - 1) / ranks if collective == "all-reduce" else ranks - 1
+        sending = times * passed * parameters / bandwidth / every
+        return steps * factor * EVERY[every] * (computing + sending) / 3600
+
+    settings: list[dict[str, str | int]] = [
+        {"method": method, "every": every} for method, every in product(SENT, EVERY)
+    ]
+    yield choose_setting("400 million parameters on 32 ranks", settings, hours, "hours")

@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 lesson.py
     python -m playground bytes
 
-Each rank has other labels, so that none could do without the rest. DiLoCo lets ranks train alone
-for H steps, and averages what they have changed. Compression sends a part of each gradient; error
-feedback adds what was not sent to the next one.
+Each rank has different labels, so that no rank could do without the others. With DiLoCo, ranks
+train alone for H steps, then average their changes. Compression sends a part of each gradient;
+error feedback adds what was not sent to the next gradient.
 Source: Douillard et al., DiLoCo, 2023, arXiv 2311.08105; Karimireddy et al., Error Feedback Fixes
 SignSGD, 2019, arXiv 1901.09847; Vogels et al., PowerSGD, 2019, arXiv 1905.13727
 """
@@ -13,7 +13,9 @@ SignSGD, 2019, arXiv 1901.09847; Vogels et al., PowerSGD, 2019, arXiv 1905.13727
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,10 +24,8 @@ from torch import nn
 
 CLASSES, FEATURES, HIDDEN = 8, 32, 128
 STEPS, BATCH = 64, 16
-LINK = 10e6 / 8
-"""Bytes per second of the link that is imagined: 10 Mbit/s."""
 BLOCK = 64
-"""Numbers that have one scale in `int8_by_blocks`."""
+"""Numbers that share a scale in `int8_by_blocks`."""
 
 
 def new_model() -> nn.Module:
@@ -46,7 +46,7 @@ def batch_of(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tenso
 
 def loss_of_all(model: nn.Module) -> float:
     """The loss for points of all classes, which no rank has trained on; the mean over the ranks."""
-    batches = [batch_of(STEPS + 1 + step, 0, 1) for step in range(32)]
+    batches = [batch_of(10_000 + step, 0, 1) for step in range(32)]
     with torch.no_grad():
         losses = [F.cross_entropy(model(inputs), labels) for inputs, labels in batches]
     return round(Wire().mean(torch.stack(losses).mean()).item(), 3)
@@ -73,12 +73,6 @@ class Wire:
         return gathered
 
 
-def average(model: nn.Module, wire: Wire) -> None:
-    """DDP: the mean gradient, in every step."""
-    for param in model.parameters():
-        param.grad = wire.mean(param.grad)
-
-
 class DiLoCo:
     """After every `period` steps, an outer step for the mean of what the ranks have changed."""
 
@@ -100,34 +94,9 @@ class DiLoCo:
             param.data.copy_(outer)
 
 
-def diloco(rank: int, size: int, steps: int = STEPS) -> dict[str, dict[str, float]]:
-    """Average in each step, after every 8 and 32 steps, and never; as many steps by each way.
-
-    The inner optimizer is AdamW, the outer one SGD with Nesterov's momentum. `seconds_on_link` are
-    those that the bytes take at 10 Mbit/s.
-    """
-    results: dict[str, dict[str, float]] = {"loss": {}, "kilobytes": {}, "seconds_on_link": {}}
-    for way in ("every step", "H = 8", "H = 32", "alone"):
-        model, wire = new_model(), Wire()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        outer = DiLoCo(model, int(way[4:])) if way.startswith("H") else None
-        for step in range(steps):
-            inputs, labels = batch_of(step, rank, size)
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            if way == "every step":
-                average(model, wire)
-            optimizer.step()
-            if outer:
-                outer.after_step(wire)
-        results["loss"][way] = loss_of_all(model)
-        results["kilobytes"][way] = round(wire.bytes / 1000, 1)
-        results["seconds_on_link"][way] = round(wire.bytes / LINK, 2)
-    return results
-
-
-Compressed = tuple[torch.Tensor, torch.Tensor]
+Compressed: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """The mean over the ranks of what was sent, and what this rank has sent of its own."""
+Compress: TypeAlias = Callable[[torch.Tensor, Wire], Compressed]
 
 
 def everything(grad: torch.Tensor, wire: Wire) -> Compressed:
@@ -184,70 +153,80 @@ def power_sgd(grad: torch.Tensor, wire: Wire, *, columns: int) -> Compressed:
     return left @ wire.mean(own).T, left @ own.T
 
 
-METHODS: dict[str, Callable[[torch.Tensor, Wire], Compressed]] = {
-    "float32": everything,
-    "int8": int8_by_blocks,
-    "sign": sign,
-    "top 2 %": top_k,
-    "rank 1": partial(power_sgd, columns=1),
-    "rank 2": partial(power_sgd, columns=2),
+AdamW, SGD = partial(torch.optim.AdamW, lr=3e-3), partial(torch.optim.SGD, lr=0.3)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A way to train."""
+
+    optimizer: Callable[..., torch.optim.Optimizer]
+    compress: Compress | None = None
+    """What is sent of each gradient; None: nothing."""
+    period: int = 0
+    """Steps between DiLoCo's outer steps; 0: there are none."""
+
+
+LADDER = {
+    "DDP, AdamW": Rung(AdamW, everything),
+    "H = 1": Rung(AdamW, period=1),
+    "H = 8": Rung(AdamW, period=8),
+    "H = 32": Rung(AdamW, period=32),
+    "alone": Rung(AdamW),
+    "DDP, SGD": Rung(SGD, everything),
+    "int8": Rung(SGD, int8_by_blocks),
+    "sign": Rung(SGD, sign),
+    "top 2 %": Rung(SGD, top_k),
+    "rank 1": Rung(SGD, partial(power_sgd, columns=1)),
+    "rank 2": Rung(SGD, partial(power_sgd, columns=2)),
 }
 
 
-def train(method: str, feedback: bool, rank: int, size: int) -> tuple[float, float, int]:
-    """Returns the loss after training, the relative error of the first mean gradient, and the bytes
-    handed in for a step."""
-    model, wire, compress = new_model(), Wire(), METHODS[method]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    params = list(model.parameters())
-    missing = [torch.zeros_like(param) for param in params]  # what has not been sent so far
-    error = 0.0
-    for step in range(STEPS):
+def send_gradients(
+    model: nn.Module, missing: list[torch.Tensor], compress: Compress, wire: Wire, feedback: bool
+) -> None:
+    """Put the mean of what the ranks send in the place of each gradient. `missing`: what this rank
+    has not sent of earlier gradients."""
+    for param, rest in zip(model.parameters(), missing, strict=True):
+        wanted = param.grad + rest
+        mean, own = compress(wanted, wire)
+        param.grad = mean
+        if feedback:
+            rest.copy_(wanted - own)
+
+
+def train(
+    rung: Rung, rank: int, size: int, feedback: bool = False,
+    after_step: Callable[[int, nn.Module, Wire], object] = lambda step, model, wire: None,
+) -> tuple[nn.Module, Wire]:  # fmt: skip
+    """Returns the model, and the wire that has counted the bytes."""
+    model, wire = new_model(), Wire()
+    optimizer = rung.optimizer(model.parameters())
+    outer = DiLoCo(model, rung.period) if rung.period else None
+    missing = [torch.zeros_like(param) for param in model.parameters()]
+    for step in range(1, STEPS + 1):
         inputs, labels = batch_of(step, rank, size)
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), labels).backward()
-        exact = [Wire().mean(param.grad) for param in params] if step == 0 else []
-        for param, rest in zip(params, missing, strict=True):
-            wanted = param.grad + rest
-            mean, own = compress(wanted, wire)
-            param.grad = mean
-            if feedback:
-                rest.copy_(wanted - own)
-        if exact:
-            pairs = zip(exact, params, strict=True)
-            off = torch.cat([(whole - param.grad).flatten() for whole, param in pairs])
-            error = (off.norm() / torch.cat([whole.flatten() for whole in exact]).norm()).item()
+        if rung.compress:
+            send_gradients(model, missing, rung.compress, wire, feedback)
         optimizer.step()
-    return loss_of_all(model), error, wire.bytes // STEPS
+        if outer:
+            outer.after_step(wire)
+        after_step(step, model, wire)
+    return model, wire
 
 
-def compressed(rank: int, size: int) -> dict[str, dict[str, float]]:
-    """Compress gradients in six ways, without and with error feedback.
-
-    What was not sent is lost without feedback: a small number in the same direction for ever. With
-    it, it adds up until it is sent. `error` is that of the first mean gradient.
-    """
-    names = ("loss", "with_feedback", "error", "bytes_per_step")
-    results: dict[str, dict[str, float]] = {name: {} for name in names}
-    for method in METHODS:
-        loss, error, sent = train(method, False, rank, size)
-        results["loss"][method] = loss
-        results["with_feedback"][method] = train(method, True, rank, size)[0]
-        results["error"][method] = round(error, 3)
-        results["bytes_per_step"][method] = sent
-    return results
-
-
-def print_steps(rank: int, world_size: int) -> None:
-    """Run both steps, and print what they return on rank 0: a row for each way."""
-    for step in (diloco, compressed):
-        results = step(rank, world_size)
-        for way in results["loss"] if rank == 0 else ():
-            values = [f"{name} {values[way]}" for name, values in results.items()]
-            print(f"{way}: {', '.join(values)}")
+def print_ladder(rank: int, world_size: int) -> None:
+    """Train on each rung, with error feedback where gradients are compressed."""
+    for name, rung in LADDER.items():
+        model, wire = train(rung, rank, world_size, feedback=True)
+        loss = loss_of_all(model)
+        if rank == 0:
+            print(f"{name}: loss {loss}, {wire.bytes / 1000:.1f} kB")
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    print_steps(dist.get_rank(), dist.get_world_size())
+    print_ladder(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint beside the board."""
+"""What else a run resumes from, and torch.distributed.checkpoint beside the board."""
 
 from __future__ import annotations
 
@@ -12,8 +12,92 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.utils.data import DistributedSampler
 
-from playground.lessons.checkpoint.lesson import cut, load, save, shared_folder
+from playground.lessons.checkpoint.lesson import (
+    GlobalBatches,
+    cut,
+    cut_for,
+    load,
+    new_training,
+    newest,
+    save,
+    shared_folder,
+    state_of,
+)
+from playground.lessons.sgd.lesson import average_gradients
+
+SAMPLES, BATCH = 1000, 64
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: torch.Tensor) -> float:
+    """Take a step for each batch. Returns this rank's last loss."""
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = (model(batch) - batch).square().mean()
+        loss.backward()
+        average_gradients(model)
+        optimizer.step()
+    return loss.item()
+
+
+def random_states(rank: int, size: int) -> dict[str, object]:
+    """Resume a training with dropout after 3 steps, with each rank's random state and without: this
+    rank's loss in step 6. Parameters and the optimizer's state are restored in both."""
+    model, optimizer = new_training()
+    batches = torch.randn(6, 8, 64)
+    random = torch.cuda if batches.is_cuda else torch
+    torch.manual_seed(rank)  # different masks on each rank
+    train(model, optimizer, batches[:3])
+    losses = {}
+    with shared_folder() as folder:
+        shards = cut_for("ddp", state_of(model, optimizer), rank, size)
+        save(folder / "3", shards, own=random.get_rng_state())
+        losses["undisturbed"] = train(model, optimizer, batches[3:])
+        for way in ("restored", "seeded_again"):
+            model, optimizer = new_training()
+            index = load(folder / "3", cut_for("ddp", state_of(model, optimizer), rank, size))
+            torch.manual_seed(rank)
+            if way == "restored":
+                random.set_rng_state(index["own"][rank])
+            losses[way] = train(model, optimizer, batches[3:])
+    rounded = {way: round(loss, 4) for way, loss in losses.items()}
+    return {**rounded, "equal_bits": losses["restored"] == losses["undisturbed"]}
+
+
+def samples(rank: int, size: int) -> dict[str, object]:
+    """Kill a training after step 8, and let half as many ranks resume it from step 6: of an epoch's
+    samples, how many count twice, and how many never.
+
+    `skipping` saves no state: each rank skips as many samples as each had taken.
+    """
+    readers = max(1, size // 2)
+    sampler, trained = GlobalBatches(SAMPLES, BATCH, rank, size), []
+    with shared_folder() as folder:
+        for step, positions in enumerate(sampler, 1):
+            trained.append(positions)
+            sampler.advance()
+            if step % 3 == 0:
+                save(folder / str(step), {}, common=sampler.state_dict())
+            if step == 8:
+                break
+        state = load(newest(folder), {})["common"]
+    done = state["seen"] // BATCH
+    trained, skipped = trained[:done], done * BATCH // size  # later steps are lost with the model
+    of_rank = [*DistributedSampler(range(SAMPLES), size, rank, shuffle=False)][:skipped]
+    if rank < readers:
+        trained += GlobalBatches(SAMPLES, BATCH, rank, readers, **state)
+        of_rank += [*DistributedSampler(range(SAMPLES), readers, rank, shuffle=False)][skipped:]
+    return {"with_state": count(trained), "skipping": count([of_rank])}
+
+
+def count(batches: list[list[int]]) -> dict[str, int]:
+    """How many samples are more than once in the batches of all ranks, and how many never."""
+    positions = torch.tensor([each for batch in batches for each in batch], dtype=torch.int64)
+    times = torch.bincount(positions, minlength=SAMPLES)
+    dist.all_reduce(times)
+    return {"twice": int((times > 1).sum()), "never": int((times == 0).sum())}
 
 
 def beside_torch(rank: int, size: int) -> dict[str, object]:
@@ -49,10 +133,15 @@ def beside_torch(rank: int, size: int) -> dict[str, object]:
             equal[way] = all(torch.equal(found[name], expected[name]) for name in expected)
         sizes = {way: [file.stat().st_size for file in at.iterdir()] for way, at in ways.items()}
     return {
-        "seconds": seconds,
-        "files": {way: len(each) for way, each in sizes.items()},
-        "mib": {way: round(sum(each) / 2**20, 1) for way, each in sizes.items()},
-        "equal_bits": equal,
+        "ways": {
+            way: {
+                "seconds": seconds[way],
+                "files": len(sizes[way]),
+                "mib": round(sum(sizes[way]) / 2**20, 1),
+                "equal_bits": equal[way],
+            }
+            for way in ways
+        }
     }
 
 

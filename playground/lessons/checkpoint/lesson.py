@@ -29,14 +29,12 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import Sampler
 
 from playground.lessons.elastic.lesson import write
-from playground.lessons.sgd.lesson import average_gradients
 
 INDEX = "index.pt"
 LAYOUTS = "ddp", "zero-3", "tensor", "mesh"
-SAMPLES, BATCH = 1000, 64
 Sizes: TypeAlias = tuple[int, ...]
 
 
@@ -211,13 +209,12 @@ def cut_for(layout: str, whole: Mapping[str, torch.Tensor], rank: int, ranks: in
 
 
 def new_training() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model and its optimizer. A step without gradients makes the state that is then loaded."""
+    """A model and its optimizer, after a step: before its first one, Adam has no state to load."""
     torch.manual_seed(1234)
     layers = {"up": nn.Linear(64, 96), "dropout": nn.Dropout(0.1), "down": nn.Linear(96, 64)}
     model = nn.Sequential(OrderedDict(layers))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for param in model.parameters():
-        param.grad = torch.zeros_like(param)
+    model(torch.randn(8, 64)).square().mean().backward()
     optimizer.step()
     return model, optimizer
 
@@ -231,24 +228,11 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, to
     return state
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: torch.Tensor) -> float:
-    """Take a step for each batch. Returns this rank's last loss."""
-    for batch in batches:
-        optimizer.zero_grad()
-        loss = (model(batch) - batch).square().mean()
-        loss.backward()
-        average_gradients(model)
-        optimizer.step()
-    return loss.item()
-
-
 def reshard(rank: int, size: int) -> dict[str, object]:
     """All ranks save a training's state in each layout, and half as many read it into each layout:
     how many of these pairs are equal bit for bit. By layout, the KiB that this rank writes.
     """
-    model, optimizer = new_training()
-    train(model, optimizer, torch.randn(2, 8, 64))
-    whole = state_of(model, optimizer)
+    whole = state_of(*new_training())
     readers = max(1, size // 2)
     kib: dict[str, object] = {}
     equal = []
@@ -266,68 +250,9 @@ def reshard(rank: int, size: int) -> dict[str, object]:
     return {**kib, "pairs": len(equal), "equal_bits": sum(equal)}
 
 
-def random_states(rank: int, size: int) -> dict[str, object]:
-    """Resume a training with dropout after 3 steps, with each rank's random state and without: this
-    rank's loss in step 6. Parameters and the optimizer's state are restored in both."""
-    model, optimizer = new_training()
-    batches = torch.randn(6, 8, 64)
-    random = torch.cuda if batches.is_cuda else torch
-    torch.manual_seed(rank)  # different masks on each rank
-    train(model, optimizer, batches[:3])
-    losses = {}
-    with shared_folder() as folder:
-        shards = cut_for("ddp", state_of(model, optimizer), rank, size)
-        save(folder / "3", shards, own=random.get_rng_state())
-        losses["undisturbed"] = train(model, optimizer, batches[3:])
-        for way in ("restored", "seeded_again"):
-            model, optimizer = new_training()
-            index = load(folder / "3", cut_for("ddp", state_of(model, optimizer), rank, size))
-            torch.manual_seed(rank)
-            if way == "restored":
-                random.set_rng_state(index["own"][rank])
-            losses[way] = train(model, optimizer, batches[3:])
-    rounded = {way: round(loss, 4) for way, loss in losses.items()}
-    return {**rounded, "equal_bits": losses["restored"] == losses["undisturbed"]}
-
-
-def samples(rank: int, size: int) -> dict[str, object]:
-    """Kill a training after step 8, and let half as many ranks resume it from step 6: of an epoch's
-    samples, how many count twice, and how many never.
-
-    `skipping` saves no state: each rank skips as many samples as each had taken.
-    """
-    readers = max(1, size // 2)
-    sampler, trained = GlobalBatches(SAMPLES, BATCH, rank, size), []
-    with shared_folder() as folder:
-        for step, positions in enumerate(sampler, 1):
-            trained.append(positions)
-            sampler.advance()
-            if step % 3 == 0:
-                save(folder / str(step), {}, common=sampler.state_dict())
-            if step == 8:
-                break
-        state = load(newest(folder), {})["common"]
-    done = state["seen"] // BATCH
-    trained, skipped = trained[:done], done * BATCH // size  # later steps are lost with the model
-    of_rank = [*DistributedSampler(range(SAMPLES), size, rank, shuffle=False)][:skipped]
-    if rank < readers:
-        trained += GlobalBatches(SAMPLES, BATCH, rank, readers, **state)
-        of_rank += [*DistributedSampler(range(SAMPLES), readers, rank, shuffle=False)][skipped:]
-    return {"with_state": count(trained), "skipping": count([of_rank])}
-
-
-def count(batches: list[list[int]]) -> dict[str, int]:
-    """How many samples are more than once in the batches of all ranks, and how many never."""
-    positions = torch.tensor([each for batch in batches for each in batch], dtype=torch.int64)
-    times = torch.bincount(positions, minlength=SAMPLES)
-    dist.all_reduce(times)
-    return {"twice": int((times > 1).sum()), "never": int((times == 0).sum())}
-
-
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    for step in (reshard, random_states, samples):
-        for name, value in step(dist.get_rank(), dist.get_world_size()).items():
-            if dist.get_rank() == 0:
-                print(f"{step.__name__}, {name}: {value}")
+    for name, value in reshard(dist.get_rank(), dist.get_world_size()).items():
+        if dist.get_rank() == 0:
+            print(f"{name}: {value}")
     dist.destroy_process_group()

@@ -1,0 +1,80 @@
+"""A rank that is killed, hangs or calls something else inside a lesson is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fixtures import Worlds
+from ranks import misbehave
+
+from playground.lessons.bytes.lesson import LADDER, Wire
+from playground.lessons.checkpoint.lesson import cut, save, shared_folder
+from playground.lessons.memory.lesson import summed
+from playground.lessons.scaling.lesson import messages
+from playground.runtime.errors import PlaygroundError
+from playground.runtime.tap import Call, Observer, observing
+
+
+def save_rows(rank: int, size: int) -> None:
+    with shared_folder() as folder:
+        save(folder / "1", {"w": cut(torch.ones(8, 4), (rank, size))})
+
+
+def compress_all(rank: int, size: int) -> None:
+    for rung in LADDER.values():
+        if rung.compress:
+            rung.compress(torch.ones(8, 4), Wire())
+
+
+LESSONS = {
+    "memory": summed,
+    "scaling": messages,
+    "checkpoint": save_rows,
+    "bytes": compress_all,
+}
+"""By lesson, a part of it in which the ranks communicate at least twice."""
+
+
+class Fault(Observer):
+    """Before its second call of torch.distributed, the rank misbehaves or makes another one."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.calls = 0
+
+    def begun(self, call: Call) -> None:
+        self.calls += 1
+        if self.calls != 2:
+            return
+        if self.how == "mismatch":
+            dist.all_reduce(torch.zeros(7))
+        else:
+            misbehave(self.how)
+
+
+def go_wrong(rank: int, size: int, part: Callable[..., Any], how: str) -> None:
+    if rank == 1:
+        with observing(Fault(how)):
+            part(rank, size)
+    else:
+        part(rank, size)
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+@pytest.mark.parametrize(
+    ("how", "timeout", "message"),
+    [
+        ("kill", 60, r"^rank 1 of 2 was killed by SIGKILL"),
+        pytest.param("hang", 4, r"rank 1 is in the program", marks=pytest.mark.stress),
+        ("mismatch", 60, r"rank 1 (has\s+called|is\s+in)\s+all_reduce"),
+    ],
+)
+def test_a_rank_that_fails_inside_a_lesson_is_named(
+    lesson: str, how: str, timeout: int, message: str, world: Worlds
+) -> None:
+    with pytest.raises(PlaygroundError, match=message):
+        world(2, timeout=timeout).run(go_wrong, LESSONS[lesson], how)
