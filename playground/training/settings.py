@@ -18,13 +18,30 @@ BUCKET_CAP = 25 * 2**20
 LOADERS = ("batch", "per-sample")
 """Ways to fetch samples: whole batches; and as tutorials do, one by one."""
 MAX_LOADER_WORKERS = 64
-BEYOND_TUTORIAL = ("sync", "all_reduce", "link", "accumulate", "snapshots")
+FLOAT32, BFLOAT16 = DTYPES = "float32", "bfloat16"
+BEYOND_TUTORIAL = ("sync", "all_reduce", "link", "accumulate", "dtype", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
 
 
 def syncs_with(setting: str) -> dict[str, tuple[object, ...]]:
     """The needs of an option that only some gradient synchronisations take."""
     return {"sync": tuple(name for name, spec in GRAD_SYNCS.items() if setting in spec.needs)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """What a training computes in, and what it keeps for backward: options of several commands."""
+
+    dtype: str = flag(
+        FLOAT32,
+        "Compute in this type. Parameters that the optimizer steps for, and its state, are "
+        "float32.",
+        choices=DTYPES,
+    )
+    checkpoint_activations: bool = flag(
+        False,
+        "Keep the input of each block alone for backward, which computes the rest again.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
