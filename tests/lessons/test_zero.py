@@ -93,7 +93,7 @@ def test_every_way_is_one_training_and_holds_and_sends_what_it_should(
         assert found["zero-3"][0].peak <= 1.05 * found["torch-fsdp"][0].peak
 
 
-CAST = [
+CAST: list[dict[str, Any]] = [
     {"dtype": "bfloat16", "checkpoint_activations": True},
     {"dtype": "bfloat16", "reduce_dtype": "bfloat16"},
 ]
@@ -102,7 +102,7 @@ CAST = [
 def in_bfloat16(rank: int, size: int, ways: tuple[str, ...]) -> list[tuple[Counts, float, float]]:
     """Counts and difference by each of `CAST` and way, and what autograd keeps over its closed
     form."""
-    found = []
+    found = list[tuple[Counts, float, float]]()
     for changes in CAST:
         settings = small(size, **changes)
         recompute = settings.checkpoint_activations
@@ -143,8 +143,9 @@ def beside_fully_shard(rank: int, size: int) -> dict[str, tuple[float, float]]:
         policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype)
         for unit in (*models[1], models[1]):
             fully_shard(unit, mp_policy=policy)
-        methods = [Zero3(models[0], torch.bfloat16, reduce_dtype), GradSync(models[1])]
-        params = [methods[0].shards(), list(models[1].parameters())]
+        zero = Zero3(models[0], torch.bfloat16, reduce_dtype)
+        methods: list[Any] = [zero, GradSync(models[1])]
+        params: list[Any] = [zero.shards(), list(models[1].parameters())]
         optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in params]
         for tokens, targets in batches(2 * size, 4, 1):
             own = [each.chunk(size)[rank] for each in (tokens, targets)]
@@ -155,7 +156,7 @@ def beside_fully_shard(rank: int, size: int) -> dict[str, tuple[float, float]]:
                 method.after_backward()
                 optimizer.step()
                 method.after_step(last=False)
-        ours = masters(methods[0])
+        ours = masters(zero)
         theirs = torch.cat([param.full_tensor().flatten() for param in params[1]])
         before = torch.cat([param.flatten() for param in start.parameters()])
         off = (ours - theirs).abs().max().item()
@@ -165,12 +166,12 @@ def beside_fully_shard(rank: int, size: int) -> dict[str, tuple[float, float]]:
 
 def masters(method: Zero3) -> torch.Tensor:
     """The shards of all ranks, one after the other."""
-    whole = [torch.empty(flat.data.shape) for flat in method.flat_params]
-    for flat, each in zip(method.flat_params, whole, strict=True):
-        dist.all_gather_into_tensor(each, flat.shard.detach())
-    return torch.cat(
-        [each[: flat.numel] for flat, each in zip(method.flat_params, whole, strict=True)]
-    )
+    gathered = []
+    for flat in method.flat_params:
+        whole = torch.empty(flat.data.shape)
+        dist.all_gather_into_tensor(whole, flat.shard.detach())
+        gathered.append(whole[: flat.numel])
+    return torch.cat(gathered)
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.stress)])
@@ -226,7 +227,7 @@ def beside_cast_weights(rank: int, size: int, dtype: torch.dtype) -> list[float]
     found = []
     for _ in range(3):
         tokens, labels = torch.randint(50, (2, 6 * size))
-        parts = (
+        parts: Any = (
             (alone, GradSync(alone), tokens, labels),
             (ours, method, tokens.chunk(size)[rank], labels.chunk(size)[rank]),
         )

@@ -307,8 +307,9 @@ def compare(rank: int, size: int) -> None:
         optimizer.step()
     if rank == 0:
         print("KiB     parameters  gradients  optimizer       sent  from one process")
-    in_bfloat16 = partial(Zero3, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for name, method in {**METHODS, "bf16": in_bfloat16}.items():
+    methods: dict[str, Any] = {**METHODS}
+    methods["bf16"] = partial(Zero3, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for name, method in methods.items():
         model = copy.deepcopy(start)
         figures = train(method(model), batches.chunk(size, dim=1)[rank])
         pairs = zip(alone.parameters(), model.parameters(), strict=True)

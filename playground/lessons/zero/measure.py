@@ -201,10 +201,12 @@ class Trainer:
                 param.full_tensor() if isinstance(param, DTensor) else param
                 for param in self.model.parameters()
             ]
-        whole = [flat.shard.new_empty(flat.data.shape) for flat in self.sync.flat_params]
-        for flat, each in zip(self.sync.flat_params, whole, strict=True):
-            dist.all_gather_into_tensor(each, flat.shard.detach())
-        return [each[: flat.numel] for flat, each in zip(self.sync.flat_params, whole, strict=True)]
+        gathered = []
+        for flat in getattr(self.sync, "flat_params", ()):
+            whole = flat.shard.new_empty(flat.data.shape)
+            dist.all_gather_into_tensor(whole, flat.shard.detach())
+            gathered.append(whole[: flat.numel])
+        return gathered
 
     def state(self) -> list[Tensor]:
         """The optimizer's tensors, without single numbers."""
