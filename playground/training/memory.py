@@ -27,10 +27,14 @@ class Recomputed(nn.Module):
 
     def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         def forward(x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast(x.device.type, torch.bfloat16, enabled=is_autocast):
+            # a cached cast of `x`, a leaf in backward, would add up its gradients in bfloat16
+            with torch.autocast(
+                x.device.type, torch.bfloat16, enabled=is_autocast, cache_enabled=False
+            ):
                 return run(x, *others)
 
-        is_autocast, run = torch.is_autocast_enabled(x.device.type), super().forward
+        is_autocast = torch.is_autocast_enabled(x.device.type)
+        run = super().forward
         return Checkpoint.apply(forward, x)
 
 
