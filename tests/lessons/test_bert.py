@@ -308,7 +308,7 @@ def test_what_autograd_keeps_is_shown_beside_what_it_would_keep(bert: Run) -> No
     for words in ((), SMALLER[2:], SMALLER[:2]):
         shown = bert("--only", "activations", *words, "--json")
         assert (shown.code, shown.err) == (0, "")
-        kept.append(json.loads(shown.out)["parts"]["activations"])
+        kept.append(json.loads(shown.out)["parts"]["activations"][0])
     for each in kept[:2]:
         assert each["kept"] == pytest.approx(each["closed_form"], rel=CLOSE)
     assert kept[1]["kept"] < kept[0]["kept"] / 5

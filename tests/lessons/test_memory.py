@@ -12,8 +12,9 @@ from fixtures import Worlds
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from playground.lessons.memory import formulas, lesson
+from playground.lessons.memory import lesson
 from playground.lessons.memory.lesson import Activations, Block, Checkpoint
+from playground.training import formulas
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

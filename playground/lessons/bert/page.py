@@ -23,13 +23,13 @@ from playground.lessons import LESSONS
 from playground.lessons.bert.prepare import DATASETS, MAX_LENGTH, PairsSource, prepare_pairs
 from playground.lessons.bert.pretrained import BASE, SCRATCH, Tokenizer, load_pretrained
 from playground.lessons.bert.sizes import BertSizes
-from playground.lessons.memory.formulas import kept_bytes
 from playground.runtime import host
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag, like
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import Remote
+from playground.training.formulas import kept_bytes
 from playground.training.grad_syncs import DDP, GRAD_SYNCS, SPARSE
 from playground.training.one_process import check_counts
 from playground.training.results import replicas_verdict
@@ -344,8 +344,9 @@ def averaging_texts(found: Sequence[AveragingCost], settings: BertSettings) -> T
     return [about, tabulate(rows, AVERAGING_COLUMNS), *caveats]
 
 
-def kept_texts(found: KeptActivations, settings: BertSettings) -> Texts:
+def kept_texts(kept: Sequence[KeptActivations], settings: BertSettings) -> Texts:
     """Raises `PlaygroundError` for other bytes than those of the closed form."""
+    [found] = kept
     is_smaller = settings.dtype == BFLOAT16 or settings.checkpoint_activations
     if found.closed_form is not None:
         forms = {"kept": found.closed_form}
@@ -432,7 +433,7 @@ PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts]]] = {
     "memory": (MEMORY, memory, memory_texts),
     "activations": (
         ACTIVATIONS,
-        lambda session, asked, _: run(session, ACTIVATIONS, asked.on("data-parallel", 1))[0],
+        lambda session, asked, _: run(session, ACTIVATIONS, asked.on("data-parallel", 1)),
         kept_texts,
     ),
     "averaging": (
@@ -521,7 +522,7 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
             f"--dropout 0 or --way {DDP}"
         )
     session.say(*header(session, settings, pairs))
-    found = dict[str, Any]()
+    found = dict[str, list[Any] | dict[str, list[DeviceMemory]]]()
     for name in (name for name in PARTS if name in (asked.only or PARTS) and name != without):
         code, find, texts = PARTS[name]
         found[name] = find(session, settings, asked.ways)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from playground.algorithms.cost_model import Machine, Task, hierarchical_cost, ring_cost
-from playground.lessons.memory.formulas import MASKS, MIXED, kept_bytes, state_bytes
+from playground.training.formulas import MASKS, MIXED, kept_bytes, state_bytes
 from playground.training.gpt_config import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
 
 Shape = tuple[int, int, int, int]

@@ -307,7 +307,7 @@ def compare(rank: int, size: int) -> None:
         optimizer.step()
     if rank == 0:
         print("KiB     parameters  gradients  optimizer       sent  from one process")
-    methods: dict[str, Any] = {**METHODS}
+    methods: Any = {**METHODS}
     methods["bf16"] = partial(Zero3, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for name, method in methods.items():
         model = copy.deepcopy(start)

@@ -11,7 +11,7 @@ from playground.algorithms.cost_model import times_sent
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
 from playground.console.units import format_bytes
-from playground.lessons.memory.formulas import FLOAT32, kept_bytes, state_bytes
+from playground.training.formulas import FLOAT32, kept_bytes, state_bytes
 from playground.training.gpt_config import HEADS, LENGTH, VOCABULARY
 from playground.training.one_process import check_counts, check_exact
 from playground.training.settings import BFLOAT16

@@ -1,7 +1,8 @@
 """The bytes of a training step in closed form: what a parameter takes, and what backward needs of a
 block. Does not import torch.
 
-The board counts them, zero and mesh shard them. Source: Korthikanti et al., 2022, arXiv 2205.05198
+The board of memory counts them, zero and mesh shard them.
+Source: Korthikanti et al., 2022, arXiv 2205.05198
 """
 
 from __future__ import annotations
