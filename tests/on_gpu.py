@@ -177,7 +177,7 @@ ROWS = (
     Row("see {folder}/ddp.playground", ranks=RANKS.one),
     # Training that is interrupted and goes on, with other numbers of ranks too.
     Row("sgd {on} {data} --epochs 1 --snapshots {folder}/sgd --restarts 1"),
-    Row("sgd {on} {data} --epochs 2 --snapshots {folder}/sgd --resume auto"),
+    Row("sgd {on} {data} --epochs 2 --snapshots {folder}/sgd"),
     Row("sgd {on} {data} --epochs 3 --snapshots {folder}/sgd", ranks=RANKS.one),
     Row("sgd {on} {data} --epochs 4 --snapshots {folder}/sgd", needs=FOR.pair),
     Row("ddp {on} {few} --snapshots {folder}/ddp --snapshot-every 20"),

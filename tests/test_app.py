@@ -202,7 +202,7 @@ def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
         ("sgd", "--batch-size", "3", "-n", "4"),
         ("ddp", "--sync", "flat"),
         ("sgd", "--snapshot-every", "3"),
-        ("ddp", "--resume", "no"),
+        ("sgd", "--checkpoint-activations"),
         ("sgd", "--accumulate", "3", "--dataset", "digits", "--data-dir", "{data_dir}"),
         ("sgd", "--dataset", "digits", "--data-dir", __file__),
         ("sgd", "--dataset", "digits", "--data-dir", "{data_dir}", "--limit", "601"),

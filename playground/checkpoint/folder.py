@@ -25,8 +25,6 @@ from playground.runtime.errors import UsageError
 from playground.runtime.files import NO_LINK, belongs_to_another, replacing
 from playground.runtime.flags import check_at_least_one
 
-AUTO, NO = "auto", "no"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotSettings:
@@ -36,9 +34,6 @@ class SnapshotSettings:
     """Seen by all ranks, on whatever host they are."""
     every: int = 100
     """Steps of the optimizer between two snapshots."""
-    resume: str = AUTO
-    """`AUTO`: from the newest in the folder, if there is one. `NO`: from the start, in a folder
-    without any. (A world that was restarted always resumes from the newest.)"""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "every")

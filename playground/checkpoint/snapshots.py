@@ -17,9 +17,7 @@ import torch
 import torch.distributed as dist
 
 from playground.checkpoint.folder import (
-    AUTO,
     NAME,
-    NO,
     SnapshotSettings,
     find_snapshots,
     lock_folder,
@@ -27,7 +25,7 @@ from playground.checkpoint.folder import (
     name_file,
     write_snapshot,
 )
-from playground.runtime import UsageError, report, restart_count
+from playground.runtime import UsageError, report
 from playground.runtime.rendezvous.agreement import all_gather_object, refuse_together
 
 Fingerprint = Mapping[str, object]
@@ -112,20 +110,10 @@ def read_snapshot(file: Path) -> Snapshot:
     return Snapshot(**deserialise(content))
 
 
-def choose_snapshot(
-    settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool
-) -> Snapshot | None:
+def choose_snapshot(folder: Path, fingerprint: Fingerprint) -> Snapshot | None:
     """The snapshot to resume from; None to begin at the start. Those that are damaged are named in
     reports and passed over. Raises `UsageError` if it is of another run."""
-    files = [file for _, file in find_snapshots(settings.folder)]
-    if settings.resume == NO and not restarted:
-        if files:
-            raise UsageError(
-                f"--resume {NO}: {settings.folder} holds snapshots: take {AUTO}, or a folder "
-                "without any"
-            )
-        return None
-    for file in files:
+    for _, file in find_snapshots(folder):
         try:
             snapshot = read_snapshot(file)
         except ValueError as error:
@@ -153,7 +141,6 @@ def open_folder(
     from. Raises `UsageError` on all ranks if one cannot write to the folder, or does not see what
     rank 0 writes there."""
     folder, is_first = settings.folder, dist.get_rank() == 0
-    restarted = any(all_gather_object(restart_count() > 0))
     with refuse_together():
         make_folder(folder)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".sign-") as sign:
@@ -165,7 +152,7 @@ def open_folder(
                     "share it"
                 )
     with refuse_together():
-        newest = choose_snapshot(settings, fingerprint, restarted) if is_first else None
+        newest = choose_snapshot(folder, fingerprint) if is_first else None
         writer = SnapshotWriter(folder) if is_first else None
     content = [serialise(vars(newest)) if newest else b""]
     dist.broadcast_object_list(content, src=0)

@@ -297,11 +297,10 @@ HEADINGS = {
         "momentum",
         "accumulate",
         "loader",
-        "loader_workers",
     ),
     "Ranks": ("size", "backend", "timeout", "seed"),
     "Data": ("dataset", "data_dir", "limit"),
-    "Snapshots": ("snapshots", "snapshot_every", "resume", "restarts"),
+    "Snapshots": ("snapshots", "snapshot_every", "restarts"),
     "Output": ("wide", "as_json", "see", "plot", "--help"),
 }
 """Options that several commands have, under their headings in --help."""

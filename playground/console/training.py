@@ -12,13 +12,14 @@ from typing import Any
 
 import click
 
-from playground.checkpoint.folder import AUTO, NO, SnapshotSettings
+from playground.checkpoint.folder import SnapshotSettings
 from playground.console.lesson import Lesson
 from playground.console.options import pack_options
 from playground.console.session import Session
 from playground.console.tables import Column, Text, figures
 from playground.console.terminal import Bar
 from playground.console.text import good, prose
+from playground.console.units import format_bytes
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.flags import ANY, flag
 from playground.runtime.launcher.launch import describe_restart
@@ -52,13 +53,6 @@ class SnapshotOptions:
         metavar="STEPS",
         needs={"snapshots": ANY},
     )
-    resume: str = flag(
-        SnapshotSettings.resume,
-        "auto: from the newest snapshot in the folder, if there is one; no: from the start, in a "
-        "folder without any.",
-        choices=(AUTO, NO),
-        needs={"snapshots": ANY},
-    )
     restarts: int = flag(
         0,
         "How often to restart all ranks after a failure.",
@@ -71,9 +65,7 @@ class SnapshotOptions:
     def settings(self) -> SnapshotSettings | None:
         if self.snapshots is None:
             return None
-        return SnapshotSettings(
-            folder=self.snapshots.absolute(), every=self.snapshot_every, resume=self.resume
-        )
+        return SnapshotSettings(folder=self.snapshots.absolute(), every=self.snapshot_every)
 
 
 snapshot_options = pack_options("checkpoint", SnapshotOptions)
@@ -250,8 +242,7 @@ def train_and_show(
     except Preempted as preemption:
         if not session.world.is_main:
             sys.exit(preemption.exit_code)
-        newest = "" if checkpoint.resume == AUTO else f" with --resume {AUTO}"
-        preemption.hint = f"the same command{newest} resumes from there"
+        preemption.hint = "the same command resumes from there"
         raise
     show_result(session, lesson, settings, prepared, result)
 
@@ -267,10 +258,14 @@ def show_result(
     differ that must not."""
     best = result.best
     session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
+    if kept := result.kept:
+        sizes = [f"{format_bytes(nbytes)} in {dtype}" for dtype, nbytes in kept.items()]
+        session.say(f"Kept for the backward of a rank's batch: {' and '.join(sizes)}.")
     if result.diverged:
         click.echo(DIVERGED, err=True)
     losses = [{"loss": loss} for loss in result.epochs[-1].loss_per_rank]
     about = {"dataset": data.summary, "replicas_max_difference": result.replicas_max_difference}
+    about |= {"kept": result.kept} if result.kept else {}
     session.print_document({"run": losses}, best=best, epochs=result.epochs, **about)
     verdict = replicas_verdict(
         result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in

@@ -9,7 +9,8 @@ from typing import Any
 
 from playground.exercises.cases import ENOUGH, Case
 from playground.lessons.mesh import costs
-from playground.lessons.mesh.costs import SHARDED_BYTES, Cost, Training
+from playground.lessons.mesh.costs import Cost, Training
+from playground.training.formulas import STAGES
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Ranks along an axis."""
@@ -17,18 +18,21 @@ POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Ranks along each axis, ZeRO's stage, and sequences of a microbatch."""
+    """Ranks along each axis, ZeRO's stage, sequences of a microbatch, and whether backward computes
+    activations again."""
 
     dp: int
     pp: int = 1
     tp: int = 1
     zero: int
     microbatch: int = 1
+    recompute: int = 0
 
 
 def cost_of(layout: Layout, task: Training) -> Cost:
     shape = layout.dp, layout.pp, 1, layout.tp
-    return costs.cost_of(shape, layout.zero, task, layout.microbatch)
+    recompute = bool(layout.recompute)
+    return costs.cost_of(shape, layout.zero, task, layout.microbatch, recompute=recompute)
 
 
 def find_fault(layout: Layout, task: Training) -> str:
@@ -40,7 +44,9 @@ def find_fault(layout: Layout, task: Training) -> str:
         return f"{task.layers} layers in {pp} stages"
     if task.sequences % (dp * layout.microbatch):
         return f"{task.sequences} sequences in microbatches of {layout.microbatch} on {dp} replicas"
-    return "" if layout.zero in SHARDED_BYTES else f"ZeRO has no stage {layout.zero}"
+    if layout.recompute not in (0, 1):
+        return f"recompute {layout.recompute}, which is 0 or 1"
+    return "" if layout.zero in STAGES else f"ZeRO has no stage {layout.zero}"
 
 
 def layouts(task: Training, choices: Mapping[str, tuple[int, ...]]) -> Iterator[Layout]:

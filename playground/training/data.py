@@ -6,9 +6,7 @@ are.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -123,40 +121,25 @@ def partition_dataset(
     data: Any = None,
     batch_size: int = 128,
     seed: int = 1234,
-    num_workers: int = 0,
     group: Any = None,
 ) -> tuple[DataLoader[Batch], int]:
     """This rank's part of `data` in batches, and their size: its share of each global batch of
     `batch_size`, as on sgd's board.
 
-    `num_workers` processes load the batches ahead of the rank; with 0 it does that itself. The
-    default for `data` is MNIST's training set, or digits where MNIST cannot be downloaded.
+    The default for `data` is MNIST's training set, or digits where MNIST cannot be downloaded.
     """
     if data is None:
         data = Images(prepare("auto", default_data_dir()).folder, "train")
-    return board.partition_dataset(
-        data, batch_size, seed, partial(new_loader, num_workers=num_workers), group
-    )
+    return board.partition_dataset(data, batch_size, seed, new_loader, group)
 
 
-def new_loader(
-    data: Partition, num_workers: int = 0, *, sampler: Any, **options: Any
-) -> DataLoader[Batch]:
+def new_loader(data: Partition, *, sampler: Any, **options: Any) -> DataLoader[Batch]:
     """torch's DataLoader of the batches whose positions `sampler` gives. For a GPU they lie in
-    pinned memory, from which it copies by itself. Workers are forked, as the dataset's files are
-    mapped into memory, not pickled."""
-    if num_workers:
-        options |= {"multiprocessing_context": "fork", "worker_init_fn": ignore_sigterm}
+    pinned memory, from which it copies by itself."""
     if isinstance(sampler, Batches):
         sampler = ResumableBatches(sampler)
     pinned = device().type == "cuda"
-    return DataLoader(data, num_workers=num_workers, pin_memory=pinned, sampler=sampler, **options)
-
-
-def ignore_sigterm(worker: int) -> None:
-    """A request to end is for the ranks, which need batches until they end; then their workers end
-    too."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return DataLoader(data, pin_memory=pinned, sampler=sampler, **options)
 
 
 def batches(

@@ -107,16 +107,15 @@ class BoardWatch:
     """Watches the loop of a board from outside, by the batches that it fetches and by what it says
     after an epoch."""
 
-    def __init__(self, test_set: DataLoader[Batch], epochs: int, num_workers: int = 0) -> None:
+    def __init__(self, test_set: DataLoader[Batch], epochs: int) -> None:
         self.test_set = test_set
         self.epochs = epochs
-        self.num_workers = num_workers
         self.device = device()
         self.finished: list[Epoch] = []
 
     def new_loader(self, data: Partition, **options: Any) -> BoardWatch:
         """What the board is to use in the place of torch's DataLoader."""
-        self.loader = new_loader(data, self.num_workers, **options)
+        self.loader = new_loader(data, **options)
         self.sampler = self.loader.sampler
         self.reporter = Reporter(self.epochs, len(self.loader))
         return self

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -35,14 +36,15 @@ from playground.training.data import (
     training_images,
 )
 from playground.training.history import BoardWatch, History, result_of
+from playground.training.memory import InBfloat16, bytes_kept, change
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
 from playground.training.resumable import ResumableRun
-from playground.training.settings import TrainingSettings
+from playground.training.settings import BFLOAT16, FLOAT32, TrainingSettings
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, build_grad_sync
 
-MAY_DIFFER = ("snapshots", "epochs", "loader", "loader_workers")
+MAY_DIFFER = ("snapshots", "epochs", "loader")
 """Settings that change no number at any step."""
 
 
@@ -63,7 +65,7 @@ def run_board(
     rank returns the same."""
     images = training_images(settings)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
-    watch = BoardWatch(test_set, settings.epochs, settings.loader_workers)
+    watch = BoardWatch(test_set, settings.epochs)
     with on_device():
         model = board(
             rank, size, images, batch_size=settings.batch_size, epochs=settings.epochs,
@@ -99,12 +101,21 @@ def prepare_and_train(
     """`Net` on MNIST: prepared as in the lessons, then trained by `train`."""
     torch.manual_seed(settings.seed)
     images = training_images(settings)
-    train_set, _ = partition_dataset(
-        images, settings.batch_size, settings.seed, settings.loader_workers
-    )
+    train_set, samples = partition_dataset(images, settings.batch_size, settings.seed)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
-    sync = new_sync(Net().to(device(), memory_format=torch.channels_last), settings)
-    return train(sync, train_set, test_set, settings, after_step)
+    model = Net().to(device(), memory_format=torch.channels_last)
+    kept = {}
+    if settings.dtype == BFLOAT16:
+        batch = [each.to(device()) for each in train_set.dataset[range(samples)]]
+        kept[FLOAT32] = bytes_kept(model, partial(sum_of_losses, model, *batch))
+        change(model, InBfloat16)
+        kept[BFLOAT16] = bytes_kept(model, partial(sum_of_losses, model, *batch))
+    result = train(new_sync(model, settings), train_set, test_set, settings, after_step)
+    return replace(result, kept=kept)
+
+
+def sum_of_losses(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.nll_loss(model(images), labels, reduction="sum")
 
 
 def train(
@@ -164,7 +175,7 @@ def warm_up(optimizer: torch.optim.Optimizer, sync: GradSync, train_set: DataLoa
     discarded."""
     partition = train_set.dataset
     images, labels = (tensor.to(device()) for tensor in partition[[0] if len(partition) else []])
-    backward(optimizer, [lambda: F.nll_loss(sync.model(images), labels, reduction="sum")], sync)
+    backward(optimizer, [partial(sum_of_losses, sync.model, images, labels)], sync)
 
 
 def identify(settings: TrainingSettings, sync: GradSync) -> Fingerprint:

@@ -10,21 +10,37 @@ from pathlib import Path
 from playground.algorithms import ALL_REDUCES
 from playground.checkpoint.folder import SnapshotSettings
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_flags, flag
+from playground.runtime.flags import check_flags, flag, like
 from playground.training.grad_syncs import GRAD_SYNCS
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
 LOADERS = ("batch", "per-sample")
 """Ways to fetch samples: whole batches; and as tutorials do, one by one."""
-MAX_LOADER_WORKERS = 64
-BEYOND_TUTORIAL = ("sync", "all_reduce", "link", "accumulate", "snapshots")
+FLOAT32, BFLOAT16 = DTYPES = "float32", "bfloat16"
+BEYOND_TUTORIAL = ("sync", "all_reduce", "link", "accumulate", "dtype", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
 
 
 def syncs_with(setting: str) -> dict[str, tuple[object, ...]]:
     """The needs of an option that only some gradient synchronisations take."""
     return {"sync": tuple(name for name, spec in GRAD_SYNCS.items() if setting in spec.needs)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """What a training computes in, and what it keeps for backward: options of several commands."""
+
+    dtype: str = flag(
+        FLOAT32,
+        "Compute in this type. Parameters that the optimizer steps for, and its state, are "
+        "float32.",
+        choices=DTYPES,
+    )
+    checkpoint_activations: bool = flag(
+        False,
+        "Keep the input of each block alone for backward, which computes the rest again.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +66,6 @@ class TrainingSettings:
         "Load whole batches at once or, as tutorials do, sample by sample.",
         choices=LOADERS,
         group="loader",
-    )
-    loader_workers: int = flag(
-        0,
-        "DataLoader's num_workers: processes of each rank that load its batches ahead; with 0 it "
-        "loads them itself.",
-        least=0,
-        most=MAX_LOADER_WORKERS,
-        group="loader",
-        metavar="N",
     )
     sync: str = flag(
         "per-parameter",
@@ -99,11 +106,11 @@ class TrainingSettings:
         least=1,
         name="--bucket-cap-mb",
         in_megabytes=True,
-        group="sync",
+        group="buckets",
         metavar="MB",
-        needs=syncs_with("bucket_cap"),
     )
     """Bytes after which a bucket of gradients is full."""
+    dtype: str = like(MemorySettings, "dtype", group="dtype")
     snapshots: SnapshotSettings | None = None
     """When snapshots are taken; None for never."""
 

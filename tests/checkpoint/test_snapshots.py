@@ -78,10 +78,8 @@ def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     said: list[str] = []
     monkeypatch.setattr(under_test, "report", lambda notice: said.append(notice))
 
-    def choose_step(
-        run: dict[str, object] = RUN, restarted: bool = False, **settings: Any
-    ) -> tuple[int | None, Any]:
-        found = choose_snapshot(SnapshotSettings(folder=tmp_path, **settings), run, restarted)
+    def choose_step(run: dict[str, object] = RUN) -> tuple[int | None, Any]:
+        found = choose_snapshot(tmp_path, run)
         return found.step if found else None, said
 
     return choose_step
@@ -316,11 +314,9 @@ def test_no_link_is_written_through(tmp_path: Path) -> None:
 
 
 def test_what_a_run_resumes_from(tmp_path: Path, choose: Callable[..., Any]) -> None:
-    assert choose() == choose(resume="no") == (None, [])
+    assert choose() == (None, [])
     save(tmp_path, 1, 2)
-    assert choose() == choose(resume="no", restarted=True) == (2, [])
-    with pytest.raises(UsageError, match=r"--resume no: .* holds snapshots"):
-        choose(resume="no")
+    assert choose() == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -512,36 +508,31 @@ def test_hosts_must_share_the_folder(tmp_path: Path) -> None:
     assert list(own[1].iterdir()) == []
 
 
-def open_together(
-    rank: int, size: int, folders: list[Path], resume: str, restarts: list[int]
-) -> int | str | None:
-    """The step that this rank resumes from, or why it is refused; it was restarted so often."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(under_test, "restart_count", lambda: restarts[rank])
-        try:
-            writer, newest = open_folder(SnapshotSettings(folder=folders[rank], resume=resume), RUN)
-        except UsageError as error:
-            return str(error)
+def open_together(rank: int, size: int, folders: list[Path]) -> int | str | None:
+    """The step that this rank resumes from, or why it is refused."""
+    try:
+        writer, newest = open_folder(SnapshotSettings(folder=folders[rank]), RUN)
+    except UsageError as error:
+        return str(error)
     if writer:
         writer.close()
     return newest.step if newest else None
 
 
-def test_all_ranks_resume_if_any_was_restarted(tmp_path: Path, world: Any) -> None:
-    """The hosts of a world count their restarts themselves."""
+def test_all_ranks_resume_from_what_rank_0_finds(tmp_path: Path, world: Any) -> None:
     save(tmp_path, 3)
-    assert world(2).run(open_together, [tmp_path] * 2, "no", [0, 1]) == [3, 3]
+    assert world(2).run(open_together, [tmp_path] * 2) == [3, 3]
 
 
 def test_where_one_rank_has_no_folder_all_are_told(tmp_path: Path, world: Any) -> None:
     (tmp_path / "file").touch()
-    told = world(2).run(open_together, [tmp_path / "folder", tmp_path / "file"], "auto", [0, 0])
+    told = world(2).run(open_together, [tmp_path / "folder", tmp_path / "file"])
     assert all("File exists; choose a folder that can be written to" in each for each in told)
 
 
 def test_where_another_run_writes_all_are_told(tmp_path: Path, world: Any) -> None:
     descriptor = lock_folder(tmp_path)
-    told = world(2).run(open_together, [tmp_path] * 2, "auto", [0, 0])
+    told = world(2).run(open_together, [tmp_path] * 2)
     os.close(descriptor)
     assert all("another run is writing its own there" in each for each in told)
 

@@ -49,9 +49,7 @@ def test_an_option_without_effect_is_refused(words: list[str], message: str) -> 
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (("sgd", "--bucket-cap-mb", "25"), "--bucket-cap-mb"),
         (("sgd", "--sync", "flat", "--sync-every", "1"), "--sync-every"),
-        (("ddp", "--resume", "no"), "--resume"),
         (("ddp", "--snapshot-every", "3"), "--snapshot-every"),
     ],
     ids=" ".join,

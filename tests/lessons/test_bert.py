@@ -16,7 +16,7 @@ from fixtures import Run
 from processes import by_hand
 
 from playground.lessons.bert import grammar, lesson as board, measure
-from playground.lessons.bert.experiment import train
+from playground.lessons.bert.experiment import build_model, train
 from playground.lessons.bert.lesson import BertConfig, Model
 from playground.lessons.bert.page import (
     EXACT,
@@ -31,6 +31,7 @@ from playground.lessons.bert.prepare import PairsSource, prepare_pairs
 from playground.lessons.bert.sizes import CLASSES, BertSizes
 from playground.runtime import PlaygroundError, UsageError
 from playground.training.grad_syncs import DDP
+from playground.training.one_process import CLOSE
 
 SMALL: dict[str, Any] = {
     "width": 16,
@@ -299,6 +300,47 @@ def test_speed_and_losses_of_every_number_of_workers(bert: Run) -> None:
     assert compared["difference"] <= EXACT
 
 
+SMALLER = ("--dtype", "bfloat16", "--checkpoint-activations")
+
+
+def test_what_autograd_keeps_is_shown_beside_what_it_would_keep(bert: Run) -> None:
+    kept = []
+    for words in ((), SMALLER[2:], SMALLER[:2]):
+        shown = bert("--only", "activations", *words, "--json")
+        assert (shown.code, shown.err) == (0, "")
+        kept.append(json.loads(shown.out)["parts"]["activations"][0])
+    for each in kept[:2]:
+        assert each["kept"] == pytest.approx(each["closed_form"], rel=CLOSE)
+    assert kept[1]["kept"] < kept[0]["kept"] / 5
+    assert kept[2]["closed_form"] is None
+    assert kept[2]["kept"] < 0.9 * kept[0]["kept"]  # the casts of weights count, too
+
+
+def losses_and_gradients(settings: BertSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a batch, with dropout."""
+    model = build_model(settings)
+    torch.manual_seed(1)
+    ids, labels = torch.randint(1, 50, (4, 9)), torch.randint(3, (4,))
+    loss = F.cross_entropy(model(ids, torch.zeros_like(ids), ids > 5), labels)
+    loss.backward()
+    return loss.detach(), torch.cat([param.grad.flatten() for param in model.parameters()])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_that_are_computed_again_have_the_same_gradients(
+    dtype: str, settings: BertSettings
+) -> None:
+    """Bit for bit, dropout and autocast included; and autocast rounds to eight bits."""
+    config = replace(settings.config, dropout=0.1)
+    whole = losses_and_gradients(replace(settings, config=config))
+    asked = replace(settings, config=config, dtype=dtype)
+    kept = losses_and_gradients(asked)
+    recomputed = losses_and_gradients(replace(asked, checkpoint_activations=True))
+    assert all(map(torch.equal, kept, recomputed))
+    off = (kept[1] - whole[1]).norm() / whole[1].norm()
+    assert off == 0 if dtype == "float32" else 0 < off < 2**-5
+
+
 def test_a_world_that_is_joined_is_refused(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in by_hand(0, 1, "29500").items():
         monkeypatch.setenv(name, value)
@@ -317,6 +359,7 @@ def test_a_world_that_is_joined_is_refused(bert: Run, monkeypatch: pytest.Monkey
             "--only averaging is about ranks that average gradients",
         ),
         (("--dataset", "multinli"), "--dataset multinli needs a tokenizer: add --weights"),
+        ((*SMALLER, "--dropout", 0.1), "--checkpoint-activations with a dropout of 0.1: replicas"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from playground.lessons.memory import lesson
 from playground.lessons.memory.lesson import Activations, Block, Checkpoint
+from playground.training import formulas
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -24,8 +25,17 @@ def test_a_parameter_has_sixteen_bytes_and_activations_those_of_the_formula(
         numel = sum(param.numel() for param in lesson.new_model().parameters())
         assert values["parameters"] == values["gradients"] == 4 * numel
         assert values["optimizer"] == 8 * numel
-        assert values["per_parameter"] == 16
+        assert values["per_parameter"] == formulas.state_bytes(formulas.FLOAT32) == 16
+        blocks = formulas.kept_bytes(8 * lesson.LENGTH, lesson.WIDTH, lesson.BLOCKS, 4)
+        head = 4 * 8 * lesson.LENGTH * (lesson.WIDTH + lesson.VOCABULARY)
+        assert values["by_formula"] == blocks + head
         assert values["activations"] == pytest.approx(values["by_formula"], rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [1, 64])
+def test_each_stage_of_zero_shards_one_more_kind_of_sixteen_bytes(ranks: int) -> None:
+    shares = [formulas.state_bytes(formulas.MIXED, stage, ranks) for stage in formulas.STAGES]
+    assert shares == [16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks]
 
 
 def test_bfloat16_alone_stalls_and_float32_masters_train_as_float32_does(world: Worlds) -> None:
@@ -55,7 +65,8 @@ def test_checkpoints_keep_the_inputs_of_blocks_and_one_block_at_the_peak(
         kept, peak = values["kept_after_forward"], values["at_most"]
         assert values["equal_bits"]
         assert kept["by_hand"] == kept["by_torch"]
-        inputs = lesson.BLOCKS * 8 * lesson.LENGTH * lesson.WIDTH * 4 // 1024
+        shape = 8 * lesson.LENGTH, lesson.WIDTH, lesson.BLOCKS
+        inputs = formulas.kept_bytes(*shape, 4, recompute=True) // 1024
         assert inputs < kept["by_hand"] < 2 * inputs
         block = (kept["all"] - kept["by_hand"]) / lesson.BLOCKS
         assert peak["by_hand"] == pytest.approx(kept["by_hand"] + block, rel=0.25)

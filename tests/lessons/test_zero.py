@@ -13,24 +13,37 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fixtures import Run, Worlds
 from ranks import misbehave
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from playground.algorithms.cost_model import times_sent
+from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.lessons.zero import snapshot
 from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
-from playground.lessons.zero.measure import Trainer, compare, count
+from playground.lessons.zero.measure import Trainer, compare, count, count_kept
 from playground.lessons.zero.page import ZeroSettings, conclude
-from playground.lessons.zero.results import HELD, SENT, TORCH, Counts, WayResult, check_way
+from playground.lessons.zero.results import (
+    CASTING,
+    HELD,
+    SENT,
+    TORCH,
+    Counts,
+    WayResult,
+    check_way,
+    expect_kept,
+)
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
 from playground.training.gpt_run import batches
 from playground.training.one_process import EXACT
 from playground.training.step import backward, training_step
-from playground.training.sync import new_grad_sync
+from playground.training.sync import GradSync, new_grad_sync
 from playground.training.traffic import Traffic
 from playground.training.zero_sync import SYNCS, ReplicatedSync, clip_grad_norm
 
@@ -79,6 +92,186 @@ def test_every_way_is_one_training_and_holds_and_sends_what_it_should(
         assert size == 1 or calls["zero-3"] == calls["torch-fsdp"]
         assert sum(calls["zero-3"].values()) == 8 + 4  # of four units
         assert found["zero-3"][0].peak <= 1.05 * found["torch-fsdp"][0].peak
+
+
+CAST: list[dict[str, Any]] = [
+    {"dtype": "bfloat16", "checkpoint_activations": True},
+    {"dtype": "bfloat16", "reduce_dtype": "bfloat16"},
+]
+
+
+def in_bfloat16(rank: int, size: int, ways: tuple[str, ...]) -> list[tuple[Counts, float, float]]:
+    """Counts and difference by each of `CAST` and way, and what autograd keeps over its closed
+    form."""
+    found = list[tuple[Counts, float, float]]()
+    for changes in CAST:
+        settings = small(size, **changes)
+        recompute = settings.checkpoint_activations
+        form = expect_kept(2, 48, "bfloat16", recompute=recompute)
+        found += [
+            (count(way, settings), compare(way, settings), count_kept(settings) / form)
+            for way in ways
+        ]
+    return found
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.stress)])
+def test_shards_are_float32_beside_bfloat16_and_what_is_sent_is_half(
+    size: int, world: Worlds
+) -> None:
+    """One process that computes as many parts of each batch in bfloat16, and adds their gradients
+    up in float64, has the same losses and parameters, though bfloat16 rounds to 8 bits."""
+    ways = CASTING[:1] if size == 2 else CASTING
+    for found in world(size, timeout=300).run(in_bfloat16, ways):
+        dtypes = [each for each in ("float32", "bfloat16") for _ in ways]
+        for (counts, difference, kept), reduce_dtype in zip(found, dtypes, strict=True):
+            check_way("zero-3", counts, difference, size, "bfloat16", reduce_dtype)
+            assert kept == pytest.approx(1, rel=0.001)
+            assert counts.held == pytest.approx(4 * counts.model_bytes / size, rel=0.02)
+            parts = {"float32": 2.0, "bfloat16": 1.5}[reduce_dtype]
+            assert counts.sent == pytest.approx(
+                parts * (size - 1) / size * counts.model_bytes, rel=0.02
+            )
+
+
+def beside_fully_shard(rank: int, size: int) -> dict[str, tuple[float, float]]:
+    """By the type that gradients are reduced in: the largest difference of a master from
+    fully_shard's, and the largest step that one has taken."""
+    found = {}
+    for reduce_dtype in (torch.float32, torch.bfloat16):
+        start = new_gpt(GPTConfig(layers=1, width=48), seed=1)
+        models = [copy.deepcopy(start) for _ in range(2)]
+        policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype)
+        for unit in (*models[1], models[1]):
+            fully_shard(unit, mp_policy=policy)
+        zero = Zero3(models[0], torch.bfloat16, reduce_dtype)
+        methods: list[Any] = [zero, GradSync(models[1])]
+        params: list[Any] = [zero.shards(), list(models[1].parameters())]
+        optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in params]
+        for tokens, targets in batches(2 * size, 4, 1):
+            own = [each.chunk(size)[rank] for each in (tokens, targets)]
+            for model, method, optimizer in zip(models, methods, optimizers, strict=True):
+                optimizer.zero_grad()
+                method.zero_grad()
+                copying_loss(model(own[0]).float(), own[1]).backward()
+                method.after_backward()
+                optimizer.step()
+                method.after_step(last=False)
+        ours = masters(zero)
+        theirs = torch.cat([param.full_tensor().flatten() for param in params[1]])
+        before = torch.cat([param.flatten() for param in start.parameters()])
+        off = (ours - theirs).abs().max().item()
+        found[str(reduce_dtype)] = off, (ours - before).abs().max().item()
+    return found
+
+
+def masters(method: Zero3) -> torch.Tensor:
+    """The shards of all ranks, one after the other."""
+    gathered = []
+    for flat in method.flat_params:
+        whole = torch.empty(flat.data.shape)
+        dist.all_gather_into_tensor(whole, flat.shard.detach())
+        gathered.append(whole[: flat.numel])
+    return torch.cat(gathered)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.stress)])
+def test_a_compute_dtype_is_fully_shard_s_mixed_precision_policy(size: int, world: Worlds) -> None:
+    """Two ranks have the same bits, whatever is added up: a + b = b + a. Of three, each adds in an
+    order of its own, which rounds otherwise: by some 1e-7 of a gradient in float32, by an eighth of
+    a percent in bfloat16."""
+    for found in world(size).run(beside_fully_shard):
+        if size == 2:
+            assert {off for off, _ in found.values()} == {0.0}
+        else:
+            off, step = found["torch.float32"]
+            assert off <= 1e-6 * step
+            off, step = found["torch.bfloat16"]
+            assert 1e-6 * step < off <= 2**-7 * step
+
+
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> None:
+    """Let the layers of one process compute as those of a compute dtype do: with the weights of
+    Linear and Embedding cast, and all else as it is. The gradient of a cast is float32."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            parametrize.register_parametrization(layer, "weight", Cast(dtype), unsafe=True)
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
+        if isinstance(layer, nn.LayerNorm):
+            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+
+
+class Cast(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.to(self.dtype)
+
+
+def beside_cast_weights(rank: int, size: int, dtype: torch.dtype) -> list[float]:
+    """By step, the largest difference of a master from one process's parameter."""
+    torch.manual_seed(0)
+    linear = partial(nn.Linear, bias=False)
+    ours = nn.Sequential(
+        nn.Embedding(50, 32), nn.LayerNorm(32), linear(32, 64), nn.ReLU(), nn.LayerNorm(64),
+        linear(64, 32), linear(32, 50),
+    )  # fmt: skip
+    refused = SYNCS["zero-3"](copy.deepcopy(ours), dtype)
+    with pytest.raises(RuntimeError, match="load the state of the model before"):
+        refused.model.load_state_dict(ours.state_dict())
+    alone, method = copy.deepcopy(ours), Zero3(ours, dtype)
+    optimizers = [torch.optim.SGD(each, lr=0.01) for each in (alone.parameters(), method.shards())]
+    cast_weights(alone, dtype)
+    found = []
+    for _ in range(3):
+        tokens, labels = torch.randint(50, (2, 6 * size))
+        parts: Any = (
+            (alone, GradSync(alone), tokens, labels),
+            (ours, method, tokens.chunk(size)[rank], labels.chunk(size)[rank]),
+        )
+        for (model, sync, *batch), optimizer in zip(parts, optimizers, strict=True):
+            optimizer.zero_grad()
+            sync.zero_grad()
+            nn.functional.cross_entropy(model(batch[0]).float(), batch[1]).backward()
+            sync.after_backward()
+            optimizer.step()
+            sync.after_step(last=False)
+        params = (dict(alone.named_parameters())[name] for name in names_of(alone))
+        whole = torch.cat([param.detach().flatten() for param in params])
+        found.append((masters(method) - whole).abs().max().item())
+    return found
+
+
+def names_of(alone: nn.Module) -> list[str]:
+    """Its parameters in the order of its layers: a parametrization moves them to the end."""
+    return sorted(dict(alone.named_parameters()), key=lambda name: int(name.split(".")[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_masters_follow_one_process_whose_linear_and_embedding_weights_are_cast(
+    dtype: torch.dtype, world: Worlds
+) -> None:
+    """As an assignment of Stanford's CS336 wants it of FSDP. Ours casts the norms, too."""
+    for found in world(2).run(beside_cast_weights, dtype):
+        assert 0 < max(found) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--dtype", "bfloat16", "--way", "zero-2"), "choose zero-3 or torch-fsdp"),
+        (("--reduce-dtype", "bfloat16"), "--reduce-dtype has no effect with --dtype float32"),
+    ],
+)
+def test_a_compute_dtype_without_shards_is_refused_in_one_line(
+    words: tuple[str, ...], message: str, run_cli: Run
+) -> None:
+    shown = run_cli("zero", *words)
+    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert message in shown.err
 
 
 @pytest.mark.parametrize(

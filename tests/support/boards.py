@@ -27,7 +27,7 @@ LONGEST = {
     "parameter_server": 205,
     "pipeline": 215,
     "memory": 335,
-    "zero": 300,
+    "zero": 326,
     "tensor": 360,
     "context": 285,
     "experts": 285,

@@ -14,14 +14,13 @@ import torch
 import torch.distributed as dist
 from fixtures import Worlds
 from processes import ENOUGH
+from torch.utils.data import DataLoader
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from playground import launch, report
-from playground.lessons import LESSONS
 from playground.runtime import RankFailed
 from playground.training.data import MEAN, STD, Images, batches, partition_dataset, training_images
 from playground.training.digits import draw
-from playground.training.loop import run_board
 from playground.training.settings import LOADERS, TrainingSettings
 
 
@@ -83,7 +82,9 @@ def test_both_loaders_give_the_same_batches(world: Worlds, digits_folder: Path) 
 
 def die_beside_a_worker(rank: int, size: int, folder: Path) -> None:
     """Fetch batches for ever; rank 1 is killed while it has a worker, whose id it reports."""
-    train_set, _ = partition_dataset(Images(folder, "train", 64), 16, num_workers=1)
+    train_set = DataLoader(
+        Images(folder, "train", 64), 16, num_workers=1, multiprocessing_context="fork"
+    )
     while True:
         for _ in train_set:
             dist.barrier()
@@ -127,17 +128,3 @@ def sizes_of_batches(rank: int, size: int, folder: Path) -> list[float]:
 
 def test_the_last_batch_counts_by_its_own_size(world: Worlds, digits_folder: Path) -> None:
     assert world(3).run(sizes_of_batches, digits_folder) == [[8.0, 8.0, 3.0, 3.0]] * 3
-
-
-def test_loader_workers_change_nothing(world: Worlds, digits_folder: Path) -> None:
-    """Dropout masks of the second epoch included: a loader draws a random number for each epoch."""
-    alone, helped = (
-        world(2).run(run_board, TrainingSettings(
-            folder=digits_folder, limit=130, epochs=2, batch_size=16, loader="per-sample",
-            loader_workers=workers
-        ), LESSONS["sgd"].remote("run"))[0].epochs
-        for workers in (0, 1)
-    )  # fmt: skip
-    assert [(each.loss, each.test_accuracy) for each in helped] == [
-        (each.loss, each.test_accuracy) for each in alone
-    ]

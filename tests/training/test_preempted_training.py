@@ -155,33 +155,12 @@ def test_the_command(words: list[Any], run_cli: Run, tmp_path: Path) -> None:
     assert (again.code, again.err) == (0, "")
 
 
-def test_processes_that_fetch_batches_leave_a_signal_to_the_ranks(
-    words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
-) -> None:
-    process = fork_program("playground", *words, "--loader-workers", 1, "--snapshot-every", 1)
-    wait_for_a_snapshot(tmp_path / "snapshots")
-    os.killpg(process.pid, signal.SIGTERM)
-    _, err = process.communicate(timeout=ENOUGH)
-    assert (process.returncode, err[:32]) == (os.EX_TEMPFAIL, "playground: preempted by SIGTERM")
-    assert session_ends(process.pid)
-
-
-def test_processes_that_fetch_batches_end_with_a_launcher_that_is_killed(
-    words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
-) -> None:
-    process = fork_program("playground", *words, "--loader-workers", 1, "--snapshot-every", 1)
-    wait_for_a_snapshot(tmp_path / "snapshots")
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait(timeout=ENOUGH) == -signal.SIGKILL
-    assert session_ends(process.pid)
-
-
 def test_ranks_that_somebody_else_has_started(
     words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
 ) -> None:
     """One of them is asked; rank 0 says so, and both end."""
     port, folder = free_port(), tmp_path / "snapshots"
-    more = ("--snapshot-every", 5, "--resume", "no")
+    more = ("--snapshot-every", 5)
     ranks = [
         fork_program("playground", *words, *more, **by_hand(rank, 2, port)) for rank in range(2)
     ]
@@ -190,7 +169,7 @@ def test_ranks_that_somebody_else_has_started(
     errors = [program.communicate(timeout=ENOUGH)[1] for program in ranks]
     step = find_snapshots(folder)[0][0]
     assert [program.returncode for program in ranks] == [os.EX_TEMPFAIL] * 2
-    how = "the same command with --resume auto resumes from there"
+    how = "the same command resumes from there"
     assert errors == [f"playground: preempted by SIGTERM after step {step}; {how}\n", ""]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from itertools import chain
@@ -417,13 +418,13 @@ def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: 
 def test_what_changes_a_number_is_part_of_what_a_run_is(digits_folder: Path) -> None:
     """It resumes from no other's snapshot."""
     settings, sync = TrainingSettings(folder=digits_folder), GradSync(Net())
-    same: list[dict[str, Any]] = [{"epochs": 3}, {"loader": "per-sample"}, {"loader_workers": 2}]
+    same: list[dict[str, Any]] = [{"epochs": 3}, {"loader": "per-sample"}]
     other: list[dict[str, Any]] = [
         {"lr": 0.2}, {"momentum": 0.9}, {"seed": 1}, {"batch_size": 64}, {"limit": 100},
         {"accumulate": 2},
         {"sync": "flat"}, {"all_reduce": "ring"}, {"sync": "parameters", "sync_every": 2},
         {"dataset": "mnist"},
-        {"sync": "bucketed", "bucket_cap": 2**20},
+        {"sync": "bucketed", "bucket_cap": 2**20}, {"dtype": "bfloat16"},
     ]  # fmt: skip
     own = identify(settings, sync)
     assert [change for change in same if identify(replace(settings, **change), sync) != own] == []
@@ -435,7 +436,6 @@ def test_what_changes_a_number_is_part_of_what_a_run_is(digits_folder: Path) -> 
     ("change", "message"),
     [
         ({"sync": "telepathy"}, "sync 'telepathy' is unknown"),
-        ({"loader_workers": -1}, "loader_workers -1: it must be between 0 and 64"),
         ({"lr": float("nan")}, "lr nan: it must be a finite number"),
     ],
 )
@@ -444,6 +444,24 @@ def test_settings_that_cannot_be_are_refused_wherever_they_are_made(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         TrainingSettings(folder=Path(), **change)
+
+
+def test_in_bfloat16_sgd_trains_as_in_float32_and_shows_what_it_saves(
+    run_cli: Run, data_dir: Path
+) -> None:
+    words = ("sgd", "--dataset", "digits", "--data-dir", data_dir, "--epochs", 2, "--sync", "flat")
+    documents = []
+    for more in ((), ("--dtype", "bfloat16")):
+        trained = run_cli(*words, *more, "--json")
+        assert (trained.code, trained.err) == (0, "")
+        documents.append(json.loads(trained.out))
+    whole, cast = documents
+    assert "kept" not in whole
+    assert cast["replicas_max_difference"] == 0.0
+    losses = [[epoch["loss"] for epoch in document["epochs"]] for document in documents]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    assert cast["kept"]["bfloat16"] < 0.75 * cast["kept"]["float32"]
 
 
 def train_without_dropout(rank: int, size: int) -> list[torch.Tensor]:
@@ -478,7 +496,7 @@ def test_training_ends_where_it_ends_on_gloo(pair: int, nccl: World, world: Worl
     "words",
     [
         pytest.param(
-            ("sgd", "--sync", "overlapped", "--all-reduce", "auto", "--bucket-cap-mb", "0.02"),
+            ("sgd", "--sync", "overlapped", "--all-reduce", "auto"),
             marks=pytest.mark.stress,
         ),
         pytest.param(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from playground.exercises.cases import Case, Cases
+from playground.exercises.cases import Case, Cases, predict
 from playground.exercises.exercise import count
+from playground.exercises.layouts import choose
+from playground.lessons.memory.lesson import Activations, Checkpoint, run_block
+from playground.lessons.mesh.costs import Training, hosts_of_eight
 
 WIDTH = 3
 
@@ -89,3 +93,52 @@ def recompute(rank: int, size: int, seed: int) -> Cases:
             run=run,
             gives_rank=False,
         )
+
+
+def checkpoint_peak(rank: int, size: int, seed: int) -> Cases:
+    """The bytes that the board's `Activations` count of a stack of blocks, with its
+    `Checkpoint`."""
+    for samples, width, blocks, every in ((4, 8, 6, 2), (3, 16, 6, 1), (2, 4, 16, 4), (5, 4, 3, 3)):
+        layers = [nn.Linear(width, width, bias=False) for _ in range(blocks)]
+        stack = nn.Sequential(*(nn.Sequential(layer, nn.Tanh()) for layer in layers))
+        groups = [stack[first : first + every] for first in range(0, blocks, every)]
+        counted = {}
+        for way, run in (("all", run_block), ("checkpointed", Checkpoint.apply)):
+            hidden = torch.ones(samples, width, requires_grad=True)
+            with Activations(stack) as activations:
+                for group in groups:
+                    hidden = run(group, hidden)
+                counted[way] = activations.held
+                hidden.sum().backward()
+        counted["peak"] = activations.peak
+        about = f"{count(blocks, 'block')}, every {every}"
+        yield predict(about, (samples, width, blocks, every), counted)
+
+
+def lost_gradients(rank: int, size: int, seed: int) -> Cases:
+    """Microbatches of which one rank's first has a large gradient. Whole numbers, so that sums in
+    float32 are exact."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit, large = draw.randrange(size), 256.0 * draw.randrange(1, 4)
+        small = [float(draw.randrange(1, 3)) for _ in range(7)]
+        first = [large if other == culprit else 1.0 for other in range(size)]
+        sums = [one + sum(small) for one in first]
+        batches = [torch.tensor([value]) for value in (first[rank], *small)]
+        yield Case(
+            count(len(batches), "microbatch", "es"),
+            (batches, torch.Tensor.bfloat16),
+            (sums[rank], sum(sums) / size),
+            is_coded=False,
+            culprit=culprit,
+        )
+
+
+def fit_with_recompute(rank: int, size: int, seed: int) -> Cases:
+    """What is kept against what is sent, on a slow network."""
+    task = Training(
+        layers=32, width=4096, length=4096, sequences=128,
+        gpus=32, memory=40e9, flops=300e12, machine=hosts_of_eight(1e9, 200e9),
+    )  # fmt: skip
+    about = "6.4 billion parameters on 32 GPUs of 40 GB"
+    yield choose(about, task, {"zero": (1, 2, 3), "microbatch": (1, 2, 4), "recompute": (0, 1)})

@@ -26,7 +26,9 @@ from playground.lessons.data_parallel.machine import DataParallel
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device, synchronize
 from playground.training.grad_syncs import DDP
+from playground.training.memory import InBfloat16, Recomputed, change
 from playground.training.replicas import find_largest_difference
+from playground.training.settings import BFLOAT16
 
 TEST_BATCH = 100
 
@@ -87,6 +89,11 @@ def build_model(settings: BertSettings) -> nn.Module:
     model = Model(BertConfig(**asdict(settings.config)))
     if settings.weights != SCRATCH:
         model.bert.load_state_dict(load_encoder(settings.weights).state_dict())
+    if settings.checkpoint_activations:
+        for layer in model.bert.encoder["layer"]:
+            change(layer, Recomputed)
+    if settings.dtype == BFLOAT16:
+        change(model.bert, InBfloat16)
     return model.to(device(), torch.float64 if settings.double else torch.float32).train()
 
 

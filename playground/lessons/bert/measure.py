@@ -13,7 +13,14 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.experiment import batches, build_model, wrap_model
-from playground.lessons.bert.page import AveragingCost, BertSettings, DeviceMemory, Speed
+from playground.lessons.bert.lesson import loss_of_logits
+from playground.lessons.bert.page import (
+    AveragingCost,
+    BertSettings,
+    DeviceMemory,
+    KeptActivations,
+    Speed,
+)
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
@@ -28,6 +35,8 @@ from playground.lessons.ladder.measure import (
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
 from playground.training.grad_syncs import DDP
+from playground.training.memory import bytes_kept
+from playground.training.settings import FLOAT32
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import GradSync
 
@@ -139,6 +148,22 @@ def memory(rank: int, size: int, settings: BertSettings) -> list[DeviceMemory]:
         DeviceMemory(device=str(each), peak=account.peak[each], held=account.at_peak[each])
         for each in devices
     ]
+
+
+def activations(rank: int, size: int, settings: BertSettings) -> KeptActivations:
+    """What autograd keeps for the backward of a batch."""
+    model = build_model(settings)
+    batch = pad_pairs(settings, settings.batch_size)
+    kept = bytes_kept(model, partial(loss_of_logits, model, batch))
+    config = settings.config
+    is_counted = settings.dtype == FLOAT32 and not config.dropout
+    is_counted &= config.intermediate == 4 * config.width  # as the formula has it
+    recompute = settings.checkpoint_activations
+    return KeptActivations(
+        kept=kept,
+        closed_form=settings.expect_kept(recompute=recompute) if is_counted else None,
+        in_float32=settings.expect_kept(recompute=False),
+    )
 
 
 def pad_pairs(settings: BertSettings, samples: int) -> PairBatch:

@@ -29,9 +29,11 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag, like
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import Remote
+from playground.training.formulas import kept_bytes
 from playground.training.grad_syncs import DDP, GRAD_SYNCS, SPARSE
+from playground.training.one_process import check_counts
 from playground.training.results import replicas_verdict
-from playground.training.settings import BUCKET_CAP
+from playground.training.settings import BFLOAT16, BUCKET_CAP, FLOAT32, MemorySettings
 
 WAYS = ("data-parallel", "loss-in-forward", DDP)
 """The first two drive all devices from one process; in the last each rank has one."""
@@ -70,6 +72,8 @@ class BertSettings:
         choices=(SPARSE, *GRAD_SYNCS),
         metavar="NAME",
     )
+    dtype: str = like(MemorySettings, "dtype")
+    checkpoint_activations: bool = like(MemorySettings, "checkpoint_activations")
     double: bool = False
     """Whether to compute in float64."""
     seed: int = 1234
@@ -124,7 +128,15 @@ class BertSettings:
         """Few steps of the same training, in float64 and without dropout: what then differs is
         rounding."""
         config = replace(self.config, dropout=0.0)
-        return replace(self, double=True, config=config, steps=EXACT_STEPS)
+        return replace(self, double=True, dtype=FLOAT32, config=config, steps=EXACT_STEPS)
+
+    def expect_kept(self, *, recompute: bool) -> int:
+        """Bytes that autograd keeps for backward of a batch, in float32 and without dropout: the
+        layers' activations, the input of the first norm, and what the pooler takes its token
+        from."""
+        tokens, width = self.batch_size * self.max_length, self.config.width
+        layers = kept_bytes(tokens, width, self.config.layers, 4, recompute=recompute)
+        return round(layers) + 2 * 4 * tokens * width
 
     def check_samples(self, samples: int) -> None:
         """Raise `UsageError` if `samples` to train on are less than one whole batch."""
@@ -198,6 +210,18 @@ class DeviceMemory:
     """Bytes."""
     held: dict[str, int]
     """The same bytes by what they are for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptActivations:
+    """Bytes that autograd keeps for backward of a batch on one device."""
+
+    kept: int
+    closed_form: int | None
+    """None with dropout, whose masks depend on the device, in bfloat16, of which autocast keeps
+    casts beside float32, or for layers of another shape than the formula's."""
+    in_float32: int
+    """The closed form of a training that keeps all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,10 +344,23 @@ def averaging_texts(found: Sequence[AveragingCost], settings: BertSettings) -> T
     return [about, tabulate(rows, AVERAGING_COLUMNS), *caveats]
 
 
+def kept_texts(kept: Sequence[KeptActivations], settings: BertSettings) -> Texts:
+    """Raises `PlaygroundError` for other bytes than those of the closed form."""
+    [found] = kept
+    is_smaller = settings.dtype == BFLOAT16 or settings.checkpoint_activations
+    if found.closed_form is not None:
+        forms = {"kept": found.closed_form}
+        check_counts("activations", vars(found), forms, settings.device_type)
+    form = "" if found.closed_form is None else f", closed form {format_bytes(found.closed_form)}"
+    whole = f"; all of them in float32: {format_bytes(found.in_float32)}" if is_smaller else ""
+    about = f"  {format_bytes(found.kept)}{form}{whole}, for {settings.batch_size} pairs of "
+    return [f"{about}{settings.max_length} tokens on one device."]
+
+
 LESSON = LESSONS["bert"]
 TRAIN, SAME_LOSSES = (LESSON.remote(name, "experiment") for name in ("train", "same_losses"))
-SPEED, MEMORY, AVERAGING = (
-    LESSON.remote(name, "measure") for name in ("speed", "memory", "averaging")
+SPEED, MEMORY, ACTIVATIONS, AVERAGING = (
+    LESSON.remote(name, "measure") for name in ("speed", "memory", "activations", "averaging")
 )
 WORKERS = (1, 2, 4)
 """Numbers of workers on which the speed is measured."""
@@ -394,6 +431,11 @@ PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts]]] = {
     ),
     "speed": (SPEED, speeds, speed_texts),
     "memory": (MEMORY, memory, memory_texts),
+    "activations": (
+        ACTIVATIONS,
+        lambda session, asked, _: run(session, ACTIVATIONS, asked.on("data-parallel", 1)),
+        kept_texts,
+    ),
     "averaging": (
         AVERAGING,
         lambda session, asked, _: run(session, AVERAGING, asked.on(DDP))[0],
@@ -446,7 +488,10 @@ class BertOptions:
 
 @LESSON.run_by(
     pack_options("asked", BertOptions),
-    flags(BertSettings, "steps", "batch_size", "lr", "max_length", "sync"),
+    flags(
+        BertSettings,
+        *("steps", "batch_size", "lr", "max_length", "dtype", "checkpoint_activations", "sync"),
+    ),
 )
 def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     world = session.world
@@ -470,6 +515,12 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     )
     settings = make_settings(asked, config, pairs, world, seed=session.run.seed, **chosen)
     settings.check_samples(pairs.train)
+    if settings.checkpoint_activations and settings.config.dropout and asked.ways != (DDP,):
+        raise UsageError(
+            f"--checkpoint-activations with a dropout of {settings.config.dropout:g}: replicas of "
+            f"one process draw from one generator, so that none can draw a mask again; choose "
+            f"--dropout 0 or --way {DDP}"
+        )
     session.say(*header(session, settings, pairs))
     found = dict[str, list[Any] | dict[str, list[DeviceMemory]]]()
     for name in (name for name in PARTS if name in (asked.only or PARTS) and name != without):

@@ -155,7 +155,7 @@ class LadderSettings(TrainingSettings):
 
     model: str = flag("net", "Model to train.", choices=MODELS)
     steps: int = flag(100, "Number of steps to time on each rung.", least=1)
-    bucket_cap: int = like(TrainingSettings, "bucket_cap", 52_428, needs={})
+    bucket_cap: int = like(TrainingSettings, "bucket_cap", 52_428)
     """Bytes after which a bucket of gradients is full, in the rungs and in
     DistributedDataParallel."""
 

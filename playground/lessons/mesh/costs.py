@@ -1,11 +1,10 @@
 """The bytes of the lesson's run in closed form; and predictions for a cluster: what a rank of each
 mesh holds, and what it waits for. Does not import torch.
 
-Predicted times of all-reduces are those of `scale`'s cost model. In mixed precision a weight and
-its gradient take two bytes each, and the optimizer twelve, which zero-1 shards over dp and cp;
-zero-3 shards all sixteen. Activations are those of sequence parallelism, with attention that stores
-no square. Messages between stages are hidden. Sources: Korthikanti et al., 2022, arXiv 2205.05198
-(activations); Narayanan et al., 2021, arXiv 2104.04473 (times)
+Predicted times of all-reduces are those of `scale`'s cost model; bytes are memory's formulas, in
+mixed precision: zero-1 shards the optimizer's state over dp and cp, zero-3 all. Activations are
+those of sequence parallelism. Messages between stages are hidden.
+Source: Narayanan et al., 2021, arXiv 2104.04473 (times)
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from playground.algorithms.cost_model import Machine, Task, hierarchical_cost, ring_cost
+from playground.training.formulas import MASKS, MIXED, kept_bytes, state_bytes
 from playground.training.gpt_config import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
 
 Shape = tuple[int, int, int, int]
@@ -48,10 +48,6 @@ def bytes_sent(shape: Shape, stage: int) -> dict[str, float]:
         "pp": (2 - (stage == 0) - (stage == pp - 1)) * hidden,
         "dp x cp": 2 * (dp * cp - 1) / (dp * cp) * 8 * (replicated + sharded / tp + 1),
     }
-
-
-SHARDED_BYTES = {0: 0, 1: 12, 2: 14, 3: 16}
-"""Bytes of a parameter's sixteen that each stage of ZeRO shards over dp and cp."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,29 +121,40 @@ class Cost:
         return self.compute + self.tensor + self.context + self.data + self.bubble
 
 
-def cost_of(shape: Shape, stage: int, task: Training, microbatch: int = 1) -> Cost:
-    """Train on a mesh, with this stage of ZeRO and so many sequences in a microbatch."""
+def cost_of(
+    shape: Shape, stage: int, task: Training, microbatch: int = 1, *, recompute: bool = False
+) -> Cost:
+    """Train on a mesh, with this stage of ZeRO and so many sequences in a microbatch. Blocks that
+    `recompute` their activations keep their inputs, and backward has those of one block besides."""
     dp, pp, cp, tp = shape
     machine, host, flops = task.machine, task.host, task.flops
     microbatches, own = task.sequences / dp / microbatch, task.parameters / (pp * tp)
-    hidden, sharded = 2 * microbatch * task.length / cp * task.width, SHARDED_BYTES[stage]
-    activations = 17 * hidden / tp * task.layers / pp * min(pp, microbatches)
-    held = own * (16 - sharded + sharded / (dp * cp)) + activations
+    tokens = microbatch * task.length / cp
+    hidden, blocks = 2 * tokens * task.width, task.layers / pp * min(pp, microbatches)
+    keeping = tokens / tp, task.width
+    activations = kept_bytes(*keeping, blocks, 2, MASKS, recompute=recompute)
+    if recompute:
+        activations += kept_bytes(*keeping, 1, 2, MASKS)
+    held = own * state_bytes(MIXED, stage, dp * cp) + activations
     squares = task.length**2 * task.width * task.sequences
     attention = 6 * task.layers * squares / task.gpus / flops
-    tokens = task.length * task.sequences
-    compute = 6 * task.parameters * tokens / task.gpus / flops + attention
+    products = 6 * task.parameters * task.length * task.sequences / task.gpus / flops
+    again = int(recompute)  # forward, which is a third of the work, and half of tensor's sums
+    attention *= 1 + again / 3
+    compute = products * (1 + again / 3) + attention
+    backward = (2 + again) / (3 + again) * compute
     often = task.layers / pp * microbatches
-    tensor = 4 * often * all_reduce_seconds(hidden, tp, min(tp, host), machine)
+    tensor = (4 + 2 * again) * often * all_reduce_seconds(hidden, tp, min(tp, host), machine)
     beta = machine.inner_beta if cp * tp <= host else machine.beta
-    context = max(0.0, (cp > 1) * often * (6 * cp - 4) * hidden / tp * beta - attention)
+    rounds = 6 * cp - 4 + again * (2 * cp - 2)
+    context = max(0.0, (cp > 1) * often * rounds * hidden / tp * beta - attention)
     in_host = min(cp, max(1, host // tp)) * min(dp, max(1, host // (tp * cp * pp)))
     sums = all_reduce_seconds(2 * own, dp * cp, in_host, machine)
     # Behind the last microbatch's backward. From zero-2 on each microbatch reduces its gradients,
     # and with zero-3 gathers parameters twice: each is half an all-reduce.
-    data = max(0.0, sums - 2 / 3 * compute / microbatches)
+    data = max(0.0, sums - backward / microbatches)
     if stage == 2:  # what the step has changed is gathered after it
-        data = max(0.0, microbatches / 2 * sums - 2 / 3 * compute) + sums / 2
+        data = max(0.0, microbatches / 2 * sums - backward) + sums / 2
     if stage == 3:
         data = max(0.0, (microbatches + 0.5) * sums - compute)
     return Cost(

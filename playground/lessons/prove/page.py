@@ -46,7 +46,7 @@ class ProveSettings(TrainingSettings):
 
     steps: int = flag(10, "Number of training steps; after each, everything is compared.", least=1)
     batch_size: int = like(TrainingSettings, "batch_size", 64)
-    bucket_cap: int = like(TrainingSettings, "bucket_cap", 10_485, needs={})
+    bucket_cap: int = like(TrainingSettings, "bucket_cap", 10_485)
     """Bytes, so few that `Net` has several buckets, whose gradients are then added in another order
     than without."""
 

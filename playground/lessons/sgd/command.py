@@ -19,7 +19,7 @@ from playground.runtime.remote import remote
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["sgd"]
-TRAINING = [flags(TrainingSettings, group=group) for group in ("", "sync", "loader")]
+TRAINING = [flags(TrainingSettings, group=group) for group in ("", "sync", "loader", "dtype")]
 
 
 @LESSON.run_by(*TRAINING, data_options, snapshot_options)

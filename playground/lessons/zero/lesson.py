@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from playground.lessons.ladder.lesson import buckets, trainable_parameters, views_of
 
@@ -43,11 +43,20 @@ class FlatParameter:
             view.copy_(param.detach())
             param.data = view
         self.shard = nn.Parameter(self.shard_of(self.data))
+        self.reduce_dtype = self.data.dtype
         self.gathering: Any = None  # the all-gather that is under way
         self.expect_grad()
 
     def shard_of(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.chunk(self.shards)[dist.get_rank() % self.shards]
+
+    def compute_in(self, dtype: torch.dtype, reduce_dtype: torch.dtype) -> None:
+        """Gather parameters in one dtype, reduce gradients in the other. The shard keeps its own:
+        it is the master that the optimizer steps for."""
+        self.data = self.data.to(dtype)
+        self.reduce_dtype = reduce_dtype
+        for param, view in views_of(self.data[: self.numel], self.params).items():
+            param.data = view
 
     def expect_grad(self) -> None:
         """Free the gradient, and expect that of the next backward."""
@@ -58,22 +67,22 @@ class FlatParameter:
     def flatten_grad(self) -> torch.Tensor:
         """Leave in `grad` this rank's part of the mean gradient: zero where backward left None."""
         if self.grad is None:
-            self.grad = torch.empty_like(self.data)
+            self.grad = torch.empty_like(self.data, dtype=self.reduce_dtype)
             self.grad[self.numel :].zero_()
             self.views = views_of(self.grad[: self.numel], self.params)
         for param, view in self.views.items():
             if param.grad is None:
                 view.zero_()
             else:
-                torch.mul(param.grad, 1 / dist.get_world_size(), out=view)
-            param.grad = view
+                torch.mul(param.grad.to(view.dtype), 1 / dist.get_world_size(), out=view)
+            param.grad = view if view.dtype == param.dtype else None
         return self.grad
 
     def gather(self) -> None:
         """Start to gather the shards of all ranks into `data`."""
         if self.is_free:
             self.data.untyped_storage().resize_(self.data.nbytes)
-        shard = self.shard.detach()
+        shard = self.shard.detach().to(self.data.dtype)
         self.gathering = dist.all_gather_into_tensor(self.data, shard, async_op=True)
 
     def wait(self) -> None:
@@ -175,13 +184,14 @@ class Zero2(Zero1):
         grad = flat.flatten_grad()
         for param in flat.params:
             param.grad = None
-        shard = torch.empty_like(flat.shard)
+        shard = grad.new_empty(flat.shard.shape)
         self.reducing = flat, shard, dist.reduce_scatter_tensor(shard, grad, async_op=True)
 
     def finish(self) -> None:
         if self.reducing:
             flat, shard, work = self.reducing
             work.wait()
+            shard = shard.to(flat.shard.dtype)
             flat.shard.grad = shard if flat.shard.grad is None else flat.shard.grad + shard
             flat.expect_grad()
             self.reducing = None
@@ -197,17 +207,30 @@ class Zero3(Zero2):
     """Shard the parameters too: gather a unit's for its forward and its backward, then free them.
 
     The next unit's are on their way meanwhile. All ranks must run the same units in the same order.
+    With a `param_dtype`, units compute in it and get their inputs in it; shards, their gradients
+    and the optimizer's state stay as they are. Gradients are reduced in `reduce_dtype`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, param_dtype: Any = None, reduce_dtype: Any = None) -> None:
         super().__init__(model)
+        self.param_dtype = param_dtype
         for index, (module, _) in enumerate(self.units()):
-            module.register_forward_pre_hook(lambda *_, i=index: self.gather(i, i + 1))
+            module.register_forward_pre_hook(partial(self.before_forward, index))
             module.register_forward_hook(lambda *_, i=index: self.free(i))
             module.register_full_backward_pre_hook(lambda *_, i=index: self.gather(i, i - 1))
         for flat in self.flat_params:
             flat.shard = nn.Parameter(flat.shard.detach().clone())  # it was a view of `data`
+            dtype = param_dtype or flat.data.dtype
+            flat.compute_in(dtype, reduce_dtype or dtype)
             flat.free()
+
+    def before_forward(self, index: int, _: nn.Module, inputs: Any) -> Any:
+        self.gather(index, index + 1)
+        return tree_map(self.cast, inputs) if self.param_dtype else None
+
+    def cast(self, value: Any) -> Any:
+        is_cast = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(self.param_dtype) if is_cast else value
 
     def gather(self, index: int, following: int) -> None:
         """Gather a unit's parameters, and start to gather those of the following unit."""
@@ -284,14 +307,16 @@ def compare(rank: int, size: int) -> None:
         optimizer.step()
     if rank == 0:
         print("KiB     parameters  gradients  optimizer       sent  from one process")
-    for name, method in METHODS.items():
+    methods: Any = {**METHODS}
+    methods["bf16"] = partial(Zero3, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for name, method in methods.items():
         model = copy.deepcopy(start)
         figures = train(method(model), batches.chunk(size, dim=1)[rank])
         pairs = zip(alone.parameters(), model.parameters(), strict=True)
         apart = max((one - other).abs().max().item() for one, other in pairs)
         if rank == 0:
             kib = "".join(f"{value / 1024:11.1f}" for value in figures)
-            print(f"{name:7}{kib}  {apart:.12f}")
+            print(f"{name:7}{kib}  {apart:.{3 if name == 'bf16' else 12}f}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ operation frees before it returns does not count.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import re
 import resource
@@ -26,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -35,12 +36,28 @@ from torch.utils._pytree import tree_leaves
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.lessons.zero.lesson import BytesSent
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
-from playground.lessons.zero.results import CountedStep, Counts, WayResult, closed_forms
+from playground.lessons.zero.results import (
+    CountedStep,
+    Counts,
+    WayResult,
+    closed_forms,
+    expect_kept,
+)
 from playground.measurement.interleave import interleave, slowest
 from playground.runtime import PlaygroundError, device, report, synchronize
-from playground.training.gpt_run import LR, Batch, backward_alone, batches, set_lr, train
+from playground.training.gpt_run import (
+    LR,
+    Backward,
+    Batch,
+    backward_alone,
+    batches,
+    set_lr,
+    train,
+)
+from playground.training.memory import Recomputed, bytes_kept, change
 from playground.training.one_process import EXACT_STEPS
 from playground.training.replicas import flatten
+from playground.training.settings import BFLOAT16
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 from playground.training.zero_sync import SYNCS
@@ -53,15 +70,23 @@ mallopt(3)"""
 def run(rank: int, size: int, settings: ZeroSettings) -> list[WayResult]:
     """The results of all ways, in order. Every rank returns the same."""
     results = []
+    kept = count_kept(settings)
     for way, (seconds, losses) in zip(settings.ways, train_in_turn(settings), strict=True):
         report(phase=f"{way}: counting bytes")
         counts = largest_of_ranks(count(way, settings))
         [difference] = slowest([compare(way, settings)])
-        forms = closed_forms(way, counts.model_bytes, size)
+        forms = closed_forms(way, counts.model_bytes, size, settings.dtype, settings.reduce_dtype)
         result = WayResult(
             way=way,
             **vars(counts),
             difference=difference,
+            kept=kept,
+            expected_kept=expect_kept(
+                settings.layers,
+                settings.width,
+                settings.dtype,
+                recompute=settings.checkpoint_activations,
+            ),
             seconds=seconds,
             losses=losses,
             first_loss=losses[0],
@@ -93,15 +118,16 @@ def in_ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
-def in_fsdp(model: nn.Module) -> GradSync:
-    """Each child of the model as a unit."""
+def in_fsdp(model: nn.Module, **dtypes: torch.dtype) -> GradSync:
+    """Each child of the model as a unit. `dtypes`: fields of `MixedPrecisionPolicy`."""
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(**dtypes)
     for unit in model.children():
-        fully_shard(unit, mesh=mesh)
-    return GradSync(fully_shard(model, mesh=mesh))
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    return GradSync(fully_shard(model, mesh=mesh, mp_policy=policy))
 
 
-TORCH_SYNCS: dict[str, Callable[[nn.Module], GradSync]] = {
+TORCH_SYNCS: dict[str, Callable[..., GradSync]] = {
     "torch-ddp": lambda model: GradSync(in_ddp(model)),
     "torch-zero-1": lambda model: TorchZero1(in_ddp(model)),
     "torch-fsdp": in_fsdp,
@@ -110,7 +136,18 @@ TORCH_SYNCS: dict[str, Callable[[nn.Module], GradSync]] = {
 
 def new_model(settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     config = GPTConfig(layers=settings.layers, width=settings.width)
-    return new_gpt(config, settings.seed).to(device(), dtype)
+    model = new_gpt(config, settings.seed).to(device(), dtype)
+    if settings.checkpoint_activations:
+        for block in model[1:-1]:
+            change(block, Recomputed)
+    return model
+
+
+def count_kept(settings: ZeroSettings) -> int:
+    """The bytes that autograd keeps for backward of a sequence, in one process."""
+    [(tokens, targets)] = batches(1, 1, settings.seed)
+    model = new_model(settings, getattr(torch, settings.dtype))
+    return bytes_kept(model, lambda: copying_loss(model(tokens).float(), targets))
 
 
 class Trainer:
@@ -124,7 +161,12 @@ class Trainer:
         """Number of steps."""
         self.losses: list[Tensor] = []
         """Those of this rank's shards of batches, by step."""
-        self.sync = (SYNCS | TORCH_SYNCS)[way](self.model)
+        self.dtype = dtype
+        dtypes = {}
+        if settings.dtype == BFLOAT16:
+            reduced = getattr(torch, settings.reduce_dtype) if dtype == torch.float32 else dtype
+            dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": reduced}
+        self.sync = (SYNCS | TORCH_SYNCS)[way](self.model, **dtypes)
         self.optimizer = self.sync.optimizer(partial(torch.optim.AdamW, lr=LR, fused=True))
 
     def step(
@@ -134,7 +176,7 @@ class Trainer:
         set_lr(self.optimizer, self.taken)
         self.taken += 1
         tokens, targets = (each.chunk(dist.get_world_size())[dist.get_rank()] for each in batch)
-        losses = [lambda: copying_loss(self.sync.model(tokens), targets)]
+        losses = [lambda: copying_loss(self.sync.model(tokens).to(self.dtype), targets)]
         self.losses.append(
             training_step(self.optimizer, losses, self.sync, last=last, moment=moment)
         )
@@ -150,6 +192,21 @@ class Trainer:
         flat_params = getattr(self.sync, "flat_params", ())
         flat = (tensor for each in flat_params for tensor in (each.data, each.shard))
         return [*self.model.parameters(), *flat]
+
+    def masters(self) -> list[Tensor]:
+        """The parameters that the optimizer steps for, of all ranks together, in order. All must
+        call this."""
+        if self.dtype == next(self.model.parameters()).dtype:
+            return [
+                param.full_tensor() if isinstance(param, DTensor) else param
+                for param in self.model.parameters()
+            ]
+        gathered = []
+        for flat in getattr(self.sync, "flat_params", ()):
+            whole = flat.shard.new_empty(flat.data.shape)
+            dist.all_gather_into_tensor(whole, flat.shard.detach())
+            gathered.append(whole[: flat.numel])
+        return gathered
 
     def state(self) -> list[Tensor]:
         """The optimizer's tensors, without single numbers."""
@@ -242,15 +299,13 @@ def count(way: str, settings: ZeroSettings) -> CountedStep:
 
 def compare(way: str, settings: ZeroSettings) -> float:
     """The largest difference of a loss or parameter from one process with the whole batch, after a
-    few steps in float64."""
+    few steps in float64. With parameters cast to bfloat16, shards and sums over ranks are
+    float64: one process then computes as many parts of the batch."""
     trainer = Trainer(way, settings, torch.float64)
     expected_losses, expected_params = train_alone(settings)
     for step, batch in enumerate(batches(settings.batch_size, EXACT_STEPS, settings.seed), start=1):
         trainer.step(batch, last=step == EXACT_STEPS)
-    params = [
-        param.full_tensor() if isinstance(param, DTensor) else param
-        for param in trainer.model.parameters()
-    ]
+    params = trainer.masters()
     pairs = zip(trainer.mean_losses(), expected_losses, strict=True)
     return max(
         (flatten(params) - expected_params).abs().max().item(),
@@ -263,7 +318,31 @@ def train_alone(settings: ZeroSettings) -> tuple[list[float], Tensor]:
     """The losses of one process, by step, and its parameters at the end, flat."""
     model = new_model(settings, torch.float64)
     exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
-    return train("alone", model, backward_alone(model), exact).losses, flatten(model.parameters())
+    backward = (
+        backward_in_bfloat16(model, settings.size)
+        if settings.dtype == BFLOAT16
+        else backward_alone(model)
+    )
+    return train("alone", model, backward, exact).losses, flatten(model.parameters())
+
+
+def backward_in_bfloat16(model: nn.Module, parts: int) -> Backward:
+    """One process that computes in bfloat16 as many parts of a batch as there are ranks, and adds
+    up their gradients in the type of the model's parameters."""
+
+    def backward(tokens: Tensor, targets: Tensor) -> Tensor:
+        losses = []
+        for own_tokens, own_targets in zip(tokens.chunk(parts), targets.chunk(parts), strict=True):
+            cast = copy.deepcopy(model).bfloat16()
+            loss = copying_loss(cast(own_tokens).double(), own_targets)
+            loss.backward()
+            losses.append(loss.detach() / parts)
+            for param, own in zip(model.parameters(), cast.parameters(), strict=True):
+                grad = torch.zeros_like(param) if param.grad is None else param.grad
+                param.grad = grad + own.grad.to(param.dtype) / parts
+        return torch.stack(losses).sum()
+
+    return backward
 
 
 def train_in_turn(settings: ZeroSettings) -> list[tuple[float, list[float]]]:

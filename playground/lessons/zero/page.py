@@ -15,15 +15,21 @@ from playground.console.training import RUN_TRAINING
 from playground.console.units import format_bytes, plural
 from playground.lessons import LESSONS
 from playground.lessons.zero.results import (
+    CAST_RULE,
+    CASTING,
     HELD,
+    SENT_RULE,
     TORCH,
     WayResult,
     check_way,
     closed_forms,
+    expect_kept,
     result_texts,
 )
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import ANY, check_flags, flag
+from playground.runtime.flags import ANY, check_flags, flag, like
+from playground.training.one_process import check_counts
+from playground.training.settings import BFLOAT16, DTYPES, FLOAT32, MemorySettings
 
 LESSON = LESSONS["zero"]
 MEASURE, UNDER_CAP = (LESSON.remote(name, "measure") for name in ("run", "train_under_cap"))
@@ -52,10 +58,27 @@ class ZeroSettings:
         "With --cap-mb: the kernel enforces it (RLIMIT_DATA, on Linux), not the count.",
         needs={"cap": ANY},
     )
+    dtype: str = like(
+        MemorySettings, "dtype",
+        help=f"Gather parameters and compute in this type, beside float32 shards: "
+        f"{' and '.join(CASTING)} alone.",
+    )  # fmt: skip
+    reduce_dtype: str = flag(
+        FLOAT32, "Reduce gradients in this type.", choices=DTYPES, needs={"dtype": (BFLOAT16,)}
+    )
+    checkpoint_activations: bool = like(MemorySettings, "checkpoint_activations")
     seed: int = 1234
 
     def __post_init__(self) -> None:
         check_flags(self)
+        if self.dtype == BFLOAT16:
+            if not {*CASTING} & {*self.ways}:
+                raise UsageError(
+                    f"--dtype {BFLOAT16} --way {self.ways[0]}: this way has no float32 shards "
+                    f"beside what it computes with, choose {' or '.join(CASTING)}"
+                )
+            ways = tuple(way for way in CASTING if way in self.ways)
+            object.__setattr__(self, "ways", ways)
         if self.width % 12:
             raise UsageError(
                 f"--width {self.width}: the GPT has 12 heads, so choose a multiple of 12"
@@ -84,10 +107,12 @@ def command(session: Session, **chosen: Any) -> None:
     if settings.cap:
         return show_capped(session, settings)
     results: list[WayResult] = session.launch(RUN_TRAINING, MEASURE, settings)[0]
-    session.say(*result_texts(results), "")
+    dtypes = settings.dtype, settings.reduce_dtype
+    session.say(*result_texts(results, *describe(settings)), "")
     session.print_document({}, ways=results)
     for result in results:
-        check_way(result.way, result, result.difference, world.size)
+        check_way(result.way, result, result.difference, world.size, *dtypes)
+        check_counts("activations", vars(result), {"kept": result.expected_kept}, world.device)
     session.say(prose("Shown: ", good(conclude(results, world.size)), "."))
 
 
@@ -101,6 +126,18 @@ def conclude(results: Sequence[WayResult], size: int) -> str:
         sent=found[way].sent / ddp["sent"] if size > 1 else 1,
         largest=max(result.difference for result in results),
     )  # fmt: skip
+
+
+def describe(settings: ZeroSettings) -> tuple[str, str]:
+    """What is sent, by its rule, and what would be kept if all were in float32."""
+    sent, saving = SENT_RULE, ""
+    if settings.dtype == BFLOAT16:
+        reduced = "P" if settings.reduce_dtype == FLOAT32 else "P/2"
+        sent = CAST_RULE.format(reduced, settings.reduce_dtype)
+    if settings.dtype == BFLOAT16 or settings.checkpoint_activations:
+        whole = expect_kept(settings.layers, settings.width, FLOAT32, recompute=False)
+        saving = f"; all activations in float32: {format_bytes(round(whole))}"
+    return sent, saving
 
 
 def show_capped(session: Session, settings: ZeroSettings) -> None:

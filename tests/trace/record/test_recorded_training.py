@@ -188,7 +188,7 @@ def test_where_no_optimizer_steps_a_training_step_ends_with_its_gradients(
     ("words", "name", "count"),
     [
         pytest.param(("sgd",), "all_reduce", 8, marks=pytest.mark.stress),
-        (("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02"), "all_reduce", 2),
+        (("sgd", "--sync", "overlapped"), "all_reduce", 1),
         pytest.param(("ddp",), "bucket 0", 1, marks=pytest.mark.stress),
     ],
 )
