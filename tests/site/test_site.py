@@ -19,7 +19,7 @@ import pytest
 from browser import MISSING, Browser, browser
 
 from playground.figures import runs
-from playground.lessons import PARTS, PATH
+from playground.lessons import LESSONS, PARTS
 from playground.runtime.errors import PlaygroundError
 from playground.site import build
 from playground.site.build import TEXTS, write_site
@@ -89,14 +89,55 @@ def test_links_and_anchors_lead_somewhere(site: Path) -> None:
     assert {f"{name}.html" for name in TEXTS.values()} < {*pages}
 
 
-def test_the_contents_have_the_path_in_order_and_then_its_parts(site: Path) -> None:
+def test_the_contents_number_the_path_in_order_and_then_its_parts(site: Path) -> None:
     contents = (
-        (site / "hello.html").read_text().partition('class="lists">')[2].partition("</nav>")[0]
+        (site / "index.html").read_text().partition('id="contents"')[2].partition("</nav>")[0]
     )
-    titles = re.findall("<b>(.*?)</b>", contents)
-    assert titles == [*PARTS, "Tools and pages"]
-    pages = re.findall('<a href="(.*?).html">', contents.partition("Tools and pages")[0])
-    assert pages == [lesson.name for lesson in PATH]
+    assert re.findall("<b>(.*?)</b>", contents) == [*PARTS]
+    lists = re.findall('<ol start="(.*?)">(.*?)</ol>', contents)
+    pages = [re.findall('<a href="(.*?).html">', each) for _, each in lists]
+    assert pages == [[lesson.name for lesson in part] for part in PARTS.values()]
+    before = [sum(map(len, pages[:number])) for number in range(len(pages))]
+    assert [int(start) - 1 for start, _ in lists] == before
+
+
+def test_previous_and_next_lead_through_all_pages_of_a_kind(site: Path) -> None:
+    """From the overview through the chapters, each with the pages beside it, to the last text."""
+    pages = {file.stem: file.read_text() for file in site.glob("*.html")}
+    following = {
+        name: found[1]
+        for name, text in pages.items()
+        if (found := re.search(r'rel="next" href="(.*?)\.html"', text))
+    }
+    for name, after in following.items():
+        assert f'rel="prev" href="{name}.html"' in pages[after]
+    course = ["index"]
+    while course[-1] in following:
+        course.append(following[course[-1]])
+    assert {*course} == {*TEXTS.values()}
+    assert [name for name in course if name in LESSONS] == [*LESSONS]
+    assert course[course.index("ddp") + 1] == "lab"
+    assert (
+        len(pages) - len(following)
+        == len({name.partition("-")[0] for name in {*pages} - {*course}}) + 1
+    )
+
+
+EXCERPTS = re.compile(
+    r'<a href="[\w.-]*#lesson\.py-(\d+)">lesson\.py</a>:</p>\n<div class="code"><pre .*?<code>(.*?)\n'
+)
+
+
+def test_an_excerpt_leads_to_the_line_where_it_begins(site: Path) -> None:
+    found = 0
+    for name in LESSONS:
+        text = (site / f"{name}.html").read_text()
+        for at, code in EXCERPTS.findall(text):
+            line = re.search(rf'id="lesson\.py-{at}" data-n="{at}">(.*?)\n', text)
+            assert line, f"{name}:{at}"
+            assert re.sub("<.*?>", "", line[1]).strip() == re.sub("<.*?>", "", code), f"{name}:{at}"
+            found += 1
+    assert found > 2 * len(LESSONS)
 
 
 def test_it_is_small(site: Path) -> None:
