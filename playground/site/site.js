@@ -158,10 +158,13 @@ const COPY = '<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M5 5h9v9H5zM1
 for (const block of document.querySelectorAll(".code")) {
   const code = block.querySelector("code"), commands = [...code.querySelectorAll("b")].map((each) => each.textContent.slice(2));
   const copy = makeButton("copy", "", async () => {
-    getSelection().selectAllChildren(code);
-    await navigator.clipboard?.writeText(commands.length ? commands.join("\n") : code.textContent);
-    copy.setAttribute("aria-label", navigator.clipboard ? "Copied" : "Selected: copy it with the keyboard");
-    copy.textContent = "✓";
+    try {
+      await navigator.clipboard.writeText(commands.length ? commands.join("\n") : code.textContent);
+      copy.setAttribute("aria-label", "Copied");
+      copy.textContent = "✓";
+    } catch {  // no clipboard here, or no leave to use it
+      getSelection().selectAllChildren(code);
+    }
   });
   copy.setAttribute("aria-label", commands.length ? "Copy the commands" : "Copy the code");
   copy.innerHTML = COPY;

@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 from browser import MISSING, Browser, browser
+from selenium.webdriver.common.action_chains import ActionChains
 
+from playground.exercises.exercise import CATALOGUE
 from playground.figures import runs
 from playground.lessons import LESSONS, PARTS
 from playground.runtime.errors import PlaygroundError
@@ -124,7 +126,8 @@ def test_previous_and_next_lead_through_all_pages_of_a_kind(site: Path) -> None:
 
 
 EXCERPTS = re.compile(
-    r'<a href="[\w.-]*#lesson\.py-(\d+)">lesson\.py</a>:</p>\n<div class="code"><pre .*?<code>(.*?)\n'
+    r'<a href="[\w.-]*#lesson\.py-(\d+)">lesson\.py</a>:</p>\n'
+    r'<div class="code"><pre .*?<code>(.*?)\n'
 )
 
 
@@ -213,6 +216,140 @@ def test_pages_are_accessible(
         assert window.ask("return document.documentElement.scrollWidth <= innerWidth"), name
         window.ask(axe)
         assert window.ask_later(FINDINGS) == [], name
+
+
+LAYOUT = Path(__file__).with_name("layout.js").read_text()
+
+
+@in_browser
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_overlaps_or_is_cut_off(
+    scheme: str, every: bool, site: Path, show: Callable[..., Browser]
+) -> None:
+    """On a telephone, a tablet and a desk; in `make stress` all pages."""
+    some = ("allreduce", "glossary")
+    for name in sorted(file.stem for file in site.glob("*.html")) if every else some:
+        for width in (400, 800, 1400):
+            window = show(name, width=width, color_scheme=scheme)
+            assert window.ask(f"{LAYOUT} return findFaults()") == [], (name, width)
+
+
+@in_browser
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_steps_leave_the_page_where_it_is_and_labels_apart(
+    width: int, every: bool, site: Path, show: Callable[..., Browser]
+) -> None:
+    """From the first step on; in `make stress` in all players."""
+    played = [file.stem for file in site.glob("*.html") if 'class="player"' in file.read_text()]
+    labels = 0
+    for name in played if every else ("allreduce",):
+        window = show(name, width=width, reduced_motion="reduce")
+        buttons = "[...document.querySelectorAll('.begin-play')]"
+        window.ask(
+            f"{buttons}.filter(each => each.checkVisibility()).forEach(each => each.click())"
+        )
+        window.ask_later("requestAnimationFrame(() => requestAnimationFrame(done))")
+        at = window.ask("return scrollY")
+        for player in window.ask(f"{LAYOUT} return stepAll()"):
+            assert player["first"].startswith("Step 1 of") or name.startswith("break-"), name
+            assert (len(player["heights"]), player["collisions"]) == (1, []), (name, player)
+            labels += player["labels"]
+        assert window.ask("return scrollY") == at, name
+    assert labels > 20
+
+
+@in_browser
+def test_a_chapter_s_first_exercise_is_near_on_a_telephone(show: Callable[..., Browser]) -> None:
+    """Within six screens."""
+    window = show("ddp", width=400, height=844)
+    first = "document.querySelector('main a[href*=\"exercise-\"]')"
+    assert 0 < window.ask(f"return {first}.getBoundingClientRect().top") < 6 * 844
+
+
+@in_browser
+def test_what_a_reader_does_stays_in_view(show: Callable[..., Browser]) -> None:
+    """Results of a search, the line that an excerpt is from, and the lines at which ranks are."""
+    window = show("allreduce", width=1400, reduced_motion="reduce")
+    top = "getBoundingClientRect().top"
+    link = "document.querySelectorAll('main a[href*=\"#lesson.py-\"]')[1]"
+    window.ask(f"{link}.scrollIntoView({{block: 'center'}})")
+    window.press("/", *"ring")
+    window.until("return document.querySelectorAll('#found a').length > 3")
+    assert 0 < window.ask(f"return document.querySelector('#found a').{top}") < 300
+    window.press("\ue00c")
+    before = window.ask(f"return {link}.{top}")
+    window.ask(f"{link}.click()")
+    assert window.ask(f"return {link}.{top}") == pytest.approx(before, abs=2)
+    line = "document.querySelector('#board .here')"
+    assert window.ask(f"return {line}.textContent").startswith("def ")
+    assert 0 < window.ask(f"return {line}.{top}") < 800
+    window.ask("document.querySelector('.player').scrollIntoView()")
+    window.ask("document.querySelector('.player [name=forward]').focus()")
+    window.press("\ue007", "\ue007")
+    window.until("return document.querySelector('[data-ranks]')")
+    heights = "[...document.querySelectorAll('[data-ranks]')].map(each => each.offsetHeight)"
+    assert max(window.ask(f"return {heights}")) < 60
+
+
+@in_browser
+def test_keys_are_those_of_the_player_that_is_used(show: Callable[..., Browser]) -> None:
+    """And the page's again, once the reader has clicked elsewhere."""
+    window = show("collectives", width=1400, reduced_motion="reduce")
+
+    def click(selector: str) -> None:
+        place = window.driver.find_element("css selector", selector)
+        ActionChains(window.driver).click(place).perform()
+
+    window.ask("document.querySelector('figure:has(.player)').scrollIntoView()")
+    click(".player figcaption")
+    at, play = window.ask("return scrollY"), ".player [name=play]"
+    said = []
+    for _ in range(2):
+        window.press(" ")
+        said.append(window.text(play))
+    assert (said, window.ask("return scrollY")) == (["Pause", "Play"], at)
+    click("figure:has(.player) > figcaption")
+    window.press(" ")
+    window.until(f"return scrollY > {at}")
+    assert window.text(play) == "Play"
+
+
+@in_browser
+def test_the_browser_keeps_what_the_reader_has_chosen_and_done(
+    show: Callable[..., Browser],
+) -> None:
+    window = show("hello", width=1400, color_scheme="light")
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    light = window.ask(paper)
+    window.ask("for (let i = 0; i < 2; i++) document.querySelector('.theme').click()")
+    dark = window.ask(paper)
+    assert light != dark
+    window.ask("document.querySelector('.progress input').click()")
+    window = show("p2p", width=1400, color_scheme="light")
+    assert window.ask(paper) == dark
+    done = "return [...document.querySelectorAll('ol .done')].map(each => each.textContent)"
+    assert window.ask(done) == ["hello"]
+    assert window.text(".progress").endswith("1 of 24 chapters")
+    assert window.text(".begin") == "Go on: hello"
+    window.ask("localStorage.clear()")
+    window = show("p2p", width=1400, color_scheme="light")
+    assert (window.ask(paper), window.ask(done)) == (light, [])
+
+
+@in_browser
+def test_a_block_is_copied_and_of_a_session_its_commands(show: Callable[..., Browser]) -> None:
+    window = show("exercise-swap", width=1400)
+    allowed = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    window.driver.execute_cdp_cmd("Browser.grantPermissions", allowed)
+    copied = []
+    for number in range(2):
+        window.ask("document.querySelectorAll('.copy')[arguments[0]].click()", number)
+        window.until(f"return document.querySelectorAll('.copy')[{number}].textContent === '✓'")
+        copied.append(window.ask_later("navigator.clipboard.readText().then(done)"))
+    assert copied[0].rstrip() == CATALOGUE["swap"].stub.rstrip()
+    assert copied[1] == "python -m playground exercise swap\npython -m playground check swap"
 
 
 @in_browser
