@@ -62,7 +62,7 @@ document.addEventListener("keydown", (event) => {
   showContents(false);
 });
 
-/** A button with this text or, for an icon, this name. */
+/** A button of a class, with a text. */
 function makeButton(kind, text, press) {
   const button = document.createElement("button");
   button.className = kind;
@@ -100,7 +100,7 @@ followSections();
 // The board: beside the text, or on a narrow screen below it.
 const root = document.documentElement, board = document.getElementById("board"), boardButton = document.querySelector(".board");
 const isBeside = matchMedia("(min-width: 1250px)");
-/** Show it or not, and leave what is being read where it is. */
+/** Show it or not, and leave the element that is being read where it is. */
 function showBoard(isShown, read) {
   const from = read?.getBoundingClientRect().top ?? 0;
   root.dataset.board = isShown ? "open" : "closed";
@@ -128,7 +128,7 @@ if (board) {
   });
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[href]"), line = link && link.pathname === location.pathname && link.hash && lineAt(link.hash);
-    if (!line) return;
+    if (!line || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     history.pushState(null, "", link.hash);
     showLine(line, link);
@@ -204,7 +204,7 @@ function showProgress() {
   const count = chapters.filter((each) => done.has(each)).length;
   for (const box of boxes) {
     const isExercise = box.dataset.done.startsWith("exercise-");
-    box.querySelector("span").textContent = isExercise ? "Passed" : `Read: ${count} of ${chapters.length} chapters`;
+    box.querySelector("span").textContent = isExercise ? "Passed" : `I have read this chapter (${count} of ${chapters.length})`;
     box.querySelector("input").checked = done.has(box.dataset.done);
     box.hidden = false;
   }
