@@ -124,6 +124,8 @@ def show_code(text: str, language: str, file: Path | None = None, first: int = 1
 
 NONE: Mapping[str, str] = {}
 CURRENT = ' aria-current="page"'
+TURNS = re.compile(r"^(?:(?:Previous|Next): \[[^]]*\]\([^)]*\)(?: · )?)+\n", re.MULTILINE)
+"""The line of a chapter on those before and after it, of which pages have links of their own."""
 HEADING = re.compile(r'<h([23]) id="(.*?)">(.*?)</h\1>')
 ANCHORED = (
     r'<h\1 id="\2">\3 <a class="anchor" href="#\2" aria-label="Link to this section">#</a></h\1>'
@@ -198,7 +200,7 @@ class Site:
         )
         self.markdown.add_render_rule("table_close", lambda *_: "</table></div>\n")
         self.template = Template((HERE / "template.html").read_text(encoding="utf-8"))
-        self.texts = {page: read_text(file) for file, page in TEXTS.items()}
+        self.texts = {page: TURNS.sub("", read_text(file)) for file, page in TEXTS.items()}
         titles = {
             page: text.partition("\n")[0][2:].replace("`", "") for page, text in self.texts.items()
         }
@@ -225,14 +227,15 @@ class Site:
     def finish(self) -> dict[str, str]:
         """All pages by their files, with what surrounds their texts: the contents, and links to the
         page before and to the one after."""
-        order = [*TEXTS.values()]
-        texts = sorted(order, key=lambda name: order.index(self.pages[name].within or name))
-        others = [name for name in self.pages if name not in texts]
+        texts = [name for name in TEXTS.values() if not self.pages[name].within]
+        others = [name for name in self.pages if name not in TEXTS.values()]
         kinds = [[*names] for _, names in groupby(others, lambda name: name.partition("-")[0])]
+        kinds += [[above, name] for name in TEXTS.values() if (above := self.pages[name].within)]
         marked = [*BOARDS.values(), *(f"exercise-{name}" for name in CATALOGUE)]
         turns = {name: ["", ""] for name in self.pages}
         for one, next_ in (pair for names in [texts, *kinds] for pair in pairwise(names)):
-            turns[one][1] = f'<a rel="next" href="{next_}.html">{self.pages[next_].title} →</a>'
+            after = f'<a rel="next" href="{next_}.html">{self.pages[next_].title} →</a>'
+            turns[one][1] = turns[one][1] or after
             turns[next_][0] = f'<a rel="prev" href="{one}.html">← {self.pages[one].title}</a>'
         return {
             f"{name}.html": self.template.substitute(

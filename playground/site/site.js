@@ -170,7 +170,7 @@ for (const block of document.querySelectorAll(".code")) {
   copy.innerHTML = COPY;
   block.append(copy);
   const lines = code.textContent.trimEnd().split("\n").length;
-  if (lines <= LONG || board?.contains(block)) continue;
+  if (lines <= LONG || block.querySelector(".lines")) continue;
   const more = makeButton("more", `Show all ${lines} lines`, () => {
     block.querySelector("pre").focus();
     more.remove();

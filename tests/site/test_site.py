@@ -104,25 +104,28 @@ def test_the_contents_number_the_path_in_order_and_then_its_parts(site: Path) ->
 
 
 def test_previous_and_next_lead_through_all_pages_of_a_kind(site: Path) -> None:
-    """From the overview through the chapters, each with the pages beside it, to the last text."""
+    """From the overview through the chapters to the last text, from exercise to exercise, and from
+    a page beside a chapter back to it."""
     pages = {file.stem: file.read_text() for file in site.glob("*.html")}
-    following = {
-        name: found[1]
-        for name, text in pages.items()
-        if (found := re.search(r'rel="next" href="(.*?)\.html"', text))
+    links = {
+        turn: {
+            name: found[1]
+            for name, text in pages.items()
+            if (found := re.search(rf'rel="{turn}" href="(.*?)\.html"', text))
+        }
+        for turn in ("prev", "next")
     }
-    for name, after in following.items():
-        assert f'rel="prev" href="{name}.html"' in pages[after]
+    assert all(links["prev"][after] == name for name, after in links["next"].items())
     course = ["index"]
-    while course[-1] in following:
-        course.append(following[course[-1]])
-    assert {*course} == {*TEXTS.values()}
-    assert [name for name in course if name in LESSONS] == [*LESSONS]
-    assert course[course.index("ddp") + 1] == "lab"
-    assert (
-        len(pages) - len(following)
-        == len({name.partition("-")[0] for name in {*pages} - {*course}}) + 1
-    )
+    while course[-1] in links["next"]:
+        course.append(links["next"][course[-1]])
+    assert course[1 : 1 + len(LESSONS)] == [*LESSONS]
+    beside = {*TEXTS.values()} - {*course}
+    assert {links["prev"][name] for name in beside} <= {*LESSONS}
+    assert "lab" in beside
+    for kind in ("exercise", "break", "code"):
+        names = {name for name in pages if name.startswith(f"{kind}-")}
+        assert len(names & {*links["prev"]}) == len(names) - 1
 
 
 EXCERPTS = re.compile(
