@@ -9,9 +9,10 @@ import re
 import textwrap
 from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
 import click
 from markdown_it import MarkdownIt
@@ -71,15 +72,18 @@ EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL
 """Code that a chapter shows of a file, which is named before it."""
 
 
-def stands_in(block: str, source: str) -> bool:
-    """Whether the lines of `block` are lines of `source`, in order: dedented, with a line `# …` for
-    what is left out. Empty lines do not count: the formatter has rules of its own for those of a
-    block."""
+def line_of(block: str, source: str) -> int:
+    """The line at which `block` begins in `source`; 0 unless its lines are lines of `source`, in
+    order: dedented, with a line `# …` for what is left out. Empty lines do not count: the formatter
+    has rules of its own for those of a block."""
     lines = (re.escape(line) for line in block.splitlines() if line)
     parts = (
         r"(?:.*\n)*?" if line.endswith("\\#\\ …") else rf"\n*(?P=indent){line}\n" for line in lines
     )
-    return bool(re.search(rf"^(?=(?P<indent> *)){''.join(parts)}", source, re.MULTILINE))
+    found = re.search(rf"^(?=(?P<indent> *)){''.join(parts)}", source, re.MULTILINE)
+    if not found:
+        return 0
+    return source.count("\n", 0, found.end() - len(found[0].lstrip("\n"))) + 1
 
 
 def read_text(file: Path) -> str:
@@ -92,7 +96,7 @@ def read_text(file: Path) -> str:
             f"```python\n{cell}\n```" if kind == "code" else cell for cell, kind in cells
         )
     for name, _, block in EXCERPT.findall(text):
-        if not stands_in(textwrap.dedent(block), (file.parent / name).read_text(encoding="utf-8")):
+        if not line_of(textwrap.dedent(block), (file.parent / name).read_text(encoding="utf-8")):
             raise PlaygroundError(
                 f"{file.relative_to(ROOT)} shows code that {name} lacks: "
                 f"{block.splitlines()[0].strip()}"
@@ -132,13 +136,66 @@ def show_code(
         if file
         else f'aria-label="{name or language or "text"}"'
     )
-    return f'<pre tabindex="0" role="group" {about}><code>{code}</code></pre>\n'
+    pre = f'<pre tabindex="0" role="group" {about}><code>{code}</code></pre>'
+    return f'<div class="code">{pre}</div>\n'
 
 
-def list_pages(titles: Mapping[str, str]) -> str:
-    """A list of links to pages, by their names."""
-    links = (f'<li><a href="{name}.html">{title}</a></li>' for name, title in titles.items())
-    return f"<ul>{''.join(links)}</ul>"
+NONE: Mapping[str, str] = {}
+CURRENT = ' aria-current="page"'
+TURNS = re.compile(r"^(?:(?:Previous|Next): \[[^]]*\]\([^)]*\)(?: · )?)+\n", re.MULTILINE)
+"""The line of a chapter on those before and after it, of which pages have links of their own."""
+HEADING = re.compile(r'<h([23]) id="(.*?)">(.*?)</h\1>')
+ANCHORED = (
+    r'<h\1 id="\2">\3 <a class="anchor" href="#\2" aria-label="Link to this section">#</a></h\1>'
+)
+
+
+def list_links(links: Mapping[str, str], here: str = "", below: Mapping[str, str] = NONE) -> str:
+    """The items of a list of links, by addresses with titles; that of this page is marked. `below`:
+    lists under some of them."""
+    return "".join(
+        f'<li><a href="{address}"{CURRENT if address == here else ""}>{title}</a>'
+        f"{below.get(address, '')}</li>"
+        for address, title in links.items()
+    )
+
+
+MOST_LETTERS = 36
+"""In the widest cells of all columns together, as many as a telephone has room for."""
+
+
+def label_cells(tokens: list[Token]) -> None:
+    """Mark the tables that are too wide for a telephone, which shows their cells one below another,
+    each after the name of its column."""
+    table = Token("", "", 0)
+    names, widths, cells = list[str](), list[int](), list[Token]()
+    for place, token in enumerate(tokens):
+        if token.type == "table_open":
+            table, names, widths, cells = token, [], [], []
+        elif token.type in ("th_open", "td_open"):
+            said = re.sub(r"\]\(.*?\)|<.*?>|[`*\[]", "", tokens[place + 1].content)
+            if token.type == "th_open":
+                names.append(said)
+                widths.append(len(said))
+            else:
+                column = len(cells) % len(names)
+                widths[column] = max(widths[column], len(said))
+                cells.append(token)
+        elif token.type == "table_close" and sum(widths) > MOST_LETTERS:
+            table.meta["kind"] = "stack"
+            for number, cell in enumerate(cells):
+                if number % len(names) and names[number % len(names)]:
+                    cell.attrSet("data-column", names[number % len(names)])
+
+
+class Page(NamedTuple):
+    """A page without what surrounds its text. `within`: the page of the contents under which it is
+    listed, if that is another."""
+
+    title: str
+    body: str
+    board: str
+    within: str
 
 
 class Site:
@@ -146,33 +203,28 @@ class Site:
     count of each."""
 
     def __init__(self, show: Callable[[str, int, int], object]) -> None:
-        options = {"html": True, "highlight": lambda text, language, _: show_code(text, language)}
-        self.markdown = MarkdownIt("commonmark", options).enable("table")
+        self.markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
         self.markdown.add_render_rule(
-            "table_open", lambda *_: '<div class="scroll" tabindex="0"><table>\n'
+            "table_open",
+            lambda _, tokens, at, *more: (
+                f'<div class="scroll {tokens[at].meta.get("kind", "")}" tabindex="0"><table>\n'
+            ),
         )
         self.markdown.add_render_rule(
             "code_block", lambda _, tokens, at, *more: show_code(tokens[at].content, "")
         )
+        self.markdown.add_render_rule(
+            "fence", lambda _, tokens, at, *more: show_code(tokens[at].content, tokens[at].info)
+        )
         self.markdown.add_render_rule("table_close", lambda *_: "</table></div>\n")
         self.template = Template((HERE / "template.html").read_text(encoding="utf-8"))
-        self.texts = {page: read_text(file) for file, page in TEXTS.items()}
+        self.texts = {page: TURNS.sub("", read_text(file)) for file, page in TEXTS.items()}
         titles = {
             page: text.partition("\n")[0][2:].replace("`", "") for page, text in self.texts.items()
         }
-        others = {page: title for page, title in titles.items() if page not in BOARDS.values()}
-        lists = {
-            title: {lesson.name: titles[lesson.name] for lesson in part}
-            for title, part in PARTS.items()
-        }
-        path, *beside = (
-            f"<b>{title}</b>{list_pages(pages)}"
-            for title, pages in (lists | {"Tools and pages": others}).items()
-        )
-        self.contents = f"<div>{path}</div><div>{''.join(beside)}</div>"
-        self.show, self.pages, self.pictures, self.played = (
+        self.show, self.pages, self.copies, self.played = (
             show,
-            dict[str, str](),
+            dict[str, Page](),
             dict[str, Path](),
             set[str](),
         )
@@ -182,27 +234,77 @@ class Site:
         to a word of the glossary; and files that are linked to, with the addresses of their
         code."""
 
-    def add(self, page: str, title: str, body: str, board: str = "") -> None:
+    def add(self, page: str, title: str, body: str, board: str = "", within: str = "") -> None:
         self.show(
             title,
             len(self.pages),
             max(len(self.pages), len(TEXTS) + len(PROGRAMS)),
         )
-        board = board and f'<aside aria-label="The code">{board}</aside>'
-        parts = {
-            "title": html.escape(title),
-            "contents": self.contents,
-            "body": body,
-            "board": board,
+        self.pages[page] = Page(html.escape(title), body, board, within)
+
+    def finish(self) -> dict[str, str]:
+        """All pages by their files, with what surrounds their texts: the contents, and links to the
+        page before and to the one after."""
+        texts = [name for name in TEXTS.values() if not self.pages[name].within]
+        others = [name for name in self.pages if name not in TEXTS.values()]
+        kinds = [[*names] for _, names in groupby(others, lambda name: name.partition("-")[0])]
+        kinds += [[above, name] for name in TEXTS.values() if (above := self.pages[name].within)]
+        marked = {*BOARDS.values()}
+        turns = {name: ["", ""] for name in self.pages}
+        for one, next_ in (pair for names in [texts, *kinds] for pair in pairwise(names)):
+            after = f'<a rel="next" href="{next_}.html">{self.pages[next_].title} →</a>'
+            turns[one][1] = turns[one][1] or after
+            turns[next_][0] = f'<a rel="prev" href="{one}.html">← {self.pages[one].title}</a>'
+        return {
+            f"{name}.html": self.template.substitute(
+                title=page.title,
+                contents=self.list_contents(name, page),
+                body=HEADING.sub(ANCHORED, page.body),
+                progress=PROGRESS.format(name) if name in marked else "",
+                turns="".join(turns[name]),
+                board=page.board,
+            )
+            for name, page in self.pages.items()
         }
-        self.pages[f"{page}.html"] = self.template.substitute(parts)
+
+    def list_contents(self, name: str, page: Page) -> str:
+        """The contents beside a page: the chapters, numbered, and the other pages; under this page
+        its sections, and beside or under it those that are within the same one."""
+        above, here = page.within or name, f"{name}.html"
+        sections = {
+            f"#{at}": title for level, at, title in HEADING.findall(page.body) if level == "2"
+        }
+        within = {
+            f"{each}.html": self.titles.get(each) or each.partition("-")[2]
+            for each, about in self.pages.items()
+            if about.within == above
+        }
+        below = {here: f"<ul>{list_links(sections)}</ul>"} if sections else {}
+        if within:
+            its = "" if page.within else list_links(sections)
+            below |= {f"{above}.html": f"<ul>{its}{list_links(within, here, below)}</ul>"}
+        parts, number = f"<ul>{list_links({'index.html': 'Overview'}, here, below)}</ul>", 1
+        for title, part in PARTS.items():
+            links = {f"{each.name}.html": each.name for each in part}
+            parts += f'<b>{title}</b><ol start="{number}">{list_links(links, here, below)}</ol>'
+            number += len(part)
+        links = {
+            f"{each}.html": self.titles[each]
+            for each in TEXTS.values()
+            if each != "index" and each not in BOARDS.values() and not self.pages[each].within
+        }
+        is_open = " open" if f"{above}.html" in links else ""
+        return (
+            f"{parts}<details{is_open}><summary>Tools and pages</summary>"
+            f"<ul>{list_links(links, here, below)}</ul></details>"
+        )
 
     def add_text(self, file: Path, page: str) -> None:
         """A chapter, with its board, or another text."""
         body, board = self.render(page, file, self.texts[page]), ""
         if page == "glossary":
             body = re.sub(
-                r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td>(.*?)</td>)', self.lead_back, body
+                r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td.*?>(.*?)</td>)', self.lead_back, body
             )
         elif page == "exercises":
             for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
@@ -210,16 +312,22 @@ class Site:
                     f'<li><a href="{self.link(FOLDER / each.folder)}">{each.title}</a></li>'
                     for each in its
                 )
-                body += f"<h2>{lesson}</h2><ul>{links}</ul>"
+                body += f'<h2 id="{lesson}">{lesson}</h2><ul>{links}</ul>'
         elif own := [each for each in CATALOGUE.values() if each.lesson == page]:
             shown = "".join(map(self.show_exercise, own))
             shown = f'<h2 id="exercises">Exercises</h2>\n{shown}'
             body = AFTER_TRIALS.sub(lambda trials: trials[0] + shown, body)
+        elif file.suffix == ".ipynb":
+            self.copies[file.name] = file
+            body = body.replace("</h1>", f"</h1>\n{DOWNLOAD.format(file.name)}", 1)
         for code in (code for code, chapter in BOARDS.items() if chapter == page):
-            board = (
-                f"<h2>{code.name}</h2>{show_code(code.read_text(encoding='utf-8'), 'python', code)}"
+            board = BOARD.format(
+                name=code.name, code=show_code(code.read_text("utf-8"), "python", code)
             )
-        self.add(page, self.titles[page], place_calculators(body), board)
+        chapters = {code.parent: chapter for code, chapter in BOARDS.items()}
+        within = chapters.get(file.parent, page)
+        within = "" if within == page else within
+        self.add(page, self.titles[page], place_calculators(body), board, within)
 
     def lead_back(self, row: re.Match[str]) -> str:
         """The word of a row of the glossary, with a link to where it is first used."""
@@ -256,7 +364,7 @@ class Site:
 <div class="copied">{show_code(exercise.stub, "python", name=exercise.file)}</div>
 {show_code(run, "console")}{hints}<details><summary>Mistakes that others made</summary>
 <ul>{mistakes}</ul></details>
-</section>
+{PROGRESS.format(name)}</section>
 """
 
     def add_program(self, name: str) -> None:
@@ -276,9 +384,9 @@ class Site:
 href="{self.link(file)}#{file.name}-{min(lines)}">{file.name}</a>, and <code>{command}</code>
 runs it, and its cure. All programs: <a href="break.html">break</a></p>
 <figure>{self.play(recording, page, {file: lines}) if recording else ""}</figure>
-<h2>The cure</h2>
+<h2 id="cure">The cure</h2>
 {show_code("".join(f"{line[0]}{line[5:]}{chr(10)}" for line in changes), "diff")}"""
-        self.add(page, f"break: {name}", body)
+        self.add(page, f"break: {name}", body, within="break")
 
     def show_figure(self, page: str, file: Path, caption: str) -> str:
         """A figure, with a player of the run that it was drawn from, once on a page. Raises
@@ -287,7 +395,7 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
         name, path = f"{folder}-{file.name}", f"{folder}/{file.stem}"
         if not (figure := FIGURE_OF.get(path)):
             raise PlaygroundError(f"{page} shows {file.relative_to(ROOT)}, which no run draws")
-        self.pictures[f"figures/{name}"] = file
+        self.copies[f"figures/{name}"] = file
         picture = f'<img src="figures/{name}" alt="{caption}">'
         about = f"<figcaption>{caption}</figcaption>"
         recording, once = find_run(figure.run.name), f"{figure.run.name} on {page}"
@@ -349,6 +457,7 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
     def render(self, page: str, file: Path, text: str) -> str:
         """The text of a page, written in `file`, as HTML."""
         tokens = self.markdown.parse(text)
+        label_cells(tokens)
         for place, token in enumerate(tokens):
             if token.type == "heading_open":
                 title = tokens[place + 1].content.replace("`", "")
@@ -369,8 +478,19 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
                         child.content for child in children if child.type in ("text", "code_inline")
                     )
                     self.sections[-1][2] += f"{' '.join(said)} "
+                self.lead_to_line(file, children, tokens[place + 2 : place + 3])
                 token.children = [*self.change(page, file, token.content, children)]
         return str(self.markdown.renderer.render(tokens, self.markdown.options, {}))
+
+    def lead_to_line(self, file: Path, children: list[Token], following: list[Token]) -> None:
+        """Let the last link of a paragraph lead to the line at which the code begins that follows
+        it."""
+        links = [child for child in children if child.type == "link_open"]
+        path = str(links[-1].attrGet("href")) if links else ""
+        if path.endswith(".py") and [token.type for token in following] == ["fence"]:
+            source = file.parent / path
+            line = line_of(following[0].content, source.read_text(encoding="utf-8"))
+            links[-1].attrSet("href", f"{path}#{source.name}-{line}" if line else path)
 
     def change(self, page: str, file: Path, content: str, children: list[Token]) -> Iterator[Token]:
         """The parts of a paragraph, with links to pages, to exercises where they are named, and to
@@ -422,7 +542,8 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
             title,
             f"<h1>{title}</h1>\n{show_code(code, language, file)}",
         )
-    texts = site.pages | {
+    pages = site.finish()
+    texts = pages | {
         "player.js": read_script(),
         "site.css": read_style() + (HERE / "site.css").read_text("utf-8"),
     }
@@ -434,12 +555,21 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
     for name, text in texts.items():
         write_file(folder / name, text.encode())
     for name, file in (
-        site.pictures | FILES | {each: HERE / each for each in ("site.js", "icon.svg")}
+        site.copies | FILES | {each: HERE / each for each in ("settings.js", "site.js", "icon.svg")}
     ).items():
         write_file(folder / name, file.read_bytes())
-    return [*site.pages]
+    return [*pages]
 
 
+BOARD = """<aside aria-label="The code">
+<button class="board" aria-expanded="true" aria-controls="board">{name}</button>
+<div id="board">{code}</div>
+</aside>"""
+PROGRESS = """<p class="progress" data-done="{}" hidden><label><input type="checkbox">
+<span></span></label></p>"""
+DOWNLOAD = """<p><a class="button" href="{0}" download>Download {0}</a> It opens in Jupyter,
+in VS Code, and in Colab (File, Upload notebook).</p>
+"""
 SEARCH = "search.js"
 """A file of every site."""
 DIR = click.argument("folder", metavar="DIR", type=FILE)

@@ -11,7 +11,7 @@ from test_readme import fenced_blocks
 
 from playground.lessons import PARTS, PATH
 from playground.runtime.remote import ROOT
-from playground.site.build import EXCERPT, stands_in
+from playground.site.build import EXCERPT, line_of
 from playground.site.chapters import CHAPTERS
 
 FOLDER = CHAPTERS["glossary"].parent
@@ -42,13 +42,13 @@ NO_PROSE = re.compile(
 
 def test_an_excerpt_is_verbatim() -> None:
     source = "def f():\n    a = 1\n    b = 2\n\n    c = 3\n    return a\n"
-    assert stands_in("a = 1\nb = 2\n", source)
-    assert stands_in("def f():\n    a = 1\n    # …\n    return a\n", source)
-    assert stands_in("b = 2\n\nc = 3\n", source)
-    assert not stands_in("a = 1\nc = 3\n", source)
-    assert not stands_in("return a\n# …\na = 1\n", source)
-    assert not stands_in("a = 1  # one\n", source)
-    assert not stands_in("a = 1\n    b = 2\n", source)
+    assert line_of("a = 1\nb = 2\n", source)
+    assert line_of("def f():\n    a = 1\n    # …\n    return a\n", source)
+    assert line_of("b = 2\n\nc = 3\n", source)
+    assert not line_of("a = 1\nc = 3\n", source)
+    assert not line_of("return a\n# …\na = 1\n", source)
+    assert not line_of("a = 1  # one\n", source)
+    assert not line_of("a = 1\n    b = 2\n", source)
 
 
 @pytest.mark.parametrize("name", FORMED)
@@ -62,7 +62,7 @@ def test_code_in_a_chapter_is_the_source_s(name: str) -> None:
     page = PAGES[name]
     for file, indent, block in EXCERPT.findall(page.read_text(encoding="utf-8")):
         source = (page.parent / file).read_text(encoding="utf-8")
-        assert stands_in(textwrap.dedent(block), source), f"{indent}{block}"
+        assert line_of(textwrap.dedent(block), source), f"{indent}{block}"
         assert re.match(r"(def|class|@)", block[len(indent) :]), f"{indent}{block}"
 
 

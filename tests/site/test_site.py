@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 from browser import MISSING, Browser, browser
+from selenium.webdriver.common.action_chains import ActionChains
 
 from playground.exercises.exercise import CATALOGUE
 from playground.figures import runs
-from playground.lessons import PARTS, PATH
+from playground.lessons import LESSONS, PARTS
 from playground.runtime.errors import PlaygroundError
 from playground.site import build
 from playground.site.build import TEXTS, write_site
@@ -92,14 +93,59 @@ def test_links_and_anchors_lead_somewhere(site: Path) -> None:
     assert {f"{name}.html" for name in TEXTS.values()} < {*pages}
 
 
-def test_the_contents_have_the_path_in_order_and_then_its_parts(site: Path) -> None:
+def test_the_contents_number_the_path_in_order_and_then_its_parts(site: Path) -> None:
     contents = (
-        (site / "hello.html").read_text().partition('class="lists">')[2].partition("</nav>")[0]
+        (site / "index.html").read_text().partition('id="contents"')[2].partition("</nav>")[0]
     )
-    titles = re.findall("<b>(.*?)</b>", contents)
-    assert titles == [*PARTS, "Tools and pages"]
-    pages = re.findall('<a href="(.*?).html">', contents.partition("Tools and pages")[0])
-    assert pages == [lesson.name for lesson in PATH]
+    assert re.findall("<b>(.*?)</b>", contents) == [*PARTS]
+    lists = re.findall('<ol start="(.*?)">(.*?)</ol>', contents)
+    pages = [re.findall('<a href="(.*?).html">', each) for _, each in lists]
+    assert pages == [[lesson.name for lesson in part] for part in PARTS.values()]
+    before = [sum(map(len, pages[:number])) for number in range(len(pages))]
+    assert [int(start) - 1 for start, _ in lists] == before
+
+
+def test_previous_and_next_lead_through_all_pages_of_a_kind(site: Path) -> None:
+    """From the overview through the chapters to the last text, from exercise to exercise, and from
+    a page beside a chapter back to it."""
+    pages = {file.stem: file.read_text() for file in site.glob("*.html")}
+    links = {
+        turn: {
+            name: found[1]
+            for name, text in pages.items()
+            if (found := re.search(rf'rel="{turn}" href="(.*?)\.html"', text))
+        }
+        for turn in ("prev", "next")
+    }
+    assert all(links["prev"][after] == name for name, after in links["next"].items())
+    course = ["index"]
+    while course[-1] in links["next"]:
+        course.append(links["next"][course[-1]])
+    assert course[1 : 1 + len(LESSONS)] == [*LESSONS]
+    beside = {*TEXTS.values()} - {*course}
+    assert {links["prev"][name] for name in beside} <= {*LESSONS}
+    assert "lab" in beside
+    for kind in ("exercise", "break", "code"):
+        names = {name for name in pages if name.startswith(f"{kind}-")}
+        assert len(names & {*links["prev"]}) == len(names) - 1
+
+
+EXCERPTS = re.compile(
+    r'<a href="[\w.-]*#lesson\.py-(\d+)">lesson\.py</a>:</p>\n'
+    r'<div class="code"><pre .*?<code>(.*?)\n'
+)
+
+
+def test_an_excerpt_leads_to_the_line_where_it_begins(site: Path) -> None:
+    found = 0
+    for name in LESSONS:
+        text = (site / f"{name}.html").read_text()
+        for at, code in EXCERPTS.findall(text):
+            line = re.search(rf'id="lesson\.py-{at}" data-n="{at}">(.*?)\n', text)
+            assert line, f"{name}:{at}"
+            assert re.sub("<.*?>", "", line[1]).strip() == re.sub("<.*?>", "", code), f"{name}:{at}"
+            found += 1
+    assert found > 2 * len(LESSONS)
 
 
 def test_it_is_small(site: Path) -> None:
@@ -242,6 +288,145 @@ def test_pages_are_accessible(
         assert window.ask("return document.documentElement.scrollWidth <= innerWidth"), name
         window.ask(axe)
         assert window.ask_later(FINDINGS) == [], name
+
+
+LAYOUT = Path(__file__).with_name("layout.js").read_text()
+
+
+@in_browser
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_overlaps_or_is_cut_off(
+    scheme: str, every: bool, site: Path, show: Callable[..., Browser]
+) -> None:
+    """On a telephone, a tablet and a desk; in `make stress` all pages."""
+    some = ("allreduce", "glossary")
+    for name in sorted(file.stem for file in site.glob("*.html")) if every else some:
+        for width in (400, 800, 1400):
+            window = show(name, width=width, color_scheme=scheme)
+            assert window.ask(f"{LAYOUT} return findFaults()") == [], (name, width)
+
+
+@in_browser
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_steps_leave_the_page_where_it_is_and_labels_apart(
+    width: int, every: bool, site: Path, show: Callable[..., Browser]
+) -> None:
+    """From the first step on; in `make stress` in all players."""
+    played = [file.stem for file in site.glob("*.html") if 'class="player"' in file.read_text()]
+    labels = 0
+    for name in played if every else ("allreduce",):
+        window = show(name, width=width, reduced_motion="reduce")
+        buttons = "[...document.querySelectorAll('.begin-play')]"
+        window.ask(
+            f"{buttons}.filter(each => each.checkVisibility()).forEach(each => each.click())"
+        )
+        window.ask_later("requestAnimationFrame(() => requestAnimationFrame(done))")
+        at = window.ask("return scrollY")
+        for player in window.ask(f"{LAYOUT} return stepAll()"):
+            assert player["first"].startswith("Step 1 of") or name.startswith("break-"), name
+            assert (len(player["heights"]), player["collisions"]) == (1, []), (name, player)
+            labels += player["labels"]
+        assert window.ask("return scrollY") == at, name
+    assert labels > 20
+
+
+@in_browser
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
+def test_a_chapter_s_first_exercise_is_near_on_a_telephone(
+    every: bool, show: Callable[..., Browser]
+) -> None:
+    """Within six screens, where it is far; in `make stress` in all."""
+    with_exercises = {exercise.lesson for exercise in CATALOGUE.values()}
+    for name in sorted(with_exercises) if every else ("ddp",):
+        window = show(name, width=400, height=844)
+        first = "document.querySelector('main a[href*=\"exercise-\"]')"
+        assert 0 < window.ask(f"return {first}.getBoundingClientRect().top") < 6 * 844, name
+
+
+@in_browser
+def test_what_a_reader_does_stays_in_view(show: Callable[..., Browser]) -> None:
+    """Results of a search, the line that an excerpt is from, and the lines at which ranks are."""
+    window = show("allreduce", width=1400, reduced_motion="reduce")
+    top = "getBoundingClientRect().top"
+    link = "document.querySelectorAll('main a[href*=\"#lesson.py-\"]')[1]"
+    window.ask(f"{link}.scrollIntoView({{block: 'center'}})")
+    window.press("/", *"ring")
+    window.until("return document.querySelectorAll('#found a').length > 3")
+    assert 0 < window.ask(f"return document.querySelector('#found a').{top}") < 300
+    window.press("\ue00c")
+    before = window.ask(f"return {link}.{top}")
+    window.ask(f"{link}.click()")
+    assert window.ask(f"return {link}.{top}") == pytest.approx(before, abs=2)
+    line = "document.querySelector('#board .here')"
+    assert window.ask(f"return {line}.textContent").startswith("def ")
+    assert 0 < window.ask(f"return {line}.{top}") < 800
+    window.ask("document.querySelector('.player').scrollIntoView()")
+    window.ask("document.querySelector('.player [name=forward]').focus()")
+    window.press("\ue007", "\ue007")
+    window.until("return document.querySelector('[data-ranks]')")
+    heights = "[...document.querySelectorAll('[data-ranks]')].map(each => each.offsetHeight)"
+    assert max(window.ask(f"return {heights}")) < 60
+
+
+@in_browser
+def test_keys_are_those_of_the_player_that_is_used(show: Callable[..., Browser]) -> None:
+    """And the page's again, once the reader has clicked elsewhere."""
+    window = show("collectives", width=1400, reduced_motion="reduce")
+
+    def click(selector: str) -> None:
+        place = window.driver.find_element("css selector", selector)
+        ActionChains(window.driver).click(place).perform()
+
+    window.ask("document.querySelector('figure:has(.player)').scrollIntoView()")
+    click(".player figcaption")
+    at, play = window.ask("return scrollY"), ".player [name=play]"
+    said = []
+    for _ in range(2):
+        window.press(" ")
+        said.append(window.text(play))
+    assert (said, window.ask("return scrollY")) == (["Pause", "Play"], at)
+    click("figure:has(.player) > figcaption")
+    window.press(" ")
+    window.until(f"return scrollY > {at}")
+    assert window.text(play) == "Play"
+
+
+@in_browser
+def test_the_browser_keeps_what_the_reader_has_chosen_and_done(
+    show: Callable[..., Browser],
+) -> None:
+    window = show("hello", width=1400, color_scheme="light")
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    light = window.ask(paper)
+    window.ask("for (let i = 0; i < 2; i++) document.querySelector('.theme').click()")
+    dark = window.ask(paper)
+    assert light != dark
+    window.ask("document.querySelector('.progress input').click()")
+    window = show("p2p", width=1400, color_scheme="light")
+    assert window.ask(paper) == dark
+    done = "return [...document.querySelectorAll('ol .done')].map(each => each.textContent)"
+    assert window.ask(done) == ["hello"]
+    assert window.text(".progress").endswith("(1 of 24)")
+    assert window.text(".begin") == "Go on: hello"
+    window.ask("localStorage.clear()")
+    window = show("p2p", width=1400, color_scheme="light")
+    assert (window.ask(paper), window.ask(done)) == (light, [])
+
+
+@in_browser
+def test_a_block_is_copied_and_of_a_session_its_commands(show: Callable[..., Browser]) -> None:
+    window = show("exercise-swap", width=1400)
+    allowed = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    window.driver.execute_cdp_cmd("Browser.grantPermissions", allowed)
+    copied = []
+    for number in range(2):
+        window.ask("document.querySelectorAll('.copy')[arguments[0]].click()", number)
+        window.until(f"return document.querySelectorAll('.copy')[{number}].textContent === '✓'")
+        copied.append(window.ask_later("navigator.clipboard.readText().then(done)"))
+    assert copied[0].rstrip() == CATALOGUE["swap"].stub.rstrip()
+    assert copied[1] == "python -m playground exercise swap\npython -m playground check swap"
 
 
 @in_browser

@@ -33,7 +33,7 @@ from playground.trace.analyse import (
 from playground.trace.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Waits, WaitState
 from playground.trace.record import RankRecording, Recording
 from playground.trace.render import INK, PAPER, STYLES
-from playground.trace.render.renderers import css_variables
+from playground.trace.render.renderers import css_name
 from playground.trace.render.timeline import PIECES, ROW, SPANS, Lanes, style_of
 
 MAX_WAITS, MAX_CHAINS = 5_000, 300
@@ -274,12 +274,12 @@ def render_player(
 
 def read_style() -> str:
     """The style sheet of players, and the colours of pictures as variables, for light and for dark
-    surroundings."""
-    light, dark = css_variables({"paper": PAPER, "ink": INK, **STYLES})
-    return (
-        f":root{{{light};}}\n@media "
-        f"(prefers-color-scheme:dark){{:root{{{dark};}}}}\n{read('player.css')}"
+    surroundings, as the page's `color-scheme` is."""
+    colours = {"paper": PAPER, "ink": INK, **STYLES}
+    variables = "".join(
+        f"--{css_name(name)}:light-dark({','.join(pair)});" for name, pair in colours.items()
     )
+    return f":root{{color-scheme:light dark;{variables}}}\n{read('player.css')}"
 
 
 def read_script() -> str:

@@ -84,6 +84,26 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+const TRIED = 4;
+
+/** The moments with the longest of these texts, each text once. */
+function longest(moments, text) {
+  const when = new Map(moments.map((time) => [text(time), time]));
+  return [...when.keys()].sort((a, b) => b.length - a.length).slice(0, TRIED).map((each) => when.get(each));
+}
+
+/** Give elements the most height that they have at these tries, so that what is below them stays where it is. */
+function reserve(elements, tries, show) {
+  for (const each of elements) each.style.height = each.style.minHeight = "";
+  const most = elements.map(() => 0);
+  for (let i = 0; i < tries; i++) {
+    show(i);
+    elements.forEach((each, index) => { most[index] = Math.max(most[index], each.getBoundingClientRect().height); });
+  }
+  // In a table a height is the least that a cell has; elsewhere it would be the most, too.
+  elements.forEach((each, index) => { each.style[getComputedStyle(each).display === "table-cell" ? "height" : "minHeight"] = `${most[index]}px`; });
+}
+
 /** Write a text where another stands; nothing is done where it stands already. */
 function write(place, text) {
   if (place.textContent !== text) place.textContent = text;

@@ -1,4 +1,4 @@
-const STEPS_AT_FIRST = 3, REAL_SECONDS = 20, MOST_SAID = 6, IS_STILL = matchMedia("(prefers-reduced-motion: reduce)");
+const STEPS_AT_FIRST = 3, REAL_SECONDS = 20, MOST_SAID = 6, MOST_MEASURED = 400, IS_STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** The parts of the page, which all show the same moment. */
 class View {
@@ -38,6 +38,13 @@ class View {
   layOut() {
     this.stage.layOut(Math.max(200, this.stage.svg.clientWidth));
     this.timeline.layOut(Math.max(200, this.timeline.root.clientWidth));
+  }
+
+  /** Give all that changes in height the height of its longest at these moments. */
+  reserve(clock, moments) {
+    const told = longest(moments, (time) => this.stage.tell(clock, time));
+    reserve([this.stage.caption], told.length, (i) => write(this.stage.caption, this.stage.tell(clock, told[i])));
+    this.ranks.reserve(clock, moments);
   }
 
   show(clock, time, from, to, isMoving) {
@@ -88,6 +95,7 @@ class Player {
   /** `place`: the element with the controls. A player that is in no figure has the keys of the whole page. */
   constructor(run, place) {
     Object.assign(this, {run, place, isAlone: !place.closest("figure")});
+    Player.all.push(this);
     this.clock = "logical";
     this.time = 0;
     this.isPlaying = false;
@@ -99,7 +107,12 @@ class Player {
     this.changeClock("logical");
     this.goTo(this.findBeginning());
     performance.mark("usable");
-    new ResizeObserver(() => { this.layOut(); this.show(); }).observe(place.querySelector(".runs"));
+    new ResizeObserver(([{contentRect: {width}}]) => {
+      if (width === this.width) return;
+      this.width = width;
+      this.layOut();
+      this.show();
+    }).observe(place.querySelector(".runs"));
   }
 
   listen() {
@@ -115,10 +128,25 @@ class Player {
     this.controls.speed.addEventListener("change", () => this.show());
     this.controls.clock.addEventListener("change", (event) => this.changeClock(event.target.value));
     this.controls.position.addEventListener("input", (event) => this.goTo(Number(event.target.value)));
-    (this.isAlone ? document : this.place).addEventListener("keydown", (event) => this.press(event));
-    for (const query of ["(prefers-color-scheme: dark)", "(resolution: 1dppx)"]) {
-      matchMedia(query).addEventListener("change", () => { this.layOut(); this.show(); });
-    }
+    document.addEventListener("keydown", (event) => { if (this.hasKeys()) this.press(event); });
+    const redraw = () => { this.layOut(); this.show(); };
+    for (const query of ["(prefers-color-scheme: dark)", "(resolution: 1dppx)"]) matchMedia(query).addEventListener("change", redraw);
+    new MutationObserver(redraw).observe(document.documentElement, {attributeFilter: ["data-theme"]});
+  }
+
+  /** On a page with a text, keys are for the player that was used last, while it is in sight. */
+  hasKeys() {
+    const {top, bottom} = this.place.getBoundingClientRect();
+    return this.isAlone || (Player.current === this && bottom > 0 && top < innerHeight);
+  }
+
+  /** The reader works with this player, or with none. */
+  static turnTo(player) {
+    if (Player.current === player) return;
+    Player.current = player;
+    if (!player) return;
+    player.view.source.shown = null;
+    player.show();
   }
 
   press(event) {
@@ -145,20 +173,17 @@ class Player {
   /** When an event is to be looked at. A logical step is looked at in its middle, while its messages are under way. */
   timeOf(place) { return this.run.begin[this.clock][place] + (this.clock === "real" ? 0 : 0.5); }
 
-  /** Where to begin: where the page says; at the end of a run that stood still; in a figure, at the first message, or the
-   * first training step. A page begins at the first training step, and shows a few of them. */
+  /** Where to begin: where the page says; at the end of a run that stood still; else at the first step. A page of a run
+   * alone begins at the first training step, and shows a few of them. */
   findBeginning() {
-    const {run} = this, isPhase = (place) => run.what(place)[KIND] === "phase";
+    const {run} = this;
     if (run.opens !== null) return this.timeOf(run.opens);
     if (run.standstill) return this.length();
     const step = this.isAlone ? run.firstTrainingStep() : undefined;
-    if (step !== undefined) {
-      const from = run.begin.logical[step], long = run.finish.logical[step] - from;
-      if (Number.isFinite(long)) this.window = [from, Math.min(from + STEPS_AT_FIRST * (long + 1), this.length())];
-      return this.timeOf(step);
-    }
-    const place = run.sent.length ? run.sent[run.arrows.logical[0]] : Array.from({length: run.size}, (_, at) => at).find(isPhase);
-    return this.isAlone || place === undefined ? this.time : this.timeOf(place);
+    if (step === undefined) return this.time;
+    const from = run.begin.logical[step], long = run.finish.logical[step] - from;
+    if (Number.isFinite(long)) this.window = [from, Math.min(from + STEPS_AT_FIRST * (long + 1), this.length())];
+    return this.timeOf(step);
   }
 
   /** Moments to stop at: the middle of every logical step, or whenever anything begins or ends. */
@@ -247,24 +272,36 @@ class Player {
     this.goTo(this.time + time);
   }
 
-  layOut() { this.view.layOut(); }
+  layOut() {
+    const every = Math.ceil(this.stops.length / MOST_MEASURED), moments = [...this.stops].filter((_, index) => index % every === 0);
+    this.view.layOut();
+    this.view.reserve(this.clock, moments);
+    const {status} = this.controls, told = longest(moments, (time) => this.tell(time));
+    reserve([status], told.length, (i) => write(status, this.tell(told[i])));
+  }
 
   show() {
     const isMoving = !IS_STILL.matches;
     this.view.show(this.clock, this.time, ...this.window, isMoving);
-    const {position, status} = this.controls, where = this.describeTime();
+    const {position, status} = this.controls, where = this.describeTime(this.time);
     position.value = this.time;
     position.setAttribute("aria-valuetext", where);
-    write(status, `${where}. ${this.view.tell(this.clock, this.time)}`);
+    write(status, this.tell(this.time));
   }
 
-  describeTime() {
-    if (this.clock === "logical") return `Step ${Math.min(Math.floor(this.time) + 1, this.length())} of ${this.length()}`;
+  tell(time) { return `${this.describeTime(time)}. ${this.view.tell(this.clock, time)}`; }
+
+  describeTime(time) {
+    if (this.clock === "logical") return `Step ${Math.min(Math.floor(time) + 1, this.length())} of ${this.length()}`;
     const slower = formatTime(this.rate() * Number(this.controls.speed.value));
-    return `${formatTime(this.time)} of ${formatTime(this.length())} (a second is ${slower} of the run)`;
+    return `${formatTime(time)} of ${formatTime(this.length())} (a second is ${slower} of the run)`;
   }
 }
 
+Player.all = [];
+for (const kind of ["pointerdown", "focusin"]) {
+  document.addEventListener(kind, (event) => Player.turnTo(Player.all.find(({place}) => place.contains(event.target)) ?? null));
+}
 for (const place of document.querySelectorAll(".player")) {
   Run.read(JSON.parse(place.querySelector("script").textContent)).then((run) => new Player(run, place));
 }

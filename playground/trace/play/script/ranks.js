@@ -31,9 +31,25 @@ class Ranks {
     });
   }
 
+  /** Give each row the height of the tallest that it is at these moments. */
+  reserve(clock, moments) {
+    const {run} = this, held = (rank) => (time) => "1".repeat(run.held(clock, rank, time)?.length ?? 0);
+    const tries = run.ranks.map((_, rank) => [(time) => formatDoing(run, clock, rank, time), held(rank), (time) => this.tellLine(run.sourceAt(clock, rank, time))]
+      .map((text) => longest(moments, text)));
+    reserve([...this.body.rows].flatMap((row) => [...row.cells].slice(1)), TRIED, (i) => tries.forEach(([doing, holding, line], rank) => {
+      const {cells} = this.body.rows[rank], at = (times) => times[Math.min(i, times.length - 1)];
+      this.showDoing(cells[1], clock, rank, at(doing));
+      cells[2].replaceChildren(...this.formatHeld(run.held(clock, rank, at(holding))));
+      this.showLine(cells[3].querySelector("a"), run.sourceAt(clock, rank, at(line)));
+      this.shown[rank] = {};
+    }));
+  }
+
+  tellLine(source) { return source === null ? "" : `${formatSource(this.run, source)}  ${lineOf(this.run, source)}`; }
+
   /** The line leads to the page of its code, if there is one. */
   showLine(link, source) {
-    write(link, source === null ? "" : `${formatSource(this.run, source)}  ${lineOf(this.run, source)}`);
+    write(link, this.tellLine(source));
     const address = source !== null && addressOf(this.run, source);
     if (address) link.href = address; else link.removeAttribute("href");
   }

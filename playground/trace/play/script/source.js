@@ -64,9 +64,9 @@ class Source {
     this.marked.push(line);
   }
 
-  /** Mark the lines that are beside this player on its page, while a reader works with it. */
+  /** Mark the lines that are beside this player on its page, once a reader works with it. */
   markPage(places) {
-    if (!this.root.closest(".player").contains(document.activeElement)) return;
+    if (Player.current?.place !== this.root.closest(".player")) return;
     for (const line of document.querySelectorAll("[data-ranks]")) delete line.dataset.ranks;
     places.forEach((place, rank) => {
       const address = place === null ? "" : addressOf(this.run, place) ?? "";

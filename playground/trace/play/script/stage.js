@@ -1,4 +1,4 @@
-const WIDE_CELL = 36, NARROW_CELL = 30, LETTER = 7.3, NARROW = 600, ROW_HEIGHT = 20, MOST_WITH_VALUES = 16, MOST_LIT = 200;
+const WIDE_CELL = 36, NARROW_CELL = 30, LETTER = 7.3, NARROW = 600, ROW_HEIGHT = 20, MOST_WITH_VALUES = 16, MOST_LIT = 200, LABEL_HEIGHT = 16, ALONG = [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8];
 
 /** The ranks around a table, what each holds, and the messages that are under way between them. */
 class Stage {
@@ -33,10 +33,12 @@ class Stage {
       const angle = turn + (2 * Math.PI * rank) / count, reach = count > 1 ? across : 0;
       return {x: width / 2 + reach * Math.cos(angle), y: height / 2 + down * Math.sin(angle)};
     });
+    this.size = [width, height];
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("height", height);
     this.links.replaceChildren();
     this.lit.clear();
+    this.labelled = "";
     this.boxes.replaceChildren(...this.run.ranks.map((rank, index) => this.makeBox(rank, index)));
   }
 
@@ -61,8 +63,14 @@ class Stage {
       if (!this.lit.has(arrow)) this.light(arrow);
       this.move(clock, arrow, time, isMoving);
     }
+    this.placeLabels(arrows);
     this.showStandstill(clock, time);
-    write(this.caption, this.run.collectives(clock, time).map((each) => this.describe(each)).join("; ") || "\u00a0");
+    write(this.caption, this.tell(clock, time));
+  }
+
+  /** The collectives that ranks are in, in words. */
+  tell(clock, time) {
+    return this.run.collectives(clock, time).map((each) => this.describe(each)).join("; ") || "\u00a0";
   }
 
   /** Who waits for whom, once all of them are in calls that never end. */
@@ -109,7 +117,7 @@ class Stage {
     const link = element("g", {"data-arrow": arrow},
       element("path", {class: "link", d, "marker-end": `url(#${this.head})`}),
       element("circle", {class: "packet", r: 5}),
-      element("text", {class: "label"}, formatCargo(this.run, this.run.sent[arrow])));
+      element("text", {class: "label"}));
     link.curve = points;
     this.links.append(link);
     this.lit.set(arrow, link);
@@ -123,14 +131,53 @@ class Stage {
   }
 
   move(clock, arrow, time, isMoving) {
-    const link = this.lit.get(arrow), [a, c, b] = link.curve;
+    const link = this.lit.get(arrow);
     const begin = this.run.begin[clock][this.run.sent[arrow]], end = Math.min(this.run.arrived(clock, arrow), this.run.length[clock]);
     const t = isMoving && end > begin ? (time - begin) / (end - begin) : 0.5;
-    const at = (name) => (1 - t) ** 2 * a[name] + 2 * t * (1 - t) * c[name] + t ** 2 * b[name];
-    const [, dot, label] = link.children;
-    dot.setAttribute("cx", at("x"));
-    dot.setAttribute("cy", at("y"));
-    label.setAttribute("x", at("x"));
-    label.setAttribute("y", at("y") - 12);
+    const dot = link.children[1], {x, y} = pointOf(link.curve, t);
+    dot.setAttribute("cx", x);
+    dot.setAttribute("cy", y);
   }
+
+  /** Put a label beside each line, where it covers no rank, no other label and no other line. Where there is no room for
+   * the values it has the bytes alone, or else is left out: the moment in words has all of it. */
+  placeLabels(arrows) {
+    if (this.labelled === arrows.join(" ")) return;
+    this.labelled = arrows.join(" ");
+    const taken = this.places.map(({x, y}) => ({x, y, w: this.box.w, h: this.box.h}));
+    const lines = arrows.map((arrow) => ALONG.map((t) => ({...pointOf(this.lit.get(arrow).curve, t), w: 6, h: 6})));
+    arrows.forEach((arrow, index) => {
+      const label = this.lit.get(arrow).children[2], sent = this.run.sent[arrow];
+      const others = [...taken, ...lines.filter((_, each) => each !== index).flat()];
+      const texts = [formatCargo(this.run, sent), formatBytes(this.run.what(sent)[BYTES])];
+      const found = texts.flatMap((text) => this.placesFor(text, this.lit.get(arrow).curve)).find((place) => !others.some((other) => overlap(place, other)));
+      write(label, found?.text ?? "");
+      if (!found) return;
+      label.setAttribute("x", found.x);
+      label.setAttribute("y", found.y);
+      taken.push(found);
+    });
+  }
+
+  /** The places beside a curve, within the picture, at which there could be a label. */
+  placesFor(text, curve) {
+    const w = text.length * LETTER + 6, h = LABEL_HEIGHT, [width, height] = this.size, [from, , to] = curve;
+    const long = Math.hypot(to.x - from.x, to.y - from.y) || 1, across = {x: (from.y - to.y) / long, y: (to.x - from.x) / long};
+    const away = (Math.abs(across.x) * w + Math.abs(across.y) * h) / 2 + 8;
+    return ALONG.flatMap((t) => [-away, away].map((by) => {
+      const {x, y} = pointOf(curve, t);
+      return {text, x: x + by * across.x, y: y + by * across.y, w, h};
+    })).filter(({x, y}) => x >= w / 2 && x <= width - w / 2 && y >= h / 2 && y <= height - h / 2);
+  }
+}
+
+/** A point of a curve with these three points, a part of the way along it. */
+function pointOf([a, c, b], t) {
+  const at = (name) => (1 - t) ** 2 * a[name] + 2 * t * (1 - t) * c[name] + t ** 2 * b[name];
+  return {x: at("x"), y: at("y")};
+}
+
+/** Whether two rectangles, given by their middles, overlap. */
+function overlap(one, other) {
+  return Math.abs(one.x - other.x) < (one.w + other.w) / 2 && Math.abs(one.y - other.y) < (one.h + other.h) / 2;
 }

@@ -182,11 +182,14 @@ function tickDistance(distance, least) {
   return Math.max(least, [1, 2, 5, 10].map((times) => times * power).find((each) => each >= distance * 0.999));
 }
 
-/** What gives the colour of a name, as the surroundings have it now. */
+/** What gives the colour of a name, as the surroundings have it now: a canvas takes no variables. */
 function colours(place) {
-  const style = getComputedStyle(place), known = new Map();
+  const known = new Map();
   return (name) => {
-    if (!known.has(name)) known.set(name, style.getPropertyValue(`--${name}`));
+    if (known.has(name)) return known.get(name);
+    place.style.color = `var(--${name})`;
+    known.set(name, getComputedStyle(place).color);
+    place.style.color = "";
     return known.get(name);
   };
 }
