@@ -77,7 +77,7 @@ PLAYED = {
             restarts=1,
         ),
         board_run("checkpoint", "reshard", 4),
-        board_run("bytes", "diloco", 2, 8),
+        board_run("bytes", "print_ladder", 2, ("DDP, AdamW", "H = 8"), 8),
     )
 }
 """Runs that are small enough to be recorded whole: a chapter whose figure's run is not, or that has

@@ -230,10 +230,11 @@ PATH = (
         part=FURTHER,
         teaches="training over a slow link: DiLoCo, compressed gradients, and what error feedback "
         "restores",
-        shown="averaging after 32 steps sends {diloco[0][kilobytes][H = 32]} kB in place of "
-        "{diloco[0][kilobytes][every step]}, for a loss of {diloco[0][loss][H = 32]} in place of "
-        "{diloco[0][loss][every step]}; with feedback the largest 2 % of the gradient train to "
-        "{compressed[0][with_feedback][top 2 %]}, without to {compressed[0][loss][top 2 %]}",
+        shown="averaging after 32 steps sends {ladder[0][rungs][H = 32][kB]} kB in place of "
+        "{ladder[0][rungs][DDP, AdamW][kB]}, for a loss of {ladder[0][rungs][H = 32][loss]} in "
+        "place of {ladder[0][rungs][DDP, AdamW][loss]}; with feedback the largest 2 % of the "
+        "gradient train to {ladder[0][rungs][top 2 %][fed_back]}, without to "
+        "{ladder[0][rungs][top 2 %][loss]}",
         default_size=2,
         min_size=2,
         options=BARE,

@@ -516,7 +516,7 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     # as some editors do
     file.write_bytes(f"\ufeff{COLUMN.solution}".replace("\n", "\r\n").encode())
     assert run_cli("check").out == (
-        "column.py  passed on 2, 3 ranks\n1 of 79 passed in this folder\n"
+        "column.py  passed on 2, 3 ranks\n1 of 96 passed in this folder\n"
         "Next: python -m playground exercise broadcast\n"
     )
     assert Workbook(folder).state(COLUMN) == "passed"

@@ -773,6 +773,7 @@ def way_result(way: str, size: int) -> WayResult:
         way=way, difference=1e-15, seconds=0.0, losses=[], first_loss=0.0, last_loss=0.0,
         parameters=0.0, gradients=0.0, optimizer=0.0, held=held, peak=held, sent=sent,
         expected_held=held, expected_sent=sent, model_bytes=80.0, unit_bytes=80.0,
+        kept=0.0, expected_kept=0.0,
     )  # fmt: skip
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from browser import MISSING, browser
 
-from playground.lessons.mesh.costs import SHARDED_BYTES
 from playground.lessons.pipeline import lesson
 from playground.lessons.zero.results import closed_forms
 from playground.site.build import HERE
 from playground.site.calculators import CALCULATORS, FILES, place_calculators
 from playground.site.chapters import CHAPTERS
 from playground.trace.play import read_style
+from playground.training.formulas import MIXED, STAGES, state_bytes
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "zero": {
@@ -133,8 +133,8 @@ def test_zero_s_memory_is_what_the_lessons_say() -> None:
             assert held[0] == pytest.approx(forms["held"])
             assert sent[0] == pytest.approx(forms["sent"])
         found = compute({**chosen, "precision": "mixed precision"})
-        for way, sharded in zip(found, SHARDED_BYTES.values(), strict=True):
-            assert found[way][3][0] == pytest.approx(1e9 * (16 - sharded + sharded / ranks))
+        for way, stage in zip(found, STAGES, strict=True):
+            assert found[way][3][0] == pytest.approx(1e9 * state_bytes(MIXED, stage, ranks))
 
 
 @pytest.mark.parametrize("name", CALCULATORS)

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from playground.exercises.cases import Case, Cases, predict
+from playground.exercises.cases import ENOUGH, Case, Cases, predict
 from playground.exercises.exercise import count
-from playground.exercises.layouts import ENOUGH
 from playground.lessons.all_reduce.lesson import ring, run_counted
 from playground.lessons.mesh.costs import Training, cost_of, hosts_of_eight
 

@@ -65,7 +65,7 @@ def ladder(rank: int, size: int) -> dict[str, dict[str, dict[str, float | None]]
     rungs = {}
     for name, rung in LADDER.items():
         budgets = Budgets()
-        model, wire = train(rung, rank, size, True, budgets.after_step)
+        model, wire = train(rung, rank, size, True, after_step=budgets.after_step)
         loss = loss_of_all(model)
         rungs[name] = {
             "loss": loss_of_all(train(rung, rank, size)[0]) if rung.compress else loss,

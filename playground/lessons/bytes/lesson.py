@@ -12,7 +12,7 @@ SignSGD, 2019, arXiv 1901.09847; Vogels et al., PowerSGD, 2019, arXiv 1905.13727
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -196,7 +196,7 @@ def send_gradients(
 
 
 def train(
-    rung: Rung, rank: int, size: int, feedback: bool = False,
+    rung: Rung, rank: int, size: int, feedback: bool = False, steps: int = STEPS,
     after_step: Callable[[int, nn.Module, Wire], object] = lambda step, model, wire: None,
 ) -> tuple[nn.Module, Wire]:  # fmt: skip
     """Returns the model, and the wire that has counted the bytes."""
@@ -204,7 +204,7 @@ def train(
     optimizer = rung.optimizer(model.parameters())
     outer = DiLoCo(model, rung.period) if rung.period else None
     missing = [torch.zeros_like(param) for param in model.parameters()]
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         inputs, labels = batch_of(step, rank, size)
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), labels).backward()
@@ -217,10 +217,12 @@ def train(
     return model, wire
 
 
-def print_ladder(rank: int, world_size: int) -> None:
+def print_ladder(
+    rank: int, world_size: int, names: Sequence[str] = tuple(LADDER), steps: int = STEPS
+) -> None:
     """Train on each rung, with error feedback where gradients are compressed."""
-    for name, rung in LADDER.items():
-        model, wire = train(rung, rank, world_size, feedback=True)
+    for name in names:
+        model, wire = train(LADDER[name], rank, world_size, feedback=True, steps=steps)
         loss = loss_of_all(model)
         if rank == 0:
             print(f"{name}: loss {loss}, {wire.bytes / 1000:.1f} kB")
