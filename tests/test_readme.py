@@ -24,7 +24,7 @@ from widths import too_wide
 
 from playground.app import TOOLS
 from playground.console.lesson import Lesson
-from playground.exercises.exercise import CATALOGUE
+from playground.exercises.exercise import CATALOGUE, CORE
 from playground.lessons import LESSONS, PARTS, PATH
 from playground.lessons.context.page import ContextSettings
 from playground.site import chapters
@@ -333,6 +333,9 @@ def test_the_readme_counts_what_there_is() -> None:
     exercises = [each.minutes for each in CATALOGUE.values() if each.lesson in path]
     assert f"they add up to {sum(reading) / 60:.1f} hours" in text
     assert f"The exercises of the path take {sum(exercises) / 60:.0f} hours" in text
+    assert {CATALOGUE[name].lesson for name in CORE} == {*path}
+    first = sum(CATALOGUE[name].minutes for name in CORE)
+    assert f"take {first / 60:.0f}: {(sum(reading) + first) / 60:.0f} hours with the texts" in text
 
 
 def anchors(text: str) -> set[str]:

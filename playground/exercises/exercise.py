@@ -369,6 +369,13 @@ CATALOGUE = {
         Exercise("mesh/fit_the_mesh", (1,), CHOOSE, minutes=20),
     )
 }
+CORE = {
+    "whoami", "swap", "token-ring", "broadcast", "groups", "epochs", "average", "reduce-scatter",
+    "ring", "lost-token", "stuck", "flat", "early", "rank-work", "scaled-rate", "accumulate",
+    "judge", "master-weights", "recompute", "own-share", "gather-free", "gpipe", "mirrored",
+    "merge", "dispatch", "axis-sums", "fit-the-mesh", "snapshot",
+}  # fmt: skip
+"""The exercises of a first passage along the path: with its texts, twelve hours."""
 LIST = "python -m playground exercise"
 PLACES = [*LESSONS]
 CATALOGUE = dict(sorted(CATALOGUE.items(), key=lambda item: PLACES.index(item[1].lesson)))

@@ -17,7 +17,7 @@ from playground.console.session import to_document
 from playground.console.tables import Column, Table
 from playground.console.text import heading
 from playground.exercises import EXERCISES
-from playground.exercises.exercise import BLOCKED, CATALOGUE, PASS, Exercise, find_exercise
+from playground.exercises.exercise import BLOCKED, CATALOGUE, CORE, PASS, Exercise, find_exercise
 from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
 from playground.exercises.work import Workbook, check_file, list_solutions, read_text
 from playground.lessons import LESSONS
@@ -31,8 +31,9 @@ POLL = 0.3
 
 LOCAL_LINK = re.compile(r"\[([^]]+)\]\(\.\.[^)]*\)")
 """A link to a file beside, of which a terminal shows the text alone."""
-MARKS = {"begun": "…", "changed": "~", "passed": "✓"}
-"""The states of an exercise, in the list."""
+FIRST = "for a first passage"
+MARKS = {"begun": "…", "changed": "~", "passed": "✓", FIRST: "•"}
+"""The states of an exercise, in the list, and those not begun that a first passage takes."""
 
 
 class Name(click.Choice[str]):
@@ -77,7 +78,7 @@ def show_list(work: Workbook, lesson: str | None, wide: bool) -> None:
         its = [*group]
         table.add(heading(f"{name}  {work.count_passed(its)}"), *[""] * 4)
         for each in its:
-            state = work.state(each).partition(",")[0]
+            state = work.state(each).partition(",")[0] or FIRST * (each.name in CORE)
             seen.add(state)
             task = each.title.partition(": ")[2]
             shown = f"{MARKS.get(state, ' ')} {each.name}"

@@ -26,6 +26,7 @@ from playground.exercises.exercise import (
     CATALOGUE,
     CHOOSE,
     COLLECTIVES,
+    CORE,
     CULPRIT,
     DEADLOCK,
     ERROR,
@@ -547,13 +548,18 @@ def test_the_list_fits_a_narrow_terminal(
     listed = {row[2]: (row[1], row[3], int(row[4])) for row in rows if row}
     marks = {"swap": "✓", "column": "~", "shift": "…"}
     assert listed == {
-        each.name: (marks.get(each.name, " "), each.grade, each.minutes) for each in ALL
+        each.name: (
+            marks.get(each.name, "•" if each.name in CORE else " "),
+            each.grade,
+            each.minutes,
+        )
+        for each in ALL
     }
     counted = dict(re.findall(r"^  ([\w-]+)  (\d+ of \d+)$", "\n".join(table), re.MULTILINE))
     assert [*counted] == [*dict.fromkeys(each.lesson for each in ALL)]
     assert (counted["p2p"], counted["hello"]) == ("2 of 5", "0 of 3")
     assert f"2 of {len(ALL)} passed in" in shown
-    assert [each in shown for each in ("… begun", "~ changed", "✓ passed")] == [True] * 3
+    assert [each in shown for each in ("… begun", "~ changed", "✓ passed", "• for a")] == [True] * 4
     assert "the formulas of mesh, and" in " ".join(run_cli("exercise", "fit-in-memory").out.split())
     one = run_cli("exercise", "p2p", "--wide").out
     assert [name for name in CATALOGUE if f" {name} " in one] == [
