@@ -375,7 +375,7 @@ CORE = {
     "judge", "master-weights", "recompute", "own-share", "gather-free", "gpipe", "mirrored",
     "merge", "dispatch", "axis-sums", "fit-the-mesh", "snapshot",
 }  # fmt: skip
-"""The exercises of a first passage along the path: with its texts, twelve hours."""
+"""Those of the path that a learner with twelve hours does, with its texts."""
 LIST = "python -m playground exercise"
 PLACES = [*LESSONS]
 CATALOGUE = dict(sorted(CATALOGUE.items(), key=lambda item: PLACES.index(item[1].lesson)))

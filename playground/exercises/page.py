@@ -31,9 +31,9 @@ POLL = 0.3
 
 LOCAL_LINK = re.compile(r"\[([^]]+)\]\(\.\.[^)]*\)")
 """A link to a file beside, of which a terminal shows the text alone."""
-FIRST = "for a first passage"
-MARKS = {"begun": "…", "changed": "~", "passed": "✓", FIRST: "•"}
-"""The states of an exercise, in the list, and those not begun that a first passage takes."""
+NOT_BEGUN = "core"
+MARKS = {"begun": "…", "changed": "~", "passed": "✓", NOT_BEGUN: "•"}
+"""The states of an exercise, in the list, and those of the core that are not begun."""
 
 
 class Name(click.Choice[str]):
@@ -78,7 +78,7 @@ def show_list(work: Workbook, lesson: str | None, wide: bool) -> None:
         its = [*group]
         table.add(heading(f"{name}  {work.count_passed(its)}"), *[""] * 4)
         for each in its:
-            state = work.state(each).partition(",")[0] or FIRST * (each.name in CORE)
+            state = work.state(each).partition(",")[0] or NOT_BEGUN * (each.name in CORE)
             seen.add(state)
             task = each.title.partition(": ")[2]
             shown = f"{MARKS.get(state, ' ')} {each.name}"
