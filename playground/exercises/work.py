@@ -178,8 +178,8 @@ def find_workbook() -> Workbook:
     if here.passed or list_solutions(here.folder):
         return here
     others = [Workbook(Path(name)) for name in read_progress_file() if Path(name).is_dir()]
-    if others:
-        best = max(others, key=lambda other: len(other.passed))
+    best = max(others, key=lambda other: len(other.passed), default=here)
+    if best.passed:
         best.way_in = f"cd {shlex.quote(best.name)} && "
         return best
     here.way_in = "mkdir my && cd my && " * any(here.folder.iterdir())
