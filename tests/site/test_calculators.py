@@ -160,7 +160,7 @@ def test_a_page_computes_what_python_does(tmp_path: Path) -> None:
     for name, file in FILES.items():
         (tmp_path / name).write_bytes(file.read_bytes())
     (tmp_path / "site.css").write_text(read_style() + (HERE / "site.css").read_text("utf-8"))
-    for each in ("site.js", "icon.svg"):
+    for each in ("settings.js", "site.js", "icon.svg"):
         (tmp_path / each).write_bytes((HERE / each).read_bytes())
     (tmp_path / "player.js").write_text("")
     axe = (files("axe_core_python") / "axe.min.js").read_text()

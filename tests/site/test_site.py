@@ -106,8 +106,8 @@ def test_the_contents_number_the_path_in_order_and_then_its_parts(site: Path) ->
 
 
 def test_previous_and_next_lead_through_all_pages_of_a_kind(site: Path) -> None:
-    """From the overview through the chapters to the last text, from exercise to exercise, and from
-    a page beside a chapter back to it."""
+    """From the overview through the chapters to the last text, from program to program, and from a
+    page beside a chapter back to it."""
     pages = {file.stem: file.read_text() for file in site.glob("*.html")}
     links = {
         turn: {
@@ -125,7 +125,7 @@ def test_previous_and_next_lead_through_all_pages_of_a_kind(site: Path) -> None:
     beside = {*TEXTS.values()} - {*course}
     assert {links["prev"][name] for name in beside} <= {*LESSONS}
     assert "lab" in beside
-    for kind in ("exercise", "break", "code"):
+    for kind in ("break", "code"):
         names = {name for name in pages if name.startswith(f"{kind}-")}
         assert len(names & {*links["prev"]}) == len(names) - 1
 
@@ -403,12 +403,13 @@ def test_the_browser_keeps_what_the_reader_has_chosen_and_done(
     window.ask("for (let i = 0; i < 2; i++) document.querySelector('.theme').click()")
     dark = window.ask(paper)
     assert light != dark
-    window.ask("document.querySelector('.progress input').click()")
+    window.ask("document.querySelector('[data-done=hello] input').click()")
     window = show("p2p", width=1400, color_scheme="light")
     assert window.ask(paper) == dark
     done = "return [...document.querySelectorAll('ol .done')].map(each => each.textContent)"
     assert window.ask(done) == ["hello"]
-    assert window.text(".progress").endswith("(1 of 24)")
+    assert window.text("[data-done=p2p]").endswith("(1 of 24)")
+    assert window.text("[data-done=exercise-swap]").strip() == "Passed"
     assert window.text(".begin") == "Go on: hello"
     window.ask("localStorage.clear()")
     window = show("p2p", width=1400, color_scheme="light")
@@ -417,13 +418,13 @@ def test_the_browser_keeps_what_the_reader_has_chosen_and_done(
 
 @in_browser
 def test_a_block_is_copied_and_of_a_session_its_commands(show: Callable[..., Browser]) -> None:
-    window = show("exercise-swap", width=1400)
+    window = show("p2p", width=1400)
     allowed = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     window.driver.execute_cdp_cmd("Browser.grantPermissions", allowed)
-    copied = []
+    copied, buttons = [], "document.querySelectorAll('[aria-labelledby=exercise-swap] .copy')"
     for number in range(2):
-        window.ask("document.querySelectorAll('.copy')[arguments[0]].click()", number)
-        window.until(f"return document.querySelectorAll('.copy')[{number}].textContent === '✓'")
+        window.ask(f"{buttons}[{number}].click()")
+        window.until(f"return {buttons}[{number}].textContent === '✓'")
         copied.append(window.ask_later("navigator.clipboard.readText().then(done)"))
     assert copied[0].rstrip() == CATALOGUE["swap"].stub.rstrip()
     assert copied[1] == "python -m playground exercise swap\npython -m playground check swap"
