@@ -624,7 +624,6 @@ def test_what_is_no_solution_gets_one_line(
         (("exercise", "swp"), "there is no exercise 'swp': did you mean swap?"),
         (("exercise", "p2"), "there is no exercise 'p2': did you mean p2p?"),
         (("hint", "xyzzy"), "no exercise 'xyzzy': list all of them: python -m playground exercise"),
-        (("exercise", "scaling"), "scaling has no exercises"),
         (("check",), "there is no solution in this folder"),
         (
             ("check", "swap.py", "-n", "9"),
