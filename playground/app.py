@@ -77,7 +77,14 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         with keep_broken_pipe():
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            if (
+                ctx.invoked_subcommand in LESSONS
+                and sys.stdout.isatty()
+                and "--json" not in sys.argv
+            ):
+                show_steps_after(ctx.invoked_subcommand)
+            return result
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, READ.name]
@@ -146,6 +153,22 @@ def show_next() -> None:
     terminal.say(where)
     for command, what in lines:
         click.echo(f"{command:42}  # {what}")  # not wrapped, to be pasted
+
+
+def show_steps_after(lesson: str) -> None:
+    """What to type after a lesson's run: its chapter, and the first of its exercises that has not
+    passed, or the next lesson."""
+    from playground.exercises.exercise import CATALOGUE
+    from playground.exercises.work import find_workbook
+
+    work, after = find_workbook(), [*LESSONS, ""][[*LESSONS].index(lesson) + 1]
+    own = (each for each in CATALOGUE.values() if each.lesson == lesson)
+    following = next((each.name for each in own if work.state(each) != "passed"), "")
+    click.echo(f"\nChapter:  {OURS} read {lesson}")
+    if following:
+        click.echo(f"Exercise: {work.way_in}{OURS} exercise {following}")
+    elif after:
+        click.echo(f"Next:     {OURS} {after}")
 
 
 def main() -> NoReturn:

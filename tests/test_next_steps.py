@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from fixtures import Run
 from next_steps import follow, printed_commands
+from terminal import open_terminal
 from test_readme import SMALLER
 
+from playground.app import show_steps_after
 from playground.exercises.exercise import CATALOGUE, Exercise
+from playground.exercises.work import Workbook
 from playground.lessons import LESSONS
 
 
@@ -78,3 +83,23 @@ def test_every_next_step_of_a_command_can_be_pasted(
 ) -> None:
     monkeypatch.setenv("PLAYGROUND_DATA_DIR", str(data_dir))
     assert follow(run_cli, *words).code == 0
+
+
+def test_a_lesson_in_a_terminal_ends_with_what_comes_next(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_terminal() as terminal:
+        command = [sys.executable, "-m", "playground", "hello", "-n", "1"]
+        subprocess.run(command, check=True, stdout=terminal.stream, stderr=subprocess.DEVNULL)
+        shown = terminal.shown
+    assert shown.endswith(
+        "\n\nChapter:  python -m playground read hello\n"
+        "Exercise: python -m playground exercise whoami\n"
+    )
+    for each in (each for each in CATALOGUE.values() if each.lesson in ("hello", [*LESSONS][-1])):
+        (folder / each.file).write_text(each.solution)
+        Workbook(folder).note(each, each.digest(each.solution))
+    show_steps_after("hello")
+    assert capsys.readouterr().out.endswith("\nNext:     python -m playground p2p\n")
+    show_steps_after([*LESSONS][-1])
+    assert capsys.readouterr().out == f"\nChapter:  python -m playground read {[*LESSONS][-1]}\n"
