@@ -34,6 +34,7 @@ import contextlib
 import hashlib
 import itertools
 import re
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -298,6 +299,7 @@ class Program:
             whole = second(shape)
             return lambda: dist.all_to_all_single(whole, tensor, **called)
         if name == "barrier":
+            time.sleep(0.05)  # a call of the program before may have failed
             return lambda: dist.barrier(**called)
         if name in ("message", "batch"):
             return partial(self.messages, tensor, name == "batch", asynchronous, by_method)
