@@ -33,13 +33,18 @@ CHAPTERS |= {
 """By the names that `read` takes."""
 
 
-NAMES = {file.resolve(): name for name, file in CHAPTERS.items()}
+NAMES = {file.resolve(): name for name, file in reversed(CHAPTERS.items())}
+"""The names of files; of two for one, the first."""
 CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^]]+)\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)")
 """A link that leads to a file here; its text, and the file."""
 OUTCOME = re.compile(
     r"^( *)<details><summary>Outcome</summary>$(.*?)^ *</details>$", re.DOTALL | re.MULTILINE
 )
+
+
+NEXT = re.compile(r"^(?:Previous: .* · )?Next: \[[^]]*\]\(([^)]*)\)$", re.MULTILINE)
+"""The last line of a chapter, with the folder of the next one."""
 
 
 def chapter_text(chapter: str, answers: bool = False) -> str:
@@ -49,9 +54,15 @@ def chapter_text(chapter: str, answers: bool = False) -> str:
         r"\1*Outcome*\2" if answers else f"\\1(Outcome: `read {chapter} --answers`)",
         CHAPTERS[chapter].read_text(encoding="utf-8"),
     )
+    text = NEXT.sub(partial(next_text, CHAPTERS[chapter].parent), text)
     parts = CODE.split(text)
     parts[::2] = (LINK.sub(partial(link_text, CHAPTERS[chapter]), part) for part in parts[::2])
     return "".join(parts)
+
+
+def next_text(folder: Path, line: re.Match[str]) -> str:
+    """The command that shows the next chapter."""
+    return f"Next: `python -m playground read {NAMES[(folder / line[1]).resolve()]}`"
 
 
 def link_text(chapter: Path, link: re.Match[str]) -> str:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from fixtures import Run
 from terminal import open_terminal
 from widths import too_wide
 
+from playground.lessons import PARTS
 from playground.runtime.remote import ROOT
 from playground.site.chapters import CHAPTERS, chapter_text
 
@@ -57,6 +59,13 @@ def test_a_link_says_what_to_type(run_cli: Run) -> None:
     assert "hosts and memory (read hosts_and_memory)" in shown
     every = "".join(chapter_text(name) for name in CHAPTERS)
     assert re.findall(r"(?<!!)\[[^]]*\]\((?!https?:).*?\)", re.sub(FENCE, "", every)) == []
+
+
+def test_the_path_is_read_from_one_chapter_to_the_next() -> None:
+    path = [lesson.name for lesson in next(iter(PARTS.values()))]
+    for name, after in pairwise(path):
+        assert chapter_text(name).endswith(f"\nNext: `python -m playground read {after}`\n")
+    assert chapter_text("scale").endswith("\nNext: `python -m playground read break`\n")
 
 
 def test_there_is_a_pager_on_a_terminal_and_torch_is_not_imported(tmp_path: Path) -> None:
