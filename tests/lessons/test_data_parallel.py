@@ -176,9 +176,11 @@ def test_the_board_s_functions_are_torch_s() -> None:
     assert all(map(torch.allclose, outputs, nn.parallel.parallel_apply(replicas, ours)))
     assert torch.equal(lesson.gather(outputs, 1), nn.parallel.gather(outputs, 1))
     parallel, torch_s = lesson.DataParallel(module, devices), nn.DataParallel(module, devices)
-    assert torch.allclose(
-        gradients(parallel, module, inputs), gradients(torch_s, module, inputs), atol=1e-5
-    )
+    # simulated GPUs do not order what two threads of backward add up
+    with torch.autograd.set_multithreading_enabled(False):
+        assert torch.allclose(
+            gradients(parallel, module, inputs), gradients(torch_s, module, inputs), atol=1e-5
+        )
 
 
 def test_a_recurrent_model_uses_its_replicas_parameters() -> None:
