@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from playground import tools
-from playground.console import session, terminal
+from playground.console import session
 from playground.console.options import format_options
 from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
@@ -36,7 +36,6 @@ BESIDE = {PLAY.name: PLAY, **TOOLS, SITE.name: SITE, READ.name: READ}
 """The commands beside the path."""
 LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
 """By the names of their folders."""
-OURS = "python -m playground"
 COMMANDS = [*LESSONS, *EXERCISES, PLAY.name, *TOOLS, SITE.name]
 """Those that do more than show a text."""
 COMMAND_LISTS = {
@@ -78,11 +77,10 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with keep_broken_pipe():
             result = super().invoke(ctx)
-            if (
-                ctx.invoked_subcommand in LESSONS
-                and sys.stdout.isatty()
-                and "--json" not in sys.argv
-            ):
+            speaks = signals.speaks() and sys.stdout.isatty() and "--json" not in sys.argv
+            if speaks and ctx.invoked_subcommand in LESSONS:
+                from playground.exercises.page import show_steps_after
+
                 show_steps_after(ctx.invoked_subcommand)
             return result
 
@@ -125,50 +123,9 @@ def cli(ctx: click.Context) -> None:
         python -m playground exercise whoami   the first exercise
     """
     if ctx.invoked_subcommand is None:
+        from playground.exercises.page import show_next
+
         show_next()
-
-
-def show_next() -> None:
-    """Where the learner is on the path, and what comes next: lines that can be pasted."""
-    from playground.exercises.exercise import CATALOGUE
-    from playground.exercises.work import find_workbook
-
-    work = find_workbook()
-    passed = [each for each in CATALOGUE.values() if work.state(each) == "passed"]
-    following = next((each for each in CATALOGUE.values() if each not in passed), None)
-    where, lines = f"All {len(CATALOGUE)} exercises have passed.", []
-    if following:
-        lesson, number = following.lesson, [*LESSONS].index(following.lesson) + 1
-        own = [each for each in CATALOGUE.values() if each.lesson == lesson]
-        done = sum(each in passed for each in own)
-        where = (
-            f"Lesson {number} of {len(LESSONS)}, {lesson}: {done} of its {len(own)} exercises have "
-            f"passed, {len(passed)} of all {len(CATALOGUE)}."
-        )
-        lines = [
-            (f"{OURS} read {lesson}", f"the {'' if done else 'next '}lesson"),
-            (f"{work.way_in}{OURS} exercise {following.name}", "the next exercise"),
-        ]
-    lines += [(f"{OURS} play", "to try things out"), (f"{OURS} --help", "all there is")]
-    terminal.say(where)
-    for command, what in lines:
-        click.echo(f"{command:42}  # {what}")  # not wrapped, to be pasted
-
-
-def show_steps_after(lesson: str) -> None:
-    """What to type after a lesson's run: its chapter, and the first of its exercises that has not
-    passed, or the next lesson."""
-    from playground.exercises.exercise import CATALOGUE
-    from playground.exercises.work import find_workbook
-
-    work, after = find_workbook(), [*LESSONS, ""][[*LESSONS].index(lesson) + 1]
-    own = (each for each in CATALOGUE.values() if each.lesson == lesson)
-    following = next((each.name for each in own if work.state(each) != "passed"), "")
-    click.echo(f"\nChapter:  {OURS} read {lesson}")
-    if following:
-        click.echo(f"Exercise: {work.way_in}{OURS} exercise {following}")
-    elif after:
-        click.echo(f"Next:     {OURS} {after}")
 
 
 def main() -> NoReturn:

@@ -12,8 +12,8 @@ from next_steps import follow, printed_commands
 from terminal import open_terminal
 from test_readme import SMALLER
 
-from playground.app import show_steps_after
 from playground.exercises.exercise import CATALOGUE, Exercise
+from playground.exercises.page import show_steps_after
 from playground.exercises.work import Workbook
 from playground.lessons import LESSONS
 
@@ -100,6 +100,6 @@ def test_a_lesson_in_a_terminal_ends_with_what_comes_next(
         (folder / each.file).write_text(each.solution)
         Workbook(folder).note(each, each.digest(each.solution))
     show_steps_after("hello")
-    assert capsys.readouterr().out.endswith("\nNext:     python -m playground p2p\n")
+    assert capsys.readouterr().out.endswith("\nNext:    python -m playground p2p\n")
     show_steps_after([*LESSONS][-1])
-    assert capsys.readouterr().out == f"\nChapter:  python -m playground read {[*LESSONS][-1]}\n"
+    assert capsys.readouterr().out == f"\nChapter: python -m playground read {[*LESSONS][-1]}\n"

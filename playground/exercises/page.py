@@ -19,13 +19,14 @@ from playground.console.text import heading
 from playground.exercises import EXERCISES
 from playground.exercises.exercise import BLOCKED, CATALOGUE, CORE, PASS, Exercise, find_exercise
 from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
-from playground.exercises.work import Workbook, check_file, list_solutions, read_text
+from playground.exercises.work import Workbook, check_file, find_workbook, list_solutions, read_text
 from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher import server
 from playground.runtime.launcher.kept import keeping_worlds
 from playground.runtime.untrusted import printable
 
+OURS = "python -m playground"
 POLL = 0.3
 """Seconds between two looks at the files that are watched."""
 
@@ -97,12 +98,48 @@ def tell_progress(work: Workbook, first: Exercise, folder: str) -> list[str]:
     ]
 
 
-def tell_steps(steps: Mapping[str, str]) -> list[str]:
-    """Commands that can be pasted, behind what each is for."""
+def tell_steps(steps: Mapping[str, str], way_in: str = "") -> list[str]:
+    """Commands that can be pasted, behind what each is for; `way_in` before an exercise."""
     width = max(map(len, steps), default=0) + 1
     return [
-        f"{f'{label}:':<{width}} python -m playground {words}" for label, words in steps.items()
+        f"{f'{label}:':<{width}} {way_in * (label == 'Exercise')}{OURS} {words}"
+        for label, words in steps.items()
     ]
+
+
+def show_next() -> None:
+    """Where the learner is on the path, and what comes next: lines that can be pasted."""
+    work, every = find_workbook(), [*CATALOGUE.values()]
+    passed = [each for each in every if each.name in work.passed]
+    where, steps = f"All {len(every)} exercises have passed.", {}
+    if following := work.find_next(every[0]):
+        lesson, number = following.lesson, [*LESSONS].index(following.lesson) + 1
+        done, own = (sum(each.lesson == lesson for each in group) for group in (passed, every))
+        where = (
+            f"Lesson {number} of {len(LESSONS)}, {lesson}: {done} of its {own} exercises have "
+            f"passed, {len(passed)} of all {len(every)}."
+        )
+        steps = {
+            f"{OURS} read {lesson}": f"the {'' if done else 'next '}lesson",
+            f"{work.way_in}{OURS} exercise {following.name}": "the next exercise",
+        }
+    steps |= {f"{OURS} play": "to try things out", f"{OURS} --help": "all there is"}
+    terminal.say(where)
+    for command, what in steps.items():
+        click.echo(f"{command:42}  # {what}")  # not wrapped, to be pasted
+
+
+def show_steps_after(lesson: str) -> None:
+    """What to type after a lesson's run: its chapter, and the first of its exercises that has not
+    passed, or the next lesson."""
+    work, after = find_workbook(), [*LESSONS, ""][[*LESSONS].index(lesson) + 1]
+    own = [each.name for each in CATALOGUE.values() if each.lesson == lesson]
+    steps = {"Chapter": f"read {lesson}"}
+    if following := next((name for name in own if name not in work.passed), ""):
+        steps["Exercise"] = f"exercise {following}"
+    elif after:
+        steps["Next"] = after
+    click.echo("\n" + "\n".join(tell_steps(steps, work.way_in)))
 
 
 def hint_step(chosen: Exercise, work: Workbook) -> dict[str, str]:

@@ -48,10 +48,17 @@ class Workbook:
         self.folder, self.name = folder, str(folder.resolve())
         self.passed = self.read("exercises")
         """By exercise, the digest of the solution that has passed."""
-        self.way_in = ""
-        """What is to be typed before a command that is to run in its folder."""
         self.hints = self.read("hints")
         """By exercise, the number of the hint that was shown last."""
+
+    @property
+    def way_in(self) -> str:
+        """What is to be typed before a command that is to run in its folder: for a first solution
+        one of its own, unless this one is empty."""
+        if self.folder != Path.cwd():
+            return f"cd {shlex.quote(self.name)} && "
+        is_new = not self.passed and not list_solutions(self.folder)
+        return "mkdir my && cd my && " * (is_new and any(self.folder.iterdir()))
 
     def read(self, name: str) -> dict[str, object]:
         """The part of a file that is about this folder."""
@@ -172,18 +179,14 @@ class Workbook:
 
 
 def find_workbook() -> Workbook:
-    """That of the working folder, if there is a solution; else the one in which most have passed;
-    else a new one, in a folder of its own unless this one is empty."""
+    """That of the working folder, if there is a solution; else the one in which most have passed,
+    if any has."""
     here = Workbook(Path.cwd())
     if here.passed or list_solutions(here.folder):
         return here
     others = [Workbook(Path(name)) for name in read_progress_file() if Path(name).is_dir()]
     best = max(others, key=lambda other: len(other.passed), default=here)
-    if best.passed:
-        best.way_in = f"cd {shlex.quote(best.name)} && "
-        return best
-    here.way_in = "mkdir my && cd my && " * any(here.folder.iterdir())
-    return here
+    return best if best.passed else here
 
 
 def read_progress_file(name: str = "exercises") -> dict[str, object]:

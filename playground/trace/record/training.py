@@ -158,7 +158,7 @@ class TrainingHooks:
         self.recorder = recorder
         self.buckets = buckets
         self.name = TRAINING_STEP
-        """Of a training step."""
+        """The name of each training step in the recording."""
         self.here = threading.local()
         """`forward`: whether this thread is in the forward pass of a module; `step`: the number of
         its training step; `gradients`: whether there has been a backward pass in that."""
