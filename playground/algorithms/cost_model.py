@@ -7,10 +7,12 @@ alpha is the latency of a message, beta the inverse of a link's bandwidth, gamma
 adding a byte takes. Messages, bytes and additions are counted in two ways:
 
 - Along the critical path, what must happen one after the other, if every rank has its own cores and
-  its own link. A link carries one message at a time each way. On a cluster this is the time.
-- In all ranks together. Where C cores are shared by more ranks than that, C cores must do this
-  work, however much of it could happen at once: the time is the larger of the critical path and the
-  total divided by C.
+  its own link. A rank sends its messages one after the other. Of messages that arrive from several
+  ranks, if all were asked for at once, latencies overlap, and bytes take turns. On a cluster this
+  is the time.
+- In all ranks together. Where all ranks share C cores, the work that is not on the critical path
+  takes time as well: the time is path + (total - path) / C, the most that C cores take if none is
+  idle while there is work (Brent).
 
 `added` counts the bytes a rank itself works through: those it adds, and those it copies to keep an
 order.
@@ -22,8 +24,8 @@ between nodes is a step between nodes. Every rank has its own link out of its no
 A function `Task -> Cost` for each algorithm of all_reduce.py follows the model.
 
 Not in the model: what caches save, what newly allocated memory costs, and links that several
-messages share on the way. Source: Hockney: The Communication Challenge for MPP (1994). This module
-does not import torch.
+messages share on the way. Sources: Hockney: The Communication Challenge for MPP (1994); Brent: The
+Parallel Evaluation of General Arithmetic Expressions (1974). This module does not import torch.
 """
 
 from __future__ import annotations
@@ -98,6 +100,11 @@ class Cost:
     total: Counts
     """Totals over all ranks."""
 
+    @property
+    def beside(self) -> Counts:
+        """All that is not on the critical path."""
+        return self.total + (self.between + self.inside).times(-1)
+
     @staticmethod
     def along(path: Sequence[Step], total: Counts) -> Cost:
         """The cost of these steps, one after the other."""
@@ -137,7 +144,7 @@ class Machine:
             if self.ranks_per_node > 1
             else (self.alpha, self.beta)
         )
-        return max(path, cost.total.seconds(alpha, beta, self.gamma) / self.cores)
+        return path + cost.beside.seconds(alpha, beta, self.gamma) / self.cores
 
 
 @dataclass(frozen=True)
@@ -259,12 +266,15 @@ def with_way_in_and_out(task: Task, path: list[Step], total: Counts) -> Cost:
 
 
 def binary_tree_cost(task: Task) -> Cost:
-    """The sums go up and the result comes down; a parent's link serves its children in turn. Beyond
-    one node, the path goes between nodes."""
-    (arriving, additions), nbytes = path_up(task.size), task.nbytes
-    messages = arriving + path_down(task.size)
-    path = [(Counts(messages, messages * nbytes, additions * nbytes), task.one_node)]
-    return Cost.along(path, Counts(2, 2 * nbytes, nbytes).times(task.size - 1))
+    """The sums go up and the result comes down. A parent's children send at once, so that of every
+    level there is one latency, and it sends to them in turn. Beyond one node, the path goes between
+    nodes."""
+    levels, down = len(distances(task.power)), path_down(task.size)
+    arriving, additions = path_up(task.size)
+    counts = Counts(levels + down, (arriving + down) * task.nbytes, additions * task.nbytes)
+    path = [(counts, task.one_node)]
+    both_ways = Counts(2, 2 * task.nbytes, task.nbytes)
+    return Cost.along(path, both_ways.times(task.size - 1))
 
 
 def subtrees(size: int) -> tuple[int, int]:
@@ -277,17 +287,17 @@ def subtrees(size: int) -> tuple[int, int]:
 
 @cache
 def path_up(size: int) -> tuple[int, int]:
-    """On the critical path up a tree: messages that arrive in turn, and additions.
+    """On the critical path up a tree: tensors whose bytes arrive in turn, and additions.
 
-    The left subtree is never done sooner. If the right one is done at the same time, two messages
-    arrive in turn; if it is done sooner, its message has already arrived.
+    The left subtree is never done sooner. If the right one is done at the same time, two tensors
+    arrive in turn; if it is done sooner, its tensor has already arrived.
     """
     if size == 1:
         return 0, 0
     left, right = subtrees(size)
-    messages, additions = path_up(left)
-    tie = right > 0 and path_up(right)[0] == messages
-    return messages + 1 + tie, additions + 1 + (right > 0)
+    arriving, additions = path_up(left)
+    tie = right > 0 and path_up(right)[0] == arriving
+    return arriving + 1 + tie, additions + 1 + (right > 0)
 
 
 @cache

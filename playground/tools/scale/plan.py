@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from operator import mul
 from statistics import median
 from typing import Any
 
 from playground.algorithms import ALGORITHMS
-from playground.algorithms.cost_model import Cost, Machine, Task
+from playground.algorithms.cost_model import Cost, Counts, Machine, Task
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 
@@ -101,7 +100,7 @@ class Effort:
 
 EFFORT = Effort(
     seconds=10.0,
-    fitted=(4, 2 << 10, 32 << 10, 512 << 10, 8 << 20),
+    fitted=(4, 2 << 10, 32 << 10, 512 << 10, 4 << 20),
     held_out=(256, 8 << 10, 128 << 10, 2 << 20),
     fitted_between=(4, 2 << 10, 1 << 20, 4 << 20),
     held_out_between=(256, 32 << 10, 2 << 20),
@@ -219,11 +218,12 @@ def plan_for(hosts: Sequence[tuple[int, ...]], effort: Effort, cores: int, all_c
 
 
 def groups_of_one_host(size: int, effort: Effort) -> Iterator[Group]:
-    """Sizes of groups to fit on, and others only to predict."""
-    fitted = sorted({2, size // 2})
+    """The smallest group and the largest to fit on, and others between them only to predict: each
+    message takes longer where more ranks share the cores, which no smaller group shows."""
+    fitted = [2, size]
     for members in fitted:
         yield Group([*range(members)], fitted=effort.fitted)
-    for members in sorted({3, size} - {*fitted}):
+    for members in sorted({3, size // 2} - {*fitted}):
         yield Group([*range(members)], held_out=effort.held_out)
 
 
@@ -288,7 +288,6 @@ def predict_cluster(machine: Machine) -> Result:
 
 SWEEPS = 2000
 """Enough for five parameters to settle to their last digits, in a fraction of a second."""
-REFITS = 10
 
 Terms = tuple[float, float, float, float, float]
 """Factors of alpha, beta, gamma, and of alpha and beta inside a node: the sum of the products is a
@@ -330,44 +329,26 @@ def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Plan) -> 
 
 
 def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
-    """The machine whose predictions have the smallest squared relative errors. Whether its path or
-    its share of the total decides over an all-reduce depends on what is to be found. So: take the
-    shares first (of several hosts the paths: no share depends on the link between them), fit, look
-    again which decides, fit again; of all machines on the way, the best."""
+    """The machine whose predictions have the smallest squared relative errors."""
     terms = [terms_of(sample, plan) for sample in samples]
     seconds = [sample.seconds for sample in samples]
-    several = plan.hosts > 1
-    decisive = [path if several else share for share, path in terms]
-    cores, node = (None, plan.ranks_per_host) if several else (plan.cores, 1)
-    seen = []
-    for _ in range(REFITS):
-        parameters = least_squares(decisive, seconds)
-        alpha, beta, gamma, inner_alpha, inner_beta = parameters
-        seen.append(Machine(alpha, beta, gamma, cores, node, inner_alpha, inner_beta))
-        decisive = [max(both, key=lambda each: sum(map(mul, each, parameters))) for both in terms]
-    return min(seen, key=lambda each: sum(error(each, sample, plan) ** 2 for sample in samples))
+    alpha, beta, gamma, inner_alpha, inner_beta = least_squares(terms, seconds)
+    cores, node = (None, plan.ranks_per_host) if plan.hosts > 1 else (plan.cores, 1)
+    return Machine(alpha, beta, gamma, cores, node, inner_alpha, inner_beta)
 
 
-def terms_of(sample: Sample, plan: Plan) -> tuple[Terms, Terms]:
-    """Each core's share of the total, and the critical path: the longer one decides. (Without
-    shared cores, the path.) On several hosts it is the level inside a host that tells what a
-    message costs a core."""
-    cost = cost_of(sample)
-    inside, between = cost.inside, cost.between
-    path = (
-        between.messages,
-        between.bytes,
-        between.added + inside.added,
-        inside.messages,
-        inside.bytes,
-    )
-    cores = cores_for(sample, plan)
-    if cores is None:
-        return path, path
-    share = cost.total.times(1 / cores)
+def terms_of(sample: Sample, plan: Plan) -> Terms:
+    """The critical path, and each core's share of the rest, as `Machine.seconds` has them. On
+    several hosts it is the level inside a host that tells what a message costs a core."""
+    cost, cores = cost_of(sample), cores_for(sample, plan)
+    between, inside = cost.between, cost.inside
+    share = cost.beside.times(1 / cores) if cores else Counts()
     if plan.hosts > 1:
-        return (0, 0, share.added, share.messages, share.bytes), path
-    return (share.messages, share.bytes, share.added, 0, 0), path
+        inside += share
+    else:
+        between += share
+    added = between.added + inside.added
+    return between.messages, between.bytes, added, inside.messages, inside.bytes
 
 
 def cost_of(sample: Sample) -> Cost:
