@@ -15,6 +15,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
+from playground.lessons.prove.lesson import max_abs_diff
 from playground.lessons.tensor.lesson import copying, copying_loss
 from playground.runtime import device, report, synchronize
 from playground.runtime.tap import observing
@@ -108,7 +109,7 @@ def compare(
         for each in (ours, alone)
     )
     return Differences(
-        loss_difference=(found - expected).abs().max().item(),
+        loss_difference=max_abs_diff(found, expected),
         parameter_difference=parameter_difference(alone[0], ours[0], part),
     )
 
@@ -118,7 +119,6 @@ def parameter_difference(
     whole: nn.Module, model: nn.Module, part: Callable[[Tensor, Tensor], Tensor] = uncut
 ) -> float:
     """The largest difference between this rank's parameters and the parts of one process's of the
-    same names; NaN if one of them is."""
+    same names; infinite if one of them is no finite number."""
     named = dict(whole.named_parameters())
-    by_name = [(part(named[name], own) - own).abs().max() for name, own in model.named_parameters()]
-    return torch.stack(by_name).max().item()
+    return max(max_abs_diff(part(named[name], own), own) for name, own in model.named_parameters())

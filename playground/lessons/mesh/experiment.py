@@ -14,6 +14,7 @@ from playground.lessons.mesh.lesson import GPTStage, Mesh
 from playground.lessons.mesh.page import GroupTraffic, MeshSettings, MeshTraining
 from playground.lessons.pipeline.experiment import warm_up
 from playground.lessons.pipeline.lesson import split
+from playground.lessons.prove.lesson import max_abs_diff
 from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.runtime import device
@@ -59,7 +60,7 @@ def train_on(
     backward = partial(stage.step, microbatches=costs.MICROBATCHES)
     with observing(traffic):
         found = train(costs.name_of(shape), stage.model, backward, whole)
-    by_loss = (expected - expected.new_tensor(found.losses)).abs().max() if stage.is_last else 0.0
+    by_loss = max_abs_diff(expected, expected.new_tensor(found.losses)) if stage.is_last else 0.0
     by_parameter = parameter_difference(
         split(oracle, stage.index, len(stage.ranks)),
         stage.model,

@@ -30,6 +30,7 @@ from playground.lessons.pipeline.page import (
     Slot,
     StageResult,
 )
+from playground.lessons.prove.lesson import max_abs_diff
 from playground.runtime import device, report, synchronize
 from playground.runtime.backends import backend_of
 from playground.training.activations import ActivationCounter
@@ -97,7 +98,7 @@ def compare(model: nn.Sequential, groups: Groups, settings: PipelineSettings) ->
         SCHEDULES[name].code(stage, settings.microbatches)
         stage.finish()
         gradients = flatten(param.grad for param in stage.model.parameters())
-        found[name] = (gradients - expected).abs().max().item()
+        found[name] = max_abs_diff(gradients, expected)
     return found
 
 

@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from playground.lessons.prove.lesson import max_abs_diff
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.lessons.zero.lesson import BytesSent
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
@@ -305,11 +306,10 @@ def compare(way: str, settings: ZeroSettings) -> float:
     expected_losses, expected_params = train_alone(settings)
     for step, batch in enumerate(batches(settings.batch_size, EXACT_STEPS, settings.seed), start=1):
         trainer.step(batch, last=step == EXACT_STEPS)
-    params = trainer.masters()
-    pairs = zip(trainer.mean_losses(), expected_losses, strict=True)
+    params, losses = flatten(trainer.masters()), trainer.mean_losses()
     return max(
-        (flatten(params) - expected_params).abs().max().item(),
-        *(abs(loss - expected) for loss, expected in pairs),
+        max_abs_diff(params, expected_params),
+        max_abs_diff(params.new_tensor(losses), params.new_tensor(expected_losses)),
     )
 
 
