@@ -99,6 +99,7 @@ def test_a_server_that_is_stopped_while_it_is_asked_is_named(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "STOPPED_LOOKS", 1)
+    monkeypatch.setattr(server, "LOOK_INTERVAL", 0.1)
     client = begin(busy="import os; os.kill(os.getpid(), 19)")
     with pytest.raises(
         ForkServerFailed, match=f"is stopped .SIGSTOP.: kill -CONT {client.pid} lets it go on"
@@ -118,6 +119,7 @@ def test_a_stopped_process_that_an_import_waits_for_is_named_and_ends_with_the_s
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "STOPPED_LOOKS", 1)
+    monkeypatch.setattr(server, "LOOK_INTERVAL", 0.1)
     client = begin(waits=STOPS_ANOTHER)
     with pytest.raises(ForkServerFailed, match="waits for a process that is stopped") as failure:
         client.fork([])
