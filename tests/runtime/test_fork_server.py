@@ -201,7 +201,7 @@ def test_an_inheritable_descriptor_of_the_launcher_s_is_not_open_in_its_processe
         os.close(250)
 
 
-def test_a_descriptor_beyond_the_limit_is_inheritable_as_before() -> None:
+def test_a_descriptor_beyond_the_limit_is_inheritable_as_before(begin: Begin) -> None:
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 400, inheritable=True)
@@ -212,6 +212,8 @@ def test_a_descriptor_beyond_the_limit_is_inheritable_as_before() -> None:
             )
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
             assert os.get_inheritable(400)
+            begin()
+            assert server.ForkedProcess(len, ("",)).join(ENOUGH) == 0
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
             os.close(400)
