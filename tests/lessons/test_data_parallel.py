@@ -221,7 +221,7 @@ NESTED = st.recursive(
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
         | st.builds(Pair, inner, inner)
-        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3)
     ),
     max_leaves=8,
 )

@@ -26,6 +26,7 @@ from playground.runtime.flight_recorder.box import (
     Known,
     View,
     find_boxes,
+    is_ending,
     open_box,
 )
 
@@ -205,3 +206,12 @@ def test_a_process_that_is_stopped_or_goes_on_is_none_that_stands_still() -> Non
         stopped = view.progress
         process.kill()
     assert stopped != before
+
+
+def test_a_process_that_has_ended_or_is_gone_is_ending() -> None:
+    assert not is_ending(os.getpid())
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert is_ending(child.pid), "nobody has waited for it yet"
+    child.wait()
+    assert is_ending(child.pid)

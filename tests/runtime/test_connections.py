@@ -71,7 +71,8 @@ def stranger(port: int) -> Iterator[None]:
 
 def can_connect(port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=0.1):
+        # loopback takes a connection, or refuses it, before this process goes on
+        with socket.create_connection(("127.0.0.1", port), timeout=0.02):
             return True
     except (TimeoutError, ConnectionRefusedError):
         # a thread closes the sockets of a group that was destroyed
@@ -164,23 +165,21 @@ def test_sockets_of_the_function_are_left_alone() -> None:
 
 
 def come_to_the_store(rank: int, size: int) -> list[int]:
-    """As under torchrun: again and again, before and after this rank has formed a world of its
-    own."""
-    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    """As under torchrun: before and after this rank has formed a world of its own."""
     found = []
     for again in range(2):
-        for store in (dist.TCPStore(*place, size, rank == 0), next(dist.rendezvous("env://"))[0]):
-            store.add("came", 1)
-            dist.barrier()
-            found.append(store.add("came", 0))
-            dist.barrier()
-        if not again:
+        if again:
             dist.init_process_group("gloo")
+        store, *_ = next(dist.rendezvous("env://"))
+        store.add("came", 1)
+        dist.barrier()
+        found.append(store.add("came", 0))
+        dist.barrier()
     return found
 
 
 def test_processes_of_the_ranks_come_to_the_store_later_too() -> None:
-    assert launch(come_to_the_store, 2) == [[2, 4, 6, 8]] * 2
+    assert launch(come_to_the_store, 2) == [[2, 4]] * 2
 
 
 def add_by_rpc(rank: int, size: int) -> float:

@@ -91,7 +91,10 @@ def test_a_rank_that_failed_is_named_before_those_that_lost_it(
         RankFailed(1, 2, "failed: ValueError: no"),
     )
     ranks: Any = [
-        SimpleNamespace(died=False, failure=each, failed_at=float(each.rank)) for each in failures
+        SimpleNamespace(
+            died=False, failure=each, failed_at=float(each.rank), is_ending=lambda: False
+        )
+        for each in failures
     ]
     world = watch.WorldWatch(ranks, 1.0, watch.ignore_report, PreemptionNotice(0.0))
     assert world.first_failure() is failures[1]

@@ -24,8 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 from playground import Deadlock, RankFailed
 
 FOREVER = 300.0
-STILL = 0.75
-"""Seconds that a rank stands still: three looks of the launcher's."""
+STILL = 0.3
+"""Seconds that a rank stands still: six looks of the launcher's, two of which would prove a
+deadlock 0.1 s later."""
+TO_FORM = timedelta(seconds=0.75)
+"""A time limit in which a group is formed on a busy machine."""
 
 
 def line_of(fn: Callable[..., object], offset: int) -> str:
@@ -101,7 +104,7 @@ def gives_up(rank: int, size: int, wait: Callable[[timedelta], None]) -> str:
     """Waits in vain, with a time limit of its own, and goes on."""
     limit = timedelta(seconds=STILL)
     if wait is wait_in_a_group_of_its_own:
-        dist.init_process_group("gloo", timeout=limit)
+        dist.init_process_group("gloo", timeout=TO_FORM)
     if rank > 0:
         return "returned"
     with pytest.raises(RuntimeError):

@@ -53,12 +53,12 @@ def test_a_world_by_hand_trains_and_rank_0_alone_speaks(fork_program: Fork, data
 
 def test_ranks_that_wait_in_vain_say_for_whom(fork_program: Fork) -> None:
     port = free_port()
-    program = fork_program("playground", "hello", "--timeout", 1, **by_hand(0, 3, port))
+    program = fork_program("playground", "hello", "--timeout", 0.3, **by_hand(0, 3, port))
     _, err = program.communicate(timeout=ENOUGH)
     # Before it stands what torch logs: that can be turned off only before torch is imported.
     assert (
         err.splitlines()[-1]
-        == f"playground: rank 0 of 3 waited 1 s at 127.0.0.1:{port}: ranks 1, 2 did not come"
+        == f"playground: rank 0 of 3 waited 0.3 s at 127.0.0.1:{port}: ranks 1, 2 did not come"
     )
     assert program.returncode == 1
 

@@ -26,13 +26,20 @@ from playground.runtime.launcher import kept
 
 @pytest.fixture(autouse=True)
 def _worlds_are_kept() -> Iterator[None]:
+    """Those of one test are there in the next, which ends them if it is to begin without."""
     wanted = kept.are_kept()
-    kept.end_worlds()
     kept.keep_worlds()
     yield
-    kept.end_worlds()
     if wanted:
         kept.keep_worlds()
+    else:
+        kept.end_worlds()
+
+
+@pytest.fixture
+def no_worlds() -> None:
+    kept.end_worlds()
+    kept.keep_worlds()
 
 
 def pid(rank: int, size: int) -> int:
@@ -192,6 +199,7 @@ def test_worlds_end_when_they_are_to_end() -> None:
     assert launch(pid, 1) != launch(pid, 1)
 
 
+@pytest.mark.usefixtures("no_worlds")
 def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "MAX_RANKS_KEPT", 4)
     one, three = launch(pid, 1), launch(pid, 3)

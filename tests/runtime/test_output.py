@@ -6,17 +6,15 @@ import io
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
 from multiprocessing import Pipe
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from fixtures import Run
 from hypothesis import given, settings, strategies as st
-from terminal import open_terminal
 
 from playground import RankFailed, RankTimeout, launch
 from playground.runtime.launcher.output import READ_AT_ONCE, Output, end_lines, open_lines
@@ -61,31 +59,35 @@ def test_lines_of_ranks_that_hang_arrive(capfd: pytest.CaptureFixture[str]) -> N
 
 
 IMPORTED = """
+import os
 import sys
 from playground import launch
-
-print("imported")
-print("imported", file=sys.stderr)
+from terminal import open_terminal
 
 def say(rank, size):
     print("run")
 
 if __name__ == "__main__":
-    launch(say, 2)
+    with open_terminal() as terminal:
+        ours = os.dup(1)
+        for number in (1, 2):
+            os.dup2(terminal.stream.fileno(), number)
+        print("imported", flush=True)
+        launch(say, 2)
+        for number in (1, 2):
+            os.dup2(ours, number)
+    print(terminal.shown)
+else:
+    print("imported")
+    print("imported", file=sys.stderr)
 """
 
 
-def test_what_a_script_prints_while_ranks_import_it_says_which_rank(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(IMPORTED)
-    with open_terminal() as terminal:
-        command = [sys.executable, str(tmp_path / "script.py")]
-        environ = {**os.environ, "TERM": "dumb"}
-        subprocess.run(
-            command, stdout=terminal.stream, stderr=terminal.stream, env=environ, check=True
-        )
-    told = Counter(terminal.shown.splitlines())
+def test_what_a_script_prints_while_ranks_import_it_says_which_rank(run_script: Run) -> None:
+    done = run_script(IMPORTED, TERM="dumb")
+    assert (done.code, done.err) == (0, "")
     said = {"imported": 2, "run": 1}
-    assert told == {"imported": 2} | {
+    assert Counter(done.out.split("\n")) == {"imported": 1, "": 2} | {
         f"[rank {rank}] {what}": said[what] for rank in range(2) for what in said
     }
 

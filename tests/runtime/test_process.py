@@ -330,10 +330,10 @@ def test_a_rank_that_is_stopped_before_it_is_up_is_not_waited_for(
 
         if __name__ == "__main__":
             try:
-                launch(rank, 2, timeout=1)
+                launch(rank, 2, timeout=0.3)
             except RankTimeout as error:
                 print(error.headline)
         """
     )
-    assert done.out.startswith("no sign of life for 1 s from ranks 0, 1 of 2"), done
+    assert done.out.startswith("no sign of life for 0.3 s from ranks 0, 1 of 2"), done
     assert done.err == ""

@@ -39,7 +39,7 @@ TIMEOUT = 15.0
 proved."""
 TAGS, IN_THREAD = 20, 19
 """Tags per program; the one of messages that a thread sends."""
-LONG = 0.7
+LONG = 0.3
 """Seconds that a rank sleeps or is stopped at most: some looks of the launcher's."""
 
 

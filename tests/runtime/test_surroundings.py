@@ -254,6 +254,7 @@ def test_what_is_ignored_is_not_inherited_and_a_test_that_waits_for_what_never_c
     assert done.returncode == 1
 
 
+@pytest.mark.stress
 def test_a_descriptor_beyond_the_limit_is_no_obstacle() -> None:
     """It was opened before the limit was lowered."""
     done = shell(f"exec 200</dev/null; ulimit -n 100; {COMMAND} hello -n 2")

@@ -1,20 +1,21 @@
 """Whatever the flight recorder cannot name makes a rank unknown: right programs are not accused for
 it.
 
-Each waits longer than two looks of the launcher's, so that a wrong proof would end it.
+Each waits longer than many looks of an eager launcher's, so that a wrong proof would end it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from eager import Looks, eager
 from fixtures import Worlds
 from ranks import needs_shm
 from torch import nn
@@ -26,10 +27,16 @@ from playground import Deadlock
 from playground.runtime.flight_recorder import Kind
 
 FOREVER = 300.0
-LATE = 1.0
-"""Seconds: three looks of the launcher's, and the time between two of a rank."""
+LATE = 0.2
+"""Seconds: many looks of an eager launcher's."""
 SHORT = timedelta(seconds=LATE)
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def looks() -> Iterator[Looks]:
+    with eager() as looks:
+        yield looks
 
 
 def late(condition: bool = True) -> None:
@@ -315,10 +322,10 @@ def test_unequal_batches_are_proved(
 
 
 def hang_beside_pyarrow(rank: int, size: int) -> None:
-    import pyarrow  # as do pandas, datasets and accelerate
-
-    assert pyarrow.array([rank]).to_pylist() == [rank]
     if rank == 0:
+        import pyarrow  # as do pandas, datasets and accelerate
+
+        assert pyarrow.array([rank]).to_pylist() == [rank]
         dist.barrier()
 
 

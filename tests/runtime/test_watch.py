@@ -8,6 +8,7 @@ import threading
 import time
 from functools import partial
 from multiprocessing.connection import wait
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def wait_in_vain(rank: int, size: int) -> None:
     dist.barrier()  # both are here: on a busy machine one begins seconds before the other
     if rank == 1:
         time.sleep(1000)
-    group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=1))
+    group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=0.2))
     dist.barrier(group=group)
 
 
@@ -100,6 +101,26 @@ def test_what_a_listener_raises_is_not_taken_for_a_rank_s_failure() -> None:
 
     with pytest.raises(BrokenPipeError, match="nobody reads any more"):
         launch(go_wrong, 2, args=("hang", 1), on_report=stdout_is_gone)
+
+
+def test_a_rank_that_is_about_to_die_is_waited_for_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever its peers make of what they get when its sockets are closed."""
+    raised = RankFailed(0, 2, "failed: ValueError: no data")
+    killed = RankFailed(1, 2, "was killed by SIGKILL")
+    first = SimpleNamespace(died=False, failure=raised, failed_at=0.0, is_ending=lambda: False)
+    other = SimpleNamespace(died=False, failure=None, failed_at=1.0, is_ending=lambda: True)
+
+    def receive(*_: object) -> None:
+        other.died, other.failure = True, killed
+
+    monkeypatch.setattr(watch, "receive", receive)
+    ranks: Any = [first, other]
+    world = watch.WorldWatch(ranks, 1.0, watch.ignore_report, PreemptionNotice(0.0))
+    assert world.first_failure() is killed
+    other.died, other.failure, other.is_ending = False, None, lambda: False
+    assert world.first_failure() is raised
 
 
 def stay(rank: int, size: int) -> None:

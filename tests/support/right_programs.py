@@ -30,9 +30,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 ROUTINES: list[Any] = []
-LATE = 0.75
-"""Seconds by which a rank is late: three looks of the launcher's, two of which would prove a
-deadlock."""
+LATE = 0.3
+"""Seconds by which a rank is late: six looks of the launcher's, two of which would prove a
+deadlock 0.1 s later."""
 SHORT = timedelta(seconds=5)
 """A timeout that passes, and in which a group is formed on a busy machine."""
 GIGABYTE = 2**28

@@ -31,9 +31,10 @@ from playground.trace.record.run import read_recording
 TAKES_TIME = {
     name for name, expected in PROGRAMS.items() if expected.symptom in (DEADLOCK, TIMEOUT)
 }
-SLOWER = TAKES_TIME - {"partial-group"} | {"all-download"}
+SLOWER = TAKES_TIME - {"partial-group"} | {"all-download", "killed"}
 """Programs that wait for `make stress`: a look or two of the parent passes before each is
-explained. (The kinds of diagnosis have tests of their own, tests/runtime/test_diagnosis.py.)"""
+explained. (The kinds of diagnosis have tests of their own, tests/runtime/test_diagnosis.py, and the
+killed rank is in `test_a_run_as_json`.)"""
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in SLOWER])

@@ -39,14 +39,10 @@ def wait_for_ranks_in(operation: str, pid: int, count: int) -> None:
     deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         states = [box.read() for box in find_boxes(list_family(pid)) if box.world]
-        waits = (
-            state.waits_for
-            for state in states
-            if state.doing == Doing.IN_OPERATION and state.since > 0.3
-        )
+        waits = (state.waits_for for state in states if state.doing == Doing.IN_OPERATION)
         if sum(wait is not None and wait.name == operation for wait in waits) == count:
             return
-        time.sleep(0.1)
+        time.sleep(0.02)
     raise AssertionError("the ranks never came to the operation")
 
 

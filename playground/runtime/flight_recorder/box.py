@@ -91,6 +91,8 @@ WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED = (
 """Subjects of lines of the text."""
 TIME_LIMIT = "time limit"
 """Key of the report that the time is up."""
+PF_EXITING = 4
+"""A flag of a process. Source: Linux's include/linux/sched.h"""
 FULL = f"what it does on more than {MOST_CHANNELS} channels"
 Description = tuple[str, str, tuple[int, ...], Any, "int | None", int, int, tuple[int, ...]]
 """kind, name, group, dtype, peer, tag, number, members: see `Operation`. The dtype is torch's
@@ -381,6 +383,13 @@ def process_status(pid: int, *thread: str) -> list[bytes]:
 def is_stopped(pid: int) -> bool:
     """Whether somebody has stopped this process (SIGSTOP)."""
     return process_status(pid)[:1] == [b"T"]
+
+
+def is_ending(pid: int) -> bool:
+    """Whether this process has begun to end, as it does before its sockets are closed, or is
+    gone."""
+    status = process_status(pid)
+    return not status or bool(int(status[6]) & PF_EXITING)
 
 
 def find_boxes(pids: Iterable[int]) -> Iterator[View]:

@@ -11,7 +11,7 @@ from typing import Any
 from playground.runtime.backends import Backend
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.flight_recorder.activity import Activity
-from playground.runtime.flight_recorder.box import View, is_stopped
+from playground.runtime.flight_recorder.box import View, is_ending, is_stopped
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
 from playground.runtime.rank.rank import Event
@@ -81,6 +81,10 @@ class RankHandle:
     def is_stopped(self) -> bool:
         """Whether somebody has stopped its process (SIGSTOP)."""
         return is_stopped(self.process.pid)
+
+    def is_ending(self) -> bool:
+        """Whether its process is about to end, or has ended, and that is not known here yet."""
+        return not self.vanished and is_ending(self.process.pid)
 
     def receive_all(self) -> list[Event]:
         """Take in the messages that have arrived, and return the reports among them. Where the line

@@ -43,9 +43,10 @@ MAX_ANSWER = 2**14
 START_LIMIT = 300.0
 """Seconds the server has to answer, and a new process to come up: a cold disk reads torch
 slowly."""
-STOPPED_LOOKS = 5
-"""Number of looks, a second apart, that find the server stopped before it counts as lost. (After
-Ctrl-Z and `fg` this process may be awake a moment before the server is.)"""
+LOOK_INTERVAL, STOPPED_LOOKS = 1.0, 5
+"""Seconds between two looks at a server that does not answer, and the number of looks that find it
+stopped before it counts as lost. (After Ctrl-Z and `fg` this process may be awake a moment before
+the server is.)"""
 END_LIMIT = 1.0
 """Seconds the server has to say that it ends, before it is killed; and to hang up, if it has
 dropped a request."""
@@ -106,7 +107,7 @@ class ForkServerClient:
     def await_answer(self, status: socket.socket) -> tuple[int, int]:
         """The process id that the server answers with, and the pidfd."""
         end, stopped = time.monotonic() + START_LIMIT, 0
-        while not wait([status], 1.0):
+        while not wait([status], LOOK_INTERVAL):
             stopped_pid = self.find_stopped()
             stopped = stopped + 1 if stopped_pid else 0
             if stopped == STOPPED_LOOKS:

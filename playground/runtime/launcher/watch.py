@@ -21,14 +21,13 @@ from playground.runtime.errors import (
 from playground.runtime.flight_recorder import Kind
 from playground.runtime.flight_recorder.activity import BETWEEN_LOOKS, compare
 from playground.runtime.launcher.examine import Examiner
-from playground.runtime.launcher.rank_handle import GRACE, RankHandle, describe_exit
+from playground.runtime.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandle, describe_exit
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import Event, Progress
 
 AFTERMATH = 0.25
-"""Seconds in which, after a first failure, word of another rank's sudden death may still arrive and
-outrank it."""
+"""Seconds in which, where ranks have lost another, word of what became of that may still arrive."""
 LEAVE_LIMIT = 30.0
 """Seconds a rank has to destroy its process group and give its memory back, all results being
 in."""
@@ -120,14 +119,21 @@ class WorldWatch:
 
         A rank that raised stays up until it is stopped, so no rank fails because of it. A rank that
         died took its sockets along, and word of the exceptions this causes in its peers may
-        overtake word of its death.
+        overtake word of its death: it is ending by then.
         """
-        receive_while(
-            lambda: not any(rank.died for rank in self.ranks), self.ranks, AFTERMATH, self.on_report
-        )
-        failed = [rank for rank in self.ranks if rank.failure]
+        ranks = self.ranks
+
+        def one_is_about_to_die() -> bool:
+            return not any(rank.died for rank in ranks) and any(rank.is_ending() for rank in ranks)
+
+        def all_lost_another() -> bool:
+            failures = [rank.failure for rank in ranks if rank.failure]
+            return all(isinstance(failure, PeerDisconnected) for failure in failures)
+
+        receive_while(one_is_about_to_die, ranks, EXIT_LIMIT, self.on_report)
+        receive_while(all_lost_another, ranks, AFTERMATH, self.on_report)
         first = min(
-            failed,
+            [rank for rank in ranks if rank.failure],
             key=lambda rank: (
                 not rank.died,
                 isinstance(rank.failure, PeerDisconnected),
@@ -137,7 +143,7 @@ class WorldWatch:
         assert first
         if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
             # It waited for a peer: the reader wants to know what the others were doing instead.
-            first.others = self.collect_stacks([rank for rank in self.ranks if not rank.failure])
+            first.others = self.collect_stacks([rank for rank in ranks if not rank.failure])
         return first
 
     def collect_stacks(self, ranks: Sequence[RankHandle]) -> dict[int, str]:

@@ -17,7 +17,6 @@ import ipaddress
 import itertools
 import os
 import re
-import select
 import socket
 import stat
 import struct
@@ -54,9 +53,10 @@ OWNER = struct.Struct("80xII")
 """User and inode in the kernel's answer. Source: struct inet_diag_msg, sock_diag(7)"""
 CONNECT_LIMIT = 0.2
 """Seconds in which a socket of this process takes a connection, if it does at all."""
-LOOK_AGAIN, LOOK_ANYWAY = 0.1, 1.0
-"""Seconds after which a connection that has arrived is looked for again, as it has no descriptor
-until it is accepted; and after which all are looked at, in case that took long."""
+BETWEEN_LOOKS = 0.1
+"""Seconds between two looks for connections to the store. The other end sends what was dropped
+again after 0.2 s, then after 0.4 s more, and so on. (epoll does not tell of a connection that
+another thread has accepted meanwhile.)"""
 
 
 def open_sockets() -> dict[int, int]:
@@ -208,21 +208,12 @@ def admit_to_store(port: int, is_closed: Callable[[], bool]) -> None:
     """The body of a thread: of what has connected to the store since strangers were shut out, let
     what this user's processes send come through, and hang up on others. Until the store is
     closed."""
-    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # as above
-        [door] = [
-            opened.enter_context(duplicate(each.fileno()))
-            for each in store_sockets(port)
-            if is_listening(each)
-        ]
-        kernel, arrivals = opened.enter_context(open_kernel()), opened.enter_context(select.epoll())
-        # tells of each, though another thread accepts it
-        arrivals.register(door, select.EPOLLIN | select.EPOLLET)
-        arrived = True
+    with contextlib.suppress(OSError), open_kernel() as kernel:  # as above
         while not is_closed():
             for each in store_sockets(port):
                 if has_filter(each) and not is_listening(each):
                     admit(each, kernel)
-            arrived = bool(arrivals.poll(LOOK_AGAIN if arrived else LOOK_ANYWAY))
+            time.sleep(BETWEEN_LOOKS)
 
 
 def admit(connection: socket.socket, kernel: socket.socket) -> None:
