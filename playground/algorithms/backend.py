@@ -54,16 +54,14 @@ REDUCE_SCATTER = dist.ReduceScatterOptions()
 """Those of torch's own backends where none are given."""
 HANDED_ON = (
     "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base", "all_to_all_single", "gather", "gather_single", "reduce", "reduce_scatter",
-    "reduce_scatter_single_coalesced", "scatter", "_get_sequence_number_for_group",
-    "_set_sequence_number_for_group",
+    "alltoall", "alltoall_base", "all_to_all_single", "gather", "gather_single", "reduce",
+    "reduce_scatter", "reduce_scatter_single_coalesced", "scatter",
+    "_get_sequence_number_for_group", "_set_sequence_number_for_group",
 )  # fmt: skip
 """The operations of gloo."""
 TYPES = {
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8,
-    torch.bool, torch.int32,
-    torch.int64,
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.int8,
+    torch.uint8, torch.int32, torch.int64,
 }  # fmt: skip
 """Those of gloo, which refuses others on all ranks before anything is done."""
 _backends: weakref.WeakKeyDictionary[Any, SharedMemory] = weakref.WeakKeyDictionary()
@@ -167,13 +165,7 @@ class SharedMemory(Backend):
     def _allgather_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = ALL_GATHER
     ) -> Any:
-        whole = (
-            input.numel()
-            and input.dim()
-            and output.shape == (self.size() * input.shape[0], *input.shape[1:])
-        )
-        # which gloo refuses
-        if not whole or not self.is_ours([output]) or output.dtype != input.dtype:
+        if not (self.is_ours([output]) and self.is_whole(output, input)):
             return self.gloo._allgather_base(output, input, opts)
         gather = partial(shared_memory.all_gather, self.segment)
         parts = [*output.chunk(self.size())]
@@ -190,13 +182,7 @@ class SharedMemory(Backend):
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = REDUCE_SCATTER
     ) -> Any:
         op = kind(opts.reduceOp)
-        whole = (
-            input.numel()
-            and output.dim()
-            and input.shape == (self.size() * output.shape[0], *output.shape[1:])
-        )
-        # which gloo refuses
-        if not whole or not self.is_ours([input], op) or output.dtype != input.dtype:
+        if not (self.is_ours([input], op) and self.is_whole(input, output)):
             return self.gloo._reduce_scatter_base(output, input, opts)
         reduce = partial(shared_memory.reduce_scatter, self.segment, op=op)
         if not is_written(output, input) or 0 in output.stride():
@@ -243,6 +229,12 @@ class SharedMemory(Backend):
         if self.segment:
             self.segment.give_up()
         self.gloo.abort()
+
+    def is_whole(self, whole: torch.Tensor, share: torch.Tensor) -> bool:
+        """Whether a tensor consists of such shares, one for each rank; gloo refuses others."""
+        if not share.numel() or not share.dim() or whole.dtype != share.dtype:
+            return False
+        return whole.shape == (self.size() * share.shape[0], *share.shape[1:])
 
     def is_ours(self, tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
         """Whether the ranks share memory, and gloo would do this, too: what it refuses is left to

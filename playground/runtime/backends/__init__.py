@@ -73,13 +73,6 @@ def refusal(error: Exception) -> str:
 
 
 __all__ = [
-    "BACKENDS",
-    "Backend",
-    "backend_for",
-    "backend_of",
-    "device",
-    "get_backend",
-    "on_device",
-    "refusal",
-    "synchronize",
-]
+    "BACKENDS", "Backend", "backend_for", "backend_of", "device", "get_backend", "on_device",
+    "refusal", "synchronize",
+]  # fmt: skip

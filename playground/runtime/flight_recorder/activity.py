@@ -148,10 +148,8 @@ def find_visitor() -> str:
         frame = frame.f_back
     if frame is None or waits_for_ranks(frame.f_code.co_filename):
         return ""
-    return (
-        f"what {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in "
-        f"{frame.f_code.co_name} waits for"
-    )
+    code = frame.f_code
+    return f"what {os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name} waits for"
 
 
 @functools.cache

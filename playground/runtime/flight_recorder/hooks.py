@@ -211,11 +211,10 @@ class Hooks(Recorder):
         if box is None:
             return
         timeout = read_timeout(group)
-        (
-            self.limited.discard
-            if timeout is not None and timeout >= self.timeout
-            else self.limited.add
-        )(key)
+        if timeout is not None and timeout >= self.timeout:
+            self.limited.discard(key)
+        else:
+            self.limited.add(key)
         if key in self.alive and not is_new:
             return
 
@@ -467,10 +466,7 @@ class Hooks(Recorder):
             members = tuple(rank for number, rank in enumerate(ranks_of(parent)) if number in ranks)
             if box is None or dist.get_rank() not in members:
                 return real(parent, ranks, *args, **kwargs)
-            limits = (
-                *map(find_timeout, (*args, *kwargs.values())),
-                default_store().timeout,
-            )
+            limits = *map(find_timeout, (*args, *kwargs.values())), default_store().timeout
             limited = any(map(self.is_limit, limits))
             with self.inside(box, SPLIT_GROUP, members, (), number_of(parent), limited):
                 return real(parent, ranks, *args, **kwargs)

@@ -178,11 +178,8 @@ class BenchSettings:
         """Raise `UsageError` if `local_size` ranks of a world of `size` need more than `available`
         bytes: a tensor or two, and the needs of algorithm and check. The all-to-all all-reduce
         alone receives every rank's tensor."""
-        needed = (
-            self.sizes[-1]
-            * local_size
-            * ((2 + size if "all-to-all" in self.algorithms else 4) + 2 * self.limit)
-        )
+        tensors = (2 + size if "all-to-all" in self.algorithms else 4) + 2 * self.limit
+        needed = self.sizes[-1] * local_size * tensors
         if needed > available:
             what = (
                 f"sizes up to {format_bytes(self.sizes[-1])}: {local_size} ranks need about "

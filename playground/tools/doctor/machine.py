@@ -29,13 +29,10 @@ VARIABLE = BACKENDS["gloo"].interface_variable
 def resolve(name: str) -> list[str]:
     """The addresses of a name, each once; empty if it has none."""
     try:
-        return [
-            *dict.fromkeys(
-                str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            )
-        ]
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
         return []
+    return [*dict.fromkeys(str(address[0]) for *_, address in found)]
 
 
 def find_interfaces() -> list[str]:

@@ -110,8 +110,7 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     if not runs[-1].has_failed and not operations:
         raise UsageError(
             f"{path} called no operation of torch.distributed within {seconds:g} s: name a script "
-            "for torchrun, whose "
-            f"ranks are started for it, or raise --seconds"
+            "for torchrun, whose ranks are started for it, or raise --seconds"
         )
     return script
 

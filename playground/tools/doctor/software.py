@@ -99,11 +99,8 @@ def summarize(torch: TorchFacts) -> str:
 def count_gpus() -> int:
     """The number of GPUs that nvidia-smi lists; 0 where there is no such program."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return len(
-            subprocess.run(
-                ["nvidia-smi", "-L"], capture_output=True, timeout=10
-            ).stdout.splitlines()
-        )
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=10)
+        return len(listed.stdout.splitlines())
     return 0
 
 

@@ -261,14 +261,8 @@ def command(session: Session, name: str | None) -> None:
     session.print_document({}, programs=outcomes)
     if problem := next((each.problem for each in outcomes if each.problem), ""):
         raise PlaygroundError(problem)
-    session.say(
-        "",
-        prose(
-            "Shown: ",
-            good(f"{name} went wrong as it must; cured, it returns the right values"),
-            ".",
-        ),
-    )
+    verdict = good(f"{name} went wrong as it must; cured, it returns the right values")
+    session.say("", prose("Shown: ", verdict, "."))
 
 
 def board_texts(function: Remote) -> Texts:
@@ -361,10 +355,8 @@ def describe_unrecorded(pid: int) -> str:
         * (first.words[0] != "-m"),
         f"for a rank's stack: py-spy dump --pid {first.pid}",
     ]
-    return (
-        f"torchrun alone gives a script no flight recorder. {', '.join(seen).capitalize()}; "
-        f"{'; '.join(ways)}"
-    )
+    told = "; ".join([", ".join(seen).capitalize(), *ways])
+    return f"torchrun alone gives a script no flight recorder. {told}"
 
 
 def describe_activity(before: Sequence[bytes], now: Sequence[bytes]) -> str:
@@ -416,8 +408,5 @@ def why_command(session: Session, pid: int) -> None:
     """
     worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
     found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
-    click.echo(
-        to_document({"worlds": found})
-        if session.run.as_json
-        else "\n\n".join(map(diagnosis.tell, worlds))
-    )
+    told = "\n\n".join(map(diagnosis.tell, worlds))
+    click.echo(to_document({"worlds": found}) if session.run.as_json else told)
