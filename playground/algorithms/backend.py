@@ -35,7 +35,7 @@ from playground.algorithms.collectives import (
     on_flat,
     reduce_scatter_by,
 )
-from playground.algorithms.operation import ADDS, Op, check, kind
+from playground.algorithms.operation import Op, check, kind
 from playground.runtime.host import digest, host_id, ranks_by_host
 from playground.runtime.shared_memory import NotAllCome, Segment, open_segment, outside_modes
 from playground.runtime.tap.replacement import Replacement
@@ -239,13 +239,9 @@ class SharedMemory(Backend):
     def is_ours(self, tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
         """Whether the ranks share memory, and gloo would do this, too: what it refuses is left to
         it."""
-        if (
-            not self.segment
-            or len(tensors) != 1
-            or (tensor := tensors[0]).dtype not in TYPES
-            or op not in ADDS
-        ):
+        if not self.segment or len(tensors) != 1 or tensors[0].dtype not in TYPES:
             return False
+        tensor = tensors[0]
         try:
             check(tensor.dtype, op)
         except ValueError:
@@ -474,8 +470,7 @@ def register() -> None:
     value = lambda future: future.value()  # noqa: E731
     for name, question, answers in (
         ("is_completed", lambda future: future.done(), bool), ("result", value, list),
-        ("_source_rank", value, int),
-        ("source_rank", value, int),
+        ("_source_rank", value, int), ("source_rank", value, int),
     ):  # fmt: skip
         Replacement(Work, name, ask_future(question, answers)).install()
 

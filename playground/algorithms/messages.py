@@ -104,13 +104,10 @@ class Executor:
             send, receive = number_in_whole(group, send), number_in_whole(group, receive)
             group = group.whole
         if is_batched((send or receive)[0][0]):
+            calls = [(dist.isend, each) for each in send] + [(dist.irecv, each) for each in receive]
             batch = [
-                dist.P2POp(dist.isend, tensor, group=group, group_peer=rank)
-                for tensor, rank in send
-            ]
-            batch += [
-                dist.P2POp(dist.irecv, tensor, group=group, group_peer=rank)
-                for tensor, rank in receive
+                dist.P2POp(call, tensor, group=group, group_peer=rank)
+                for call, (tensor, rank) in calls
             ]
             return Works([], dist.batch_isend_irecv(batch))
         sends = [group.send([tensor], rank, TAG) for tensor, rank in send]

@@ -108,12 +108,11 @@ def prepare(
     `mirror` replaces the usual servers: a folder, or an http://, https:// or file:// address that
     holds the four .gz files. `say` is told what takes time. Raises `NoData`.
     """
-    if dataset != "digits" and not find_damaged(raw_folder(data_dir, "mnist"), MNIST):
-        return describe_data("mnist", raw_folder(data_dir, "mnist"), f"found in {data_dir}")
-    if dataset == "digits" and not find_damaged(
-        raw := raw_folder(data_dir, "digits"), read_checksums(raw, MNIST)
-    ):
-        return describe_data("digits", raw, "as asked")
+    mnist, digits = raw_folder(data_dir, "mnist"), raw_folder(data_dir, "digits")
+    if dataset != "digits" and not find_damaged(mnist, MNIST):
+        return describe_data("mnist", mnist, f"found in {data_dir}")
+    if dataset == "digits" and not find_damaged(digits, read_checksums(digits, MNIST)):
+        return describe_data("digits", digits, "as asked")
     with lock_directory(data_dir):
         if dataset == "digits":
             return find_or_draw_digits(data_dir, "as asked", say)

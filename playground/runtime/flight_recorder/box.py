@@ -203,8 +203,7 @@ class Box(EventLog):
                 pack = packs[MOST_SIZES]
             pack(
                 memory, start + length * (number % CAPACITY), now(), -may_give_up, index,
-                find(depth),
-                description, raised, len(shape), *shape, mark,
+                find(depth), description, raised, len(shape), *shape, mark,
             )  # fmt: skip
             return number
 

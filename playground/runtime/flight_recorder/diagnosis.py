@@ -162,10 +162,8 @@ def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
 def tell(states: Sequence[RankState]) -> str:
     """The diagnosis or, if no rank waits, what each does."""
     rows = {state.rank: (state.end or state.doing, state.line, "") for state in states}
-    return str(
-        diagnose(states)
-        or f"no rank waits\n{draw_table(rows, {state.rank: state.since for state in states})}"
-    )
+    since = {state.rank: state.since for state in states}
+    return str(diagnose(states) or f"no rank waits\n{draw_table(rows, since)}")
 
 
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
@@ -243,17 +241,14 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
         return Kind.PARTIAL_GROUP
     if theirs is None:
         return Kind.UNFORMED if mine.name == FORM_WORLD else Kind.ENDED
+    same = (mine.group, mine.number) == (theirs.group, theirs.number)
     if mine.kind == theirs.kind == COLLECTIVE:
-        if (mine.group, mine.number) == (theirs.group, theirs.number) or NEW_GROUP in (
-            mine.name,
-            theirs.name,
-        ):
+        if same:
             return Kind.COLLECTIVES if mine.channel != theirs.channel else Kind.CIRCLE
         return Kind.GROUPS if mine.name == theirs.name else Kind.ABSENT
     if COLLECTIVE in (mine.kind, theirs.kind):
         return Kind.ABSENT
     if mine.kind != theirs.kind:
-        same = (mine.group, mine.number) == (theirs.group, theirs.number)
         if same and mine.tag == theirs.tag:
             return Kind.WRONG_PEER
         return Kind.WRONG_TAG if theirs.peer in (rank, None) and same else Kind.CIRCLE

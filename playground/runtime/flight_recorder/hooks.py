@@ -377,11 +377,8 @@ class Hooks(Recorder):
         @functools.wraps(real)
         def get_backend(*args: Any, **kwargs: Any) -> Any:
             backend, caller = real(*args, **kwargs), _getframe(1).f_globals.get("__name__", "")
-            if (
-                self.box
-                and hasattr(backend, "__dict__")
-                and not caller.startswith(("torch.", "playground."))
-            ):
+            is_theirs = not caller.startswith(("torch.", "playground."))
+            if self.box and is_theirs and hasattr(backend, "__dict__"):
                 self.box.doubt("what it calls of a backend in Python")
             return backend
 

@@ -163,11 +163,8 @@ class WaitGraph:
         any_one = not (
             self.pessimistic or name.startswith(NEED_ALL) or (name in TO_ROOT and peer == rank)
         )
-        if (
-            any_one
-            and peer not in (rank, None)
-            and (name in FROM_ROOT or (name == "gather" and peer in met))
-        ):
+        is_from_root = name in FROM_ROOT or (name == "gather" and peer in met)
+        if any_one and is_from_root and peer not in (rank, None):
             others, any_one = others & {peer}, False
         named = {one for one in others & met.keys() if not self.states[one].unnamed}
         differing = {one for one in named if find_difference(operation, met[one])}

@@ -74,9 +74,8 @@ def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment
     process could not find the function."""
     import __main__
 
-    if getattr(fn, "__module__", None) == "__main__" and not os.path.isfile(
-        getattr(__main__, "__file__", "")
-    ):
+    script = getattr(__main__, "__file__", "")
+    if getattr(fn, "__module__", None) == "__main__" and not os.path.isfile(script):
         raise UsageError(
             f"{fn.__qualname__} was defined in a notebook, at a prompt or in a script on standard "
             "input, where the ranks, being new processes, cannot see it: write it to a file "

@@ -203,11 +203,8 @@ class Member:
         moved = any(os.environ.get(name) != value for name, value in self.address.items())
         if moved:
             os.environ.pop(SERVED_BY_TORCHRUN, None)
-        if (
-            moved
-            or call.get("store") is not None
-            or call.get("init_method") not in (None, "env://")
-        ):
+        looks_here = call.get("init_method") in (None, "env://") and call.get("store") is None
+        if moved or not looks_here:
             return call
         place = {"rank": self.env.rank, "world_size": self.env.size}
         return place | call | {"init_method": None, "store": self.open_store()}
@@ -345,11 +342,8 @@ def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
     """torch's own: whoever waits for this rank in our group gets an error, as its sockets are
     closed."""
     for member in members:
-        if (
-            member.group is not None
-            and member.group is dist.group.WORLD
-            and group in (None, member.group)
-        ):
+        stands = member.group is not None and member.group is dist.group.WORLD
+        if stands and group in (None, member.group):
             if not member.joined:
                 member.await_group()
             member.group = None

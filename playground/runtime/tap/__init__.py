@@ -273,12 +273,6 @@ class UnderWay:
     """The work's, if somebody has asked for it."""
 
 
-def calls_of(work: Any) -> list[Call]:
-    """The calls that are observed to go on in this work."""
-    entry = _tap.works.get(id(work))
-    return entry.calls if entry else []
-
-
 class Tap:
     """Tells observers and the recorder. It is in place as long as there is one."""
 

@@ -48,7 +48,6 @@ MAX_CALLS = 200
 SAMPLE = 3
 """Calls from which the number of calls per trial is worked out."""
 
-Call = Callable[[], object]
 PERIOD = 10007
 """Elements of a pattern."""
 MAX_VALUE = 64

@@ -99,25 +99,17 @@ def check_loopback(machine: MachineFacts) -> Iterator[Finding]:
     if LOOPBACK_INTERFACE not in machine.interfaces:
         yield error(f"the loopback interface {LOOPBACK_INTERFACE} is down", rule, fix)
     if not any(map(is_loopback, machine.resolved["localhost"])):
-        yield error(
-            f"localhost resolves to {', '.join(machine.resolved['localhost']) or 'nothing'}",
-            rule,
-            fix,
-        )
+        found = ", ".join(machine.resolved["localhost"]) or "nothing"
+        yield error(f"localhost resolves to {found}", rule, fix)
 
 
 def check_interface_variables(machine: MachineFacts) -> Iterator[Finding]:
     given = machine.environ.get(VARIABLE, "")
     if given and not {*given.split(",")} <= {*machine.interfaces}:
-        saw = (
-            f"{VARIABLE}={given}, and the interfaces that are up are "
-            f"{', '.join(machine.interfaces)}"
-        )
-        yield error(
-            saw,
-            "it names interfaces that are up",
-            f"export {VARIABLE}={machine.outer}, or unset {VARIABLE}",
-        )
+        up = ", ".join(machine.interfaces)
+        saw = f"{VARIABLE}={given}, and the interfaces that are up are {up}"
+        fix = f"export {VARIABLE}={machine.outer}, or unset {VARIABLE}"
+        yield error(saw, "it names interfaces that are up", fix)
 
 
 def check_shared_memory(machine: MachineFacts) -> Iterator[Finding]:

@@ -175,24 +175,17 @@ def check_gpu_driver(torch: TorchFacts) -> Iterator[Finding]:
         driver = ".".join(map(str, torch.driver)) or "none"
         saw = (
             f"nvidia-smi lists {torch.gpus} GPUs, and torch, built for CUDA {torch.cuda}, sees "
-            "none; "
+            f"none; the driver knows CUDA {driver}"
         )
-        yield error(
-            f"{saw}the driver knows CUDA {driver}",
-            "torch sees what driver and container show it",
-            fix,
-        )
+        yield error(saw, "torch sees what driver and container show it", fix)
 
 
 def check_all_reduce(torch: TorchFacts) -> Iterator[Finding]:
     for backend, problem in torch.sums.items():
         if problem:
             fix = f"to see more: python -m playground hello --backend {backend}"
-            yield error(
-                f"ranks on loopback with {backend}: {problem}",
-                "an all-reduce has the right sum",
-                fix,
-            )
+            saw = f"ranks on loopback with {backend}: {problem}"
+            yield error(saw, "an all-reduce has the right sum", fix)
 
 
 CHECKS = (check_torch_import, check_gpu_driver, check_all_reduce)
