@@ -38,7 +38,7 @@ from playground.algorithms.collectives import (
 from playground.algorithms.operation import Op, check, kind
 from playground.runtime.host import digest, host_id, ranks_by_host
 from playground.runtime.shared_memory import NotAllCome, Segment, open_segment, outside_modes
-from playground.runtime.tap.replacement import Replacement
+from playground.runtime.tap.replacement import Replacement, calling
 from playground.runtime.upstream import above_autograd, below_autograd, is_below_inplace
 
 INLINE = 256 * 1024
@@ -466,55 +466,49 @@ def register() -> None:
 
     dist.Backend.register_backend("shm", create, extended_api=True, devices=["cpu"])
     if hasattr(dist.ProcessGroup, "split_group"):
-        Replacement(dist.ProcessGroup, "split_group", split_shared_memory).install()
+        Replacement(dist.ProcessGroup, "split_group", calling(split_shared_memory)).install()
     value = lambda future: future.value()  # noqa: E731
     for name, question, answers in (
         ("is_completed", lambda future: future.done(), bool), ("result", value, list),
         ("_source_rank", value, int), ("source_rank", value, int),
     ):  # fmt: skip
-        Replacement(Work, name, ask_future(question, answers)).install()
+        Replacement(Work, name, calling(partial(ask_future, question, answers))).install()
 
 
 # torch asks every rank for its part of the new group, and dies of None from Python. (torch 2.15)
-def split_shared_memory(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of `ProcessGroup.split_group`: a rank that is not in the new group has nothing to
-    do for ours."""
-
-    def split_group(parent: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        backend = _backends.get(parent)
-        if backend and backend.rank() not in ranks:
-            return None
-        group = real(parent, ranks, *args, **kwargs)
-        if backend and backend.part:
-            _backends[group] = backend.part
-            backend.part = None
-        return group
-
-    return split_group
+def split_shared_memory(
+    real: Callable[..., Any], parent: Any, ranks: Sequence[int], *args: Any, **kwargs: Any
+) -> Any:
+    """`ProcessGroup.split_group`: a rank that is not in the new group has nothing to do for
+    ours."""
+    backend = _backends.get(parent)
+    if backend and backend.rank() not in ranks:
+        return None
+    group = real(parent, ranks, *args, **kwargs)
+    if backend and backend.part:
+        _backends[group] = backend.part
+        backend.part = None
+    return group
 
 
 # torch hands on a `Work` from Python as one that knows no more than its future. (torch 2.15)
-def ask_future(question: Callable[[Any], Any], kind: type) -> Callable[[Any], Any]:
-    """A wrapper of a method of `Work`: where torch's own has no answer, `question` of the work's
-    future is, if it is of that kind."""
+def ask_future(
+    question: Callable[[Any], Any], kind: type, real: Callable[[Any], Any], work: Any
+) -> Any:
+    """A method of `Work`: where torch's own has no answer, `question` of the work's future is, if
+    it is of that kind."""
 
-    def wrap(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def answer(work: Any) -> Any:
-            try:
-                if (found := real(work)) is not False:
-                    return found
-            except RuntimeError:
-                if isinstance(told := ask(work), kind):
-                    return told
-                raise
-            return bool(ask(work))
+    def ask() -> Any:
+        try:
+            return question(work.get_future())
+        except RuntimeError:  # it has none
+            return None
 
-        def ask(work: Any) -> Any:
-            try:
-                return question(work.get_future())
-            except RuntimeError:  # it has none
-                return None
-
-        return answer
-
-    return wrap
+    try:
+        if (found := real(work)) is not False:
+            return found
+    except RuntimeError:
+        if isinstance(told := ask(), kind):
+            return told
+        raise
+    return bool(ask())

@@ -25,11 +25,11 @@ thread, callback, timer, call and socket of the process. What is read by whom:
 | data under way, also of ranks that have come         | `activity.compare`, `diagnosis.find_firm` |
 | a rank that is stopped, not seen, or gives no answer | `RankState.moves`, `diagnosis.find_firm`  |
 | calls of other groups, members in another order      | `tap.number_of`,                          |
-|                                                      | `hooks.Hooks.wrap_new_group`              |
+|                                                      | `hooks.Hooks.new_group`                   |
 | calls that pass no method that is known, as from C++ | `hooks.Hooks.check_groups`,               |
-|                                                      | `wrap_getter`                             |
+|                                                      | `get_backend`                             |
 | a group that torch.distributed has not registered    | `hooks.Hooks.read_group`                  |
-| which backward passes average gradients              | `hooks.Hooks.wrap_forward`                |
+| which backward passes average gradients              | `hooks.Hooks.forward`                     |
 | a world that the program forms, with other numbers   | `leave_out_renumbered`                    |
 | more calls than are counted                          | `box.FULL`; these four by                 |
 |                                                      | `RankState.unnamed`                       |

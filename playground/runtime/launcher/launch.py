@@ -171,8 +171,7 @@ def run_world(
     ranks is left."""
     ranks: list[RankHandle] = []
     try:
-        is_usual = not (config.fresh or config.spawn or config.bare)
-        is_usual = is_usual and config.output == EVERY_RANK
+        is_usual = config.output == EVERY_RANK and not (config.fresh or config.spawn or config.bare)
         reusable = is_usual and backends.get_backend(config.backend).may_be_kept
         ranks = kept.take(size, config.backend) if reusable else []
         if not ranks:

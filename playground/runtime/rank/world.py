@@ -41,7 +41,7 @@ from playground.runtime.rendezvous.store import (
     connect,
     leave_together,
 )
-from playground.runtime.tap.replacement import Replacement
+from playground.runtime.tap.replacement import Replacement, calling
 from playground.runtime.threads import OurThread
 
 Arguments = dict[str, Any]
@@ -350,17 +350,12 @@ def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
     torch_destroy_process_group(group)
 
 
-def shut_out_strangers_after(connect: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of torch's that has gloo connect ranks: only ranks are connected then."""
-
-    @functools.wraps(connect)
-    def connect_ranks_only(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as formed:
-            for member in members:
-                formed.enter_context(member.strangers_shut_out())
-            return connect(*args, **kwargs)
-
-    return connect_ranks_only
+def connect_ranks_only(connect: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function of torch's that has gloo connect ranks: only ranks are connected then."""
+    with contextlib.ExitStack() as formed:
+        for member in members:
+            formed.enter_context(member.strangers_shut_out())
+        return connect(*args, **kwargs)
 
 
 # Modules imported from here on find these: the user's too, because the fork server imports ours
@@ -376,4 +371,4 @@ for _owner, _name in (
     (dist.ProcessGroup, "merge_remote_group"),
 ):
     if hasattr(_owner, _name):  # older versions of torch split no groups
-        Replacement(_owner, _name, shut_out_strangers_after).install()
+        Replacement(_owner, _name, calling(connect_ranks_only)).install()
