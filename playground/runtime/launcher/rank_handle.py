@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from playground.runtime.backends import Backend
+from playground.runtime.backends.backend import Backend
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.flight_recorder.activity import Activity
 from playground.runtime.flight_recorder.box import View, is_stopped
