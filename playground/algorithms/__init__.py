@@ -44,11 +44,9 @@ class AlgorithmSpec:
     @functools.cached_property
     def cost(self) -> Remote | None:
         """The cost of an all-reduce: a function from a `Task` to a `Cost`."""
-        return (
-            remote(f"playground.algorithms.cost_model:{self.code.name}_cost")
-            if self.has_messages
-            else None
-        )
+        if not self.has_messages:
+            return None
+        return remote(f"playground.algorithms.cost_model:{self.code.name}_cost")
 
 
 ALGORITHMS = {

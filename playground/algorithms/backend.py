@@ -35,10 +35,10 @@ from playground.algorithms.collectives import (
     on_flat,
     reduce_scatter_by,
 )
-from playground.algorithms.operation import ADDS, Op, check, kind
+from playground.algorithms.operation import Op, check, kind
 from playground.runtime.host import digest, host_id, ranks_by_host
 from playground.runtime.shared_memory import NotAllCome, Segment, open_segment, outside_modes
-from playground.runtime.tap.replacement import Replacement
+from playground.runtime.tap.replacement import Replacement, calling
 from playground.runtime.upstream import above_autograd, below_autograd, is_below_inplace
 
 INLINE = 256 * 1024
@@ -54,16 +54,14 @@ REDUCE_SCATTER = dist.ReduceScatterOptions()
 """Those of torch's own backends where none are given."""
 HANDED_ON = (
     "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base", "all_to_all_single", "gather", "gather_single", "reduce", "reduce_scatter",
-    "reduce_scatter_single_coalesced", "scatter", "_get_sequence_number_for_group",
-    "_set_sequence_number_for_group",
+    "alltoall", "alltoall_base", "all_to_all_single", "gather", "gather_single", "reduce",
+    "reduce_scatter", "reduce_scatter_single_coalesced", "scatter",
+    "_get_sequence_number_for_group", "_set_sequence_number_for_group",
 )  # fmt: skip
 """The operations of gloo."""
 TYPES = {
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8,
-    torch.bool, torch.int32,
-    torch.int64,
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.int8,
+    torch.uint8, torch.int32, torch.int64,
 }  # fmt: skip
 """Those of gloo, which refuses others on all ranks before anything is done."""
 _backends: weakref.WeakKeyDictionary[Any, SharedMemory] = weakref.WeakKeyDictionary()
@@ -167,13 +165,7 @@ class SharedMemory(Backend):
     def _allgather_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = ALL_GATHER
     ) -> Any:
-        whole = (
-            input.numel()
-            and input.dim()
-            and output.shape == (self.size() * input.shape[0], *input.shape[1:])
-        )
-        # which gloo refuses
-        if not whole or not self.is_ours([output]) or output.dtype != input.dtype:
+        if not (self.is_ours([output]) and self.is_whole(output, input)):
             return self.gloo._allgather_base(output, input, opts)
         gather = partial(shared_memory.all_gather, self.segment)
         parts = [*output.chunk(self.size())]
@@ -190,13 +182,7 @@ class SharedMemory(Backend):
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = REDUCE_SCATTER
     ) -> Any:
         op = kind(opts.reduceOp)
-        whole = (
-            input.numel()
-            and output.dim()
-            and input.shape == (self.size() * output.shape[0], *output.shape[1:])
-        )
-        # which gloo refuses
-        if not whole or not self.is_ours([input], op) or output.dtype != input.dtype:
+        if not (self.is_ours([input], op) and self.is_whole(input, output)):
             return self.gloo._reduce_scatter_base(output, input, opts)
         reduce = partial(shared_memory.reduce_scatter, self.segment, op=op)
         if not is_written(output, input) or 0 in output.stride():
@@ -244,16 +230,18 @@ class SharedMemory(Backend):
             self.segment.give_up()
         self.gloo.abort()
 
+    def is_whole(self, whole: torch.Tensor, share: torch.Tensor) -> bool:
+        """Whether a tensor consists of such shares, one for each rank; gloo refuses others."""
+        if not share.numel() or not share.dim() or whole.dtype != share.dtype:
+            return False
+        return whole.shape == (self.size() * share.shape[0], *share.shape[1:])
+
     def is_ours(self, tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
         """Whether the ranks share memory, and gloo would do this, too: what it refuses is left to
         it."""
-        if (
-            not self.segment
-            or len(tensors) != 1
-            or (tensor := tensors[0]).dtype not in TYPES
-            or op not in ADDS
-        ):
+        if not self.segment or len(tensors) != 1 or tensors[0].dtype not in TYPES:
             return False
+        tensor = tensors[0]
         try:
             check(tensor.dtype, op)
         except ValueError:
@@ -478,56 +466,49 @@ def register() -> None:
 
     dist.Backend.register_backend("shm", create, extended_api=True, devices=["cpu"])
     if hasattr(dist.ProcessGroup, "split_group"):
-        Replacement(dist.ProcessGroup, "split_group", split_shared_memory).install()
+        Replacement(dist.ProcessGroup, "split_group", calling(split_shared_memory)).install()
     value = lambda future: future.value()  # noqa: E731
     for name, question, answers in (
         ("is_completed", lambda future: future.done(), bool), ("result", value, list),
-        ("_source_rank", value, int),
-        ("source_rank", value, int),
+        ("_source_rank", value, int), ("source_rank", value, int),
     ):  # fmt: skip
-        Replacement(Work, name, ask_future(question, answers)).install()
+        Replacement(Work, name, calling(partial(ask_future, question, answers))).install()
 
 
 # torch asks every rank for its part of the new group, and dies of None from Python. (torch 2.15)
-def split_shared_memory(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of `ProcessGroup.split_group`: a rank that is not in the new group has nothing to
-    do for ours."""
-
-    def split_group(parent: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        backend = _backends.get(parent)
-        if backend and backend.rank() not in ranks:
-            return None
-        group = real(parent, ranks, *args, **kwargs)
-        if backend and backend.part:
-            _backends[group] = backend.part
-            backend.part = None
-        return group
-
-    return split_group
+def split_shared_memory(
+    real: Callable[..., Any], parent: Any, ranks: Sequence[int], *args: Any, **kwargs: Any
+) -> Any:
+    """`ProcessGroup.split_group`: a rank that is not in the new group has nothing to do for
+    ours."""
+    backend = _backends.get(parent)
+    if backend and backend.rank() not in ranks:
+        return None
+    group = real(parent, ranks, *args, **kwargs)
+    if backend and backend.part:
+        _backends[group] = backend.part
+        backend.part = None
+    return group
 
 
 # torch hands on a `Work` from Python as one that knows no more than its future. (torch 2.15)
-def ask_future(question: Callable[[Any], Any], kind: type) -> Callable[[Any], Any]:
-    """A wrapper of a method of `Work`: where torch's own has no answer, `question` of the work's
-    future is, if it is of that kind."""
+def ask_future(
+    question: Callable[[Any], Any], kind: type, real: Callable[[Any], Any], work: Any
+) -> Any:
+    """A method of `Work`: where torch's own has no answer, `question` of the work's future is, if
+    it is of that kind."""
 
-    def wrap(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def answer(work: Any) -> Any:
-            try:
-                if (found := real(work)) is not False:
-                    return found
-            except RuntimeError:
-                if isinstance(told := ask(work), kind):
-                    return told
-                raise
-            return bool(ask(work))
+    def ask() -> Any:
+        try:
+            return question(work.get_future())
+        except RuntimeError:  # it has none
+            return None
 
-        def ask(work: Any) -> Any:
-            try:
-                return question(work.get_future())
-            except RuntimeError:  # it has none
-                return None
-
-        return answer
-
-    return wrap
+    try:
+        if (found := real(work)) is not False:
+            return found
+    except RuntimeError:
+        if isinstance(told := ask(), kind):
+            return told
+        raise
+    return bool(ask())

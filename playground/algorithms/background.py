@@ -47,9 +47,8 @@ def attempt(call: Callable[[], object]) -> BaseException | None:
     try:
         call()
     except BaseException as error:
-        if threading.current_thread() is threading.main_thread() and not isinstance(
-            error, Exception
-        ):
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not isinstance(error, Exception):
             raise
         return error
     return None

@@ -129,11 +129,9 @@ def run_collective(
     """
     group = group or dist.group.WORLD
     if group == dist.GroupMember.NON_GROUP_MEMBER:
-        return (
-            background.start(background.Calls(), lambda: None, in_thread=False)
-            if async_op
-            else None
-        )
+        nothing = background.Work()
+        nothing.finish(None)
+        return nothing if async_op else None
     if shares:
         check_shares(*shares, group.size())
     return messages.executor().collective(

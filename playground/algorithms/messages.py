@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
@@ -35,15 +36,15 @@ Group = Any
 Hosts = tuple[tuple[int, ...], ...]
 
 
+@dataclass(eq=False)
 class Subset:
     """Some ranks of a group, this one being one of them, numbered by their position in `members`:
     enough of a process group to send messages of the whole group. `where` says in the name of a
     phase which messages these are."""
 
-    def __init__(self, whole: Group, members: Sequence[int], where: str) -> None:
-        self.whole = whole
-        self.members = members
-        self.where = where
+    whole: Group
+    members: Sequence[int]
+    where: str
 
     def rank(self) -> int:
         return self.members.index(self.whole.rank())
@@ -54,19 +55,17 @@ class Subset:
 
 def number_in_whole(group: Group, messages: Sequence[Addressed]) -> Sequence[Addressed]:
     """The same messages, with the numbers that ranks have in the whole group."""
-    return (
-        [(tensor, group.members[rank]) for tensor, rank in messages]
-        if isinstance(group, Subset)
-        else messages
-    )
+    if not isinstance(group, Subset):
+        return messages
+    return [(tensor, group.members[rank]) for tensor, rank in messages]
 
 
+@dataclass(eq=False)
 class Works:
     """Messages under way."""
 
-    def __init__(self, sends: Sequence[Any], receives: Sequence[Any]) -> None:
-        self.sends = sends
-        self.receives = receives
+    sends: Sequence[Any]
+    receives: Sequence[Any]
 
     def received(self) -> None:
         """Wait until what was to be received is there."""
@@ -102,19 +101,13 @@ class Executor:
     def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
         """Start messages, none of them empty."""
         if isinstance(group, Subset):
-            group, send, receive = (
-                group.whole,
-                number_in_whole(group, send),
-                number_in_whole(group, receive),
-            )
+            send, receive = number_in_whole(group, send), number_in_whole(group, receive)
+            group = group.whole
         if is_batched((send or receive)[0][0]):
+            calls = [(dist.isend, each) for each in send] + [(dist.irecv, each) for each in receive]
             batch = [
-                dist.P2POp(dist.isend, tensor, group=group, group_peer=rank)
-                for tensor, rank in send
-            ]
-            batch += [
-                dist.P2POp(dist.irecv, tensor, group=group, group_peer=rank)
-                for tensor, rank in receive
+                dist.P2POp(call, tensor, group=group, group_peer=rank)
+                for call, (tensor, rank) in calls
             ]
             return Works([], dist.batch_isend_irecv(batch))
         sends = [group.send([tensor], rank, TAG) for tensor, rank in send]

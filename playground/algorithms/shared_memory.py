@@ -162,12 +162,9 @@ def agree(
     segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0
 ) -> None:
     """Meet. Raises `RuntimeError` unless all ranks call the same."""
-    code = (
-        CALLS.index(collective),
-        DTYPES.index(flat.dtype),
-        OPS.index(op) if op is not None else len(OPS),
-    )
-    calls = segment.agree((flat.numel(), code[0] | code[1] << 8 | code[2] << 16 | root << 24))
+    op_index = len(OPS) if op is None else OPS.index(op)
+    code = CALLS.index(collective) | DTYPES.index(flat.dtype) << 8 | op_index << 16 | root << 24
+    calls = segment.agree((flat.numel(), code))
     if len(calls) == 1:
         return
     other = next(rank for rank, call in enumerate(calls) if call != calls[segment.rank])

@@ -37,12 +37,8 @@ class ForkServerFailed(PlaygroundError):
     """The fork server, the process that ranks come from, was killed, is stopped, or could not start
     a rank."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
     def __str__(self) -> str:
-        return f"the fork server, which ranks come from, {self.reason}"
+        return f"the fork server, which ranks come from, {super().__str__()}"
 
 
 class RendezvousTimeout(PlaygroundError):

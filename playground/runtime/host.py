@@ -36,10 +36,8 @@ def host_id() -> str:
     """
     if SIMULATED_HOSTS in os.environ:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        return (
-            "simulated host "
-            f"{rank * read_integer(SIMULATED_HOSTS, os.environ, 1, size + 1) // size}"
-        )
+        hosts = read_integer(SIMULATED_HOSTS, os.environ, 1, size + 1)
+        return f"simulated host {rank * hosts // size}"
     return namespace_id("net")
 
 
@@ -50,13 +48,9 @@ def namespace_id(kind: str) -> str:
     Source: namespaces(7)
     """
     boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path(f"/proc/self/ns/{kind}")
-    return " ".join(
-        [
-            socket.gethostname(),
-            boot.read_text().strip() if boot.exists() else "",
-            str(namespace.stat().st_ino) if namespace.exists() else "",
-        ]
-    )
+    boot_id = boot.read_text().strip() if boot.exists() else ""
+    inode = namespace.stat().st_ino if namespace.exists() else ""
+    return f"{socket.gethostname()} {boot_id} {inode}"
 
 
 def ranks_by_host(ids: Iterable[object]) -> tuple[tuple[int, ...], ...]:

@@ -131,12 +131,10 @@ class Segment:
         pidfds: Sequence[int],
         timeout: Callable[[], float],
     ) -> None:
-        self.members, self.rank, self.size, self.timeout = (
-            tuple(members),
-            rank,
-            len(members),
-            timeout,
-        )
+        self.members = tuple(members)
+        self.rank = rank
+        self.size = len(members)
+        self.timeout = timeout
         self.memory = memory
         self.number = 0
         """`number`: of the latest call, counted from 1."""
@@ -308,8 +306,7 @@ class Segment:
             if time.monotonic() > end:
                 raise RuntimeError(
                     f"Timed out after {timeout:g} s in the memory that the ranks of this host "
-                    "share: "
-                    f"{self.name(late)} did not come"
+                    f"share: {self.name(late)} did not come"
                 )
         self.waits[self.rank].value = 0
 
@@ -366,8 +363,7 @@ class Segment:
         if (rank := flags.find(BROKEN)) >= 0:
             raise RuntimeError(
                 f"{LOST}: {self.name(rank)} has left a call in the memory that the ranks of this "
-                "host share: "
-                "make a new process group"
+                "host share: make a new process group"
             )
         for rank in needed:
             if flags[rank] == GONE:
@@ -524,12 +520,10 @@ def share(
         except (OSError, AttributeError, ValueError) as error:
             memory, reason = None, reason or str(error)
         agreed = exchange([int(memory is not None)])
-    if memory is not None and all(flag for (flag,) in agreed):
+    without = [number for number, (has_memory,) in enumerate(agreed) if not has_memory]
+    if memory is not None and not without:
         return memory
-    return (
-        reason
-        or f"rank {next(number for number, (flag,) in enumerate(agreed) if not flag)} has none"
-    )
+    return reason or f"rank {without[0]} has none"
 
 
 def attach(pid: int, descriptor: int, nonce: int, size: int, *, same: bool) -> mmap.mmap:

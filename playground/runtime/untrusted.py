@@ -82,11 +82,9 @@ def show(value: object) -> str:
     kind = type(value).__name__
     if isinstance(value, (dict, list)):
         return f"a {kind}"
-    text = (
-        repr(value)
-        if not isinstance(value, int) or abs(value) < INT64
-        else "a number of many digits"
-    )
+    if isinstance(value, int) and abs(value) >= INT64:
+        return "a number of many digits"
+    text = repr(value)
     return printable(text if len(text) <= 40 else f"{text[:40]}…")
 
 

@@ -118,10 +118,7 @@ class ResumableBatches(Batches):
 
 
 def partition_dataset(
-    data: Any = None,
-    batch_size: int = 128,
-    seed: int = 1234,
-    group: Any = None,
+    data: Any = None, batch_size: int = 128, seed: int = 1234, group: Any = None
 ) -> tuple[DataLoader[Batch], int]:
     """This rank's part of `data` in batches, and their size: its share of each global batch of
     `batch_size`, as on sgd's board.

@@ -35,10 +35,8 @@ def write_digits(folder: Path, train: int = 60_000, test: int = 10_000, seed: in
 def idx(tensor: torch.Tensor) -> bytes:
     """A uint8 tensor as an IDX file: magic number 0x0800 + dimensions, each dimension's size, then
     the bytes."""
-    return (
-        struct.pack(f">I{tensor.dim()}I", 0x0800 + tensor.dim(), *tensor.shape)
-        + tensor.numpy().tobytes()
-    )
+    header = struct.pack(f">I{tensor.dim()}I", 0x0800 + tensor.dim(), *tensor.shape)
+    return header + tensor.numpy().tobytes()
 
 
 def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,7 +84,5 @@ def glyph(digit: int, stroke: int) -> torch.Tensor:
     ImageDraw.Draw(picture).text(
         centre, str(digit), fill=255, font=font, anchor="mm", stroke_width=stroke
     )
-    return (
-        torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(1, GLYPH, GLYPH)
-        / 255
-    )
+    pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+    return pixels.view(1, GLYPH, GLYPH) / 255

@@ -19,11 +19,8 @@ class GradSyncSpec:
     made with the same."""
     summary: str
     """The change it makes, in one line."""
-    needs: tuple[str, ...] = ("all_reduce",)
+    needs: tuple[str, ...]
     """Which settings of a training run it takes, and which collectives."""
-    rung: bool = True
-    """Whether it leaves the mean of the gradients in every `param.grad`, and so is a rung of the
-    ladder to DistributedDataParallel."""
     takes_step: bool = False
     """Whether the optimizer is part of it: `GradSync.optimizer` is another than was asked for."""
 
@@ -32,6 +29,8 @@ DDP, SPARSE = "ddp", "sparse-embeddings"
 """Those that are compared with these, and no choice of `sgd --sync`: DistributedDataParallel, and
 the ladder's rung for embeddings."""
 ALL_REDUCE = ("all_reduce",)
+# Leave the mean of the gradients in every `param.grad`: rungs of the ladder to
+# DistributedDataParallel.
 OF_GRADIENTS = (
     ("per-parameter", remote("playground.lessons.ladder.lesson:per_parameter"), ALL_REDUCE,
      "one all_reduce per parameter, after backward: the tutorial's loop"),
@@ -61,8 +60,6 @@ OF_PARAMETERS = (
 GRAD_SYNCS = {
     name: GradSyncSpec(name, code, summary, needs) for name, code, needs, summary in OF_GRADIENTS
 } | {
-    name: GradSyncSpec(name, code, summary, needs, rung=False, takes_step=name != "parameters")
+    name: GradSyncSpec(name, code, summary, needs, takes_step=name != "parameters")
     for name, code, needs, summary in OF_PARAMETERS
 }
-RUNGS = {name: spec for name, spec in GRAD_SYNCS.items() if spec.rung}
-"""The rungs of the ladder from the tutorial's loop to DistributedDataParallel."""

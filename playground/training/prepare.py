@@ -37,6 +37,8 @@ MNIST = {
 NETWORK_TIMEOUT = 10.0
 """Seconds without a byte from a server before it counts as out of reach."""
 DATASETS = ("auto", "mnist", "digits")
+UNFETCHED = OSError, RuntimeError, EOFError, ValueError, zlib.error, http.client.HTTPException
+"""What is raised where a file cannot be fetched, or is not what was expected."""
 Say = Callable[[str], None]
 Settings = TypeVar("Settings", bound=Any)
 
@@ -106,12 +108,11 @@ def prepare(
     `mirror` replaces the usual servers: a folder, or an http://, https:// or file:// address that
     holds the four .gz files. `say` is told what takes time. Raises `NoData`.
     """
-    if dataset != "digits" and not find_damaged(raw_folder(data_dir, "mnist"), MNIST):
-        return describe_data("mnist", raw_folder(data_dir, "mnist"), f"found in {data_dir}")
-    if dataset == "digits" and not find_damaged(
-        raw := raw_folder(data_dir, "digits"), read_checksums(raw, MNIST)
-    ):
-        return describe_data("digits", raw, "as asked")
+    mnist, digits = raw_folder(data_dir, "mnist"), raw_folder(data_dir, "digits")
+    if dataset != "digits" and not find_damaged(mnist, MNIST):
+        return describe_data("mnist", mnist, f"found in {data_dir}")
+    if dataset == "digits" and not find_damaged(digits, read_checksums(digits, MNIST)):
+        return describe_data("digits", digits, "as asked")
     with lock_directory(data_dir):
         if dataset == "digits":
             return find_or_draw_digits(data_dir, "as asked", say)
@@ -141,19 +142,11 @@ def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Prepare
             with replace_files(raw, MNIST) as folder:
                 fetch(address, folder)
             return describe_data("mnist", raw, f"from {address}")
-        except (
-            OSError,
-            RuntimeError,
-            EOFError,
-            ValueError,
-            zlib.error,
-            http.client.HTTPException,
-        ) as error:
+        except UNFETCHED as error:
             problems.append(f"{address}: {error}")
     raise NoData(
-        f"MNIST is not in {data_dir} and could not be fetched ({'; '.join(problems)}): "
-        f"set {MIRROR} to a folder or address that holds "
-        f"{', '.join(name + '.gz' for name in MNIST)}",
+        f"MNIST is not in {data_dir} and could not be fetched ({'; '.join(problems)}): set "
+        f"{MIRROR} to a folder or address that holds {', '.join(name + '.gz' for name in MNIST)}",
         why=f"MNIST could not be fetched: {problems[0]}",
     )
 

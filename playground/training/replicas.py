@@ -18,12 +18,9 @@ SMALLEST = 5e-324
 def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
     """Every rank starts from the parameters and buffers of `src`. Raises `UsageError` on all ranks
     if a rank's model has other shapes: it would deadlock, or train on garbage."""
-    require_same_on_all_ranks(
-        {
-            name: f"{tensor.dtype} {list(tensor.shape)}"
-            for name, tensor in model.state_dict().items()
-        }
-    )
+    named = model.state_dict().items()
+    shapes = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in named}
+    require_same_on_all_ranks(shapes)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
             whole = tensor.contiguous()

@@ -59,9 +59,8 @@ def replicas_verdict(difference: float, all_reduce: str | None = None, name: str
         return "all replicas are bit-identical (largest difference 0.0)"
     if all_reduce in ALGORITHMS and not ALGORITHMS[all_reduce].same_bits and difference < ROUNDING:
         return (
-            f"the replicas differ by up to {difference:.1e}: "
-            "round this ring each rank adds in an order of its own, and rounding depends on the "
-            "order"
+            f"the replicas differ by up to {difference:.1e}: round this ring each rank adds in an "
+            "order of its own, and rounding depends on the order"
         )
     where = f", in {name}" if name else ""
     raise PlaygroundError(

@@ -83,10 +83,8 @@ class ResumableRun:
             if newest:
                 warm_up()
                 self.resume(newest)
-            self.next_vote, self.last_vote = (
-                self.position.total + 1,
-                (self.position.total, time.monotonic()),
-            )
+            self.next_vote = self.position.total + 1
+            self.last_vote = (self.position.total, time.monotonic())
 
     def resume(self, snapshot: Snapshot) -> None:
         """Be where the run was when its ranks took this snapshot, though there were more or fewer

@@ -139,10 +139,8 @@ def clip_grad_norm(flat_params: Sequence[FlatParameter], max_norm: float) -> tor
 
 ABOUT = {
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn",
-    "__hash__", "numel",
-    "nbytes", "size", "stride", "dim", "untyped_storage", "empty_like", "zeros_like", "new_empty",
-    "new_zeros",
-    "register_hook", "register_post_accumulate_grad_hook",
+    "__hash__", "numel", "nbytes", "size", "stride", "dim", "untyped_storage", "empty_like",
+    "zeros_like", "new_empty", "new_zeros", "register_hook", "register_post_accumulate_grad_hook",
 }  # fmt: skip
 """What can be asked of a parameter whose values are not here."""
 

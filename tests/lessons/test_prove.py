@@ -135,9 +135,7 @@ def with_a_lazy_sync(rank: int, size: int, settings: ProveSettings) -> Proof:
     """The proof, with one more gradient synchronisation in the table, which does nothing."""
     nothing = remote("playground.training.sync:GradSync")
     with pytest.MonkeyPatch.context() as patch:
-        spec = GradSyncSpec(
-            name="lazy", summary="averages nothing", code=nothing, needs=(), rung=True
-        )
+        spec = GradSyncSpec(name="lazy", summary="averages nothing", code=nothing, needs=())
         patch.setitem(GRAD_SYNCS, "lazy", spec)
         return experiment.run(rank, size, settings)
 

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup, Work
 
 from playground import launch
 from playground.runtime.flight_recorder.box import SWITCH
-from playground.runtime.tap import METHODS, Call, Observer, calls_of, number_of, observing
+from playground.runtime.tap import METHODS, Call, Observer, _tap, number_of, observing
 from playground.runtime.tap.replacement import replaced
 from playground.testing import World
 
@@ -102,9 +102,9 @@ def observe_collectives(rank: int, size: int) -> None:
         with observing(log := Log()):
             call()
             work = call(async_op=True)
-            assert calls_of(work) == [log.calls[max(log.calls)]]
+            assert _tap.works[id(work)].calls == [log.calls[max(log.calls)]]
             work.wait()
-            assert calls_of(work) == [], "nothing keeps its tensors"
+            assert _tap.works == {}, "nothing keeps its tensors"
         blocking, issued = log.calls.values()
         assert (blocking.name, blocking.blocks, blocking.ranks, blocking.tag) == (
             name,

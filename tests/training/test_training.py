@@ -32,7 +32,7 @@ from playground.runtime.remote import Remote, remote
 from playground.testing import World
 from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
-from playground.training.grad_syncs import RUNGS
+from playground.training.grad_syncs import OF_GRADIENTS
 from playground.training.history import History, now, summary
 from playground.training.loop import identify, run_training, train
 from playground.training.replicas import broadcast_parameters, find_largest_difference
@@ -41,6 +41,7 @@ from playground.training.settings import TrainingSettings
 from playground.training.step import training_step
 from playground.training.sync import GradSync, new_grad_sync
 
+RUNGS = [name for name, *_ in OF_GRADIENTS]
 SYNCS = [*RUNGS, "ddp"]
 RUN_BOARD = remote("playground.training.loop:run_board")
 BY_HAND = remote("playground.training.loop:train_by_hand")

@@ -70,16 +70,3 @@ def refusal(error: Exception) -> str:
     An error that somebody else has raised is not the backend's, whatever it says.
     """
     return backend_of().refusal(error) if is_raised_by_torch(error) else ""
-
-
-__all__ = [
-    "BACKENDS",
-    "Backend",
-    "backend_for",
-    "backend_of",
-    "device",
-    "get_backend",
-    "on_device",
-    "refusal",
-    "synchronize",
-]

@@ -50,7 +50,6 @@ class Shm(Gloo):
         if tuple(map(int, found.split(".")[:2])) < FIRST_TORCH:
             raise UsageError(
                 f"--backend shm needs torch {'.'.join(map(str, FIRST_TORCH))}, and here is "
-                f"{found}: "
-                "--all-reduce shared-memory does without"
+                f"{found}: --all-reduce shared-memory does without"
             )
         return super().check(local_ranks, joined)

@@ -31,6 +31,13 @@ ENDS_SOON = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
 before it ends the rank: for all ranks to write what they have recorded."""
 
 
+ENDED_BY_WATCHDOG = (
+    "was ended by NCCL's watchdog (SIGABRT): an operation did not end within the timeout, because "
+    "not every rank took part in it; the log above tells which (of ProcessGroupNCCL2 only with "
+    "TORCH_DIST_USE_NCCL2=0)"
+)
+
+
 class Nccl(Backend):
     name = "nccl"
     device_type = "cuda"
@@ -45,15 +52,7 @@ class Nccl(Backend):
     stuck_limit = 0.0
     loads_kernels_late = True  # CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2
     may_differ = "NCCL's NVLS, for one, may add in any order: try NCCL_NVLS_ENABLE=0"
-    deaths = MappingProxyType(
-        {
-            signal.SIGABRT: "was ended by NCCL's watchdog (SIGABRT): an operation did not end "
-            "within the timeout, "
-            "because not every rank took part in it; the log above tells which (of "
-            "ProcessGroupNCCL2 only with "
-            "TORCH_DIST_USE_NCCL2=0)"
-        }
-    )
+    deaths = MappingProxyType({signal.SIGABRT: ENDED_BY_WATCHDOG})
     refusals = (*Backend.refusals, "requires a group with a CPU-capable backend")
 
     def check(self, local_ranks: int, joined: bool = False) -> str:
@@ -80,10 +79,8 @@ class Nccl(Backend):
                 "each rank "
                 f"(sharing needs {format_version(SHARES_A_GPU)}): use -n {gpus} or --backend gloo"
             )
-        return (
-            f"{local_ranks} ranks share {several} (NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL "
-            f"{format_version(version)})"
-        )
+        how = f"NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL {format_version(version)}"
+        return f"{local_ranks} ranks share {several} ({how})"
 
     def claim_device(self, local_rank: int, local_ranks: int, joined: bool = False) -> torch.device:
         import torch
@@ -138,8 +135,7 @@ class Nccl(Backend):
             return ""
         return (
             "torch's ProcessGroupNCCL2 may have backward wait for each message of "
-            "DistributedDataParallel, which then "
-            "hides nothing: compare with TORCH_DIST_USE_NCCL2=0"
+            "DistributedDataParallel, which then hides nothing: compare with TORCH_DIST_USE_NCCL2=0"
         )
 
     def explain_init_failure(self, error: Exception) -> str:

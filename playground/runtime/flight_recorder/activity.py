@@ -50,6 +50,7 @@ POOLS = re.compile(r"lib(gomp|iomp|omp|\w*openblas|mkl|torch|c10|gloo)\w*[-.]")
 C_LIBRARY = re.compile(
     r"(libc|libpthread|libm|libstdc\+\+|libgcc_s|ld-linux[-\w]*|libc-\S*)\.so|\[|$"
 )
+TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 RUNNABLE = ([b"R"], [b"D"])
 """States of a thread that runs, waits for a core, or for a disk."""
 STACK = 2**15
@@ -148,10 +149,8 @@ def find_visitor() -> str:
         frame = frame.f_back
     if frame is None or waits_for_ranks(frame.f_code.co_filename):
         return ""
-    return (
-        f"what {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in "
-        f"{frame.f_code.co_name} waits for"
-    )
+    code = frame.f_code
+    return f"what {os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name} waits for"
 
 
 @functools.cache
@@ -165,10 +164,7 @@ def find_actor(threads: list[str]) -> str:
     """A source of operations in this process besides its main thread, such as these threads."""
     if callbacks:
         return "whether a callback of a future is to run"
-    if any(
-        signal.getitimer(timer)[0]
-        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-    ):
+    if any(signal.getitimer(timer)[0] for timer in TIMERS):
         return "what it does when its timer goes off"
     if takes_remote_calls():
         return "whether a remote call comes"
@@ -192,10 +188,8 @@ def is_pool(thread: str) -> bool:
     their libraries."""
     # it has ended, runs, or nothing tells
     with contextlib.suppress(OSError, ValueError, IndexError):
-        *_, stack, place = (
-            int(word, 16)
-            for word in Path(f"/proc/self/task/{thread}/syscall").read_text().split()[1:]
-        )
+        registers = Path(f"/proc/self/task/{thread}/syscall").read_text().split()[1:]
+        *_, stack, place = (int(word, 16) for word in registers)
         with open("/proc/self/mem", "rb", buffering=0) as memory:
             memory.seek(stack)
             content = memory.read(STACK)

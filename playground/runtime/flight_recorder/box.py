@@ -205,8 +205,7 @@ class Box(EventLog):
                 pack = packs[MOST_SIZES]
             pack(
                 memory, start + length * (number % CAPACITY), now(), -may_give_up, index,
-                find(depth),
-                description, raised, len(shape), *shape, mark,
+                find(depth), description, raised, len(shape), *shape, mark,
             )  # fmt: skip
             return number
 
@@ -233,11 +232,8 @@ class Box(EventLog):
 
 def plain(value: Any) -> Any:
     """As it is written: torch's types by their names, without a module's."""
-    return (
-        value
-        if value is None or isinstance(value, int | str | tuple)
-        else str(value).rpartition(".")[2]
-    )
+    is_plain = value is None or isinstance(value, int | str | tuple)
+    return value if is_plain else str(value).rpartition(".")[2]
 
 
 class View(LogReader):

@@ -162,10 +162,8 @@ def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
 def tell(states: Sequence[RankState]) -> str:
     """The diagnosis or, if no rank waits, what each does."""
     rows = {state.rank: (state.end or state.doing, state.line, "") for state in states}
-    return str(
-        diagnose(states)
-        or f"no rank waits\n{draw_table(rows, {state.rank: state.since for state in states})}"
-    )
+    since = {state.rank: state.since for state in states}
+    return str(diagnose(states) or f"no rank waits\n{draw_table(rows, since)}")
 
 
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
@@ -243,17 +241,14 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
         return Kind.PARTIAL_GROUP
     if theirs is None:
         return Kind.UNFORMED if mine.name == FORM_WORLD else Kind.ENDED
+    same = (mine.group, mine.number) == (theirs.group, theirs.number)
     if mine.kind == theirs.kind == COLLECTIVE:
-        if (mine.group, mine.number) == (theirs.group, theirs.number) or NEW_GROUP in (
-            mine.name,
-            theirs.name,
-        ):
+        if same:
             return Kind.COLLECTIVES if mine.channel != theirs.channel else Kind.CIRCLE
         return Kind.GROUPS if mine.name == theirs.name else Kind.ABSENT
     if COLLECTIVE in (mine.kind, theirs.kind):
         return Kind.ABSENT
     if mine.kind != theirs.kind:
-        same = (mine.group, mine.number) == (theirs.group, theirs.number)
         if same and mine.tag == theirs.tag:
             return Kind.WRONG_PEER
         return Kind.WRONG_TAG if theirs.peer in (rank, None) and same else Kind.CIRCLE
@@ -298,36 +293,23 @@ def describe(
     unknown: str | None = None,
 ) -> Diagnosis:
     """`rank` waits for `other`, which is the culprit or one of them."""
-    pairs = ((rank, other), (other, rank))
-    disputed = next(
-        (
-            graph.waits[one]
-            for one, two in pairs
-            if one in graph.waits and two in graph.waits[one].differing
-        ),
-        None,
-    )
+    waits, pairs = graph.waits, ((rank, other), (other, rank))
+    differing = [waits[one] for one, two in pairs if one in waits and two in waits[one].differing]
+    disputed = differing[0] if differing else None
     acts = {one: find_act(graph, one, kind, disputed) for one in sorted(graph.states)}
-    alike = [
-        one
-        for one, act in acts.items()
-        if act == acts[other] and (one == other or one in (culprits or graph.waits))
-    ]
+    told = {other} | (culprits or waits.keys())
+    alike = [one for one in acts if one in told and acts[one] == acts[other]]
     parties = [(alike, acts[other])]
     if rank is not None:
-        same = [
-            one
-            for one in acts
-            if one in graph.waits and acts[one] == acts[rank] and one not in alike
-        ]
-        waiting = [one for one in same if other in graph.waits[one].missing or one == rank]
+        others = [one for one in acts if one in waits and one not in alike]
+        same = [one for one in others if acts[one] == acts[rank]]
+        waiting = [one for one in same if other in waits[one].missing or one == rank]
         parties.append((waiting, acts[rank]))
     rows = {one: list_cells(graph, one) for one in acts}
-    since = {
-        one: graph.states[one].since for one in acts if graph.states[one].doing != Doing.NOT_SEEN
-    }
-    waits = tuple((one, tuple(sorted(wait.missing))) for one, wait in sorted(graph.waits.items()))
-    return replace(compose(kind, culprits, parties, draw_table(rows, since), unknown), waits=waits)
+    seen = graph.states.keys() - graph.find_doing(Doing.NOT_SEEN)
+    table = draw_table(rows, {one: graph.states[one].since for one in seen})
+    edges = tuple((one, tuple(sorted(wait.missing))) for one, wait in sorted(waits.items()))
+    return replace(compose(kind, culprits, parties, table, unknown), waits=edges)
 
 
 def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | None) -> Predicate:
@@ -363,10 +345,8 @@ def detail(operation: Operation, kind: Kind) -> str:
     """An operation, with what matters for this kind of diagnosis."""
     name, peer, shape = operation.name, operation.peer, list(operation.shape)
     if operation.kind != COLLECTIVE:
-        name += (
-            f" {'to' if operation.kind == SEND else 'from'} "
-            f"{'anyone' if peer is None else f'rank {peer}'}"
-        )
+        whom = "anyone" if peer is None else f"rank {peer}"
+        name += f" {'to' if operation.kind == SEND else 'from'} {whom}"
     elif kind == Kind.ROOTS and peer is not None:
         name += f" {'to' if name in TO_ROOT else 'from'} rank {peer}"
     more = {
@@ -415,16 +395,9 @@ def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, flo
         alike.setdefault(cells, []).append(rank)
     lines = [("rank", "does", "since", "where", "waits for")]
     for (doing, where, awaited), ranks in alike.items():
-        times = [since[rank] for rank in ranks if rank in since]
-        lines.append(
-            (
-                format_ranks(ranks),
-                doing,
-                f"{max(times):.{1 if max(times) < 1000 else 0}f} s" if times else "",
-                where,
-                awaited,
-            )
-        )
+        longest = max((since[rank] for rank in ranks if rank in since), default=None)
+        seconds = "" if longest is None else f"{longest:.{1 if longest < 1000 else 0}f} s"
+        lines.append((format_ranks(ranks), doing, seconds, where, awaited))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     room = WIDTH - 2 * (len(widths) - 1)
     for column in (4, 0, 1, 3):

@@ -58,6 +58,7 @@ from playground.runtime.tap import (
     record,
     root_of,
 )
+from playground.runtime.tap.replacement import calling
 from playground.runtime.upstream import (
     count_collectives,
     default_store,
@@ -117,29 +118,29 @@ class Hooks(Recorder):
         """Those that the backward pass under way has come to."""
         self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The groups of models, by the object of C++ that averages."""
-        self.places = {
-            (torch.Future, "then"): self.wrap_then,
-            (torch.Future, "add_done_callback"): self.wrap_then,
-            (DistributedDataParallel, "__init__"): partial(self.wrap_ddp, MAKE_DDP),
-            (DistributedDataParallel, "_sync_buffers"): partial(self.wrap_ddp, BUFFERS),
-            (DistributedDataParallel, "forward"): self.wrap_forward,
-            (dist.Reducer, "_rebuild_buckets"): self.wrap_rebuild,
-            (torch.autograd, "backward"): self.wrap_backward,
-            (distributed_c10d, "_new_group_with_tag"): self.wrap_new_group,
+        stand_ins: dict[tuple[Any, str], Callable[..., Any]] = {
+            (torch.Future, "then"): self.add_callback,
+            (torch.Future, "add_done_callback"): self.add_callback,
+            (DistributedDataParallel, "__init__"): partial(self.call_ddp, MAKE_DDP),
+            (DistributedDataParallel, "_sync_buffers"): partial(self.call_ddp, BUFFERS),
+            (DistributedDataParallel, "forward"): self.forward,
+            (dist.Reducer, "_rebuild_buckets"): self.rebuild_buckets,
+            (torch.autograd, "backward"): self.backward,
+            (distributed_c10d, "_new_group_with_tag"): self.new_group,
         }
-        self.places |= {
-            (Backend, method): partial(self.wrap_unnamed, method) for method in MESSAGES
-        }
+        for method in MESSAGES:
+            stand_ins[Backend, method] = partial(self.send_unnamed, method)
         others = {  # in this version of torch or another
-            (ProcessGroup, "split_group"): self.wrap_split_group,
-            (ProcessGroup, "_get_backend"): self.wrap_getter,
-            (ProcessGroup, "get_backend"): self.wrap_getter,
-            (distributed_c10d, "get_backend_impl"): self.wrap_getter,
-            (dist, "get_backend_impl"): self.wrap_getter,
+            (ProcessGroup, "split_group"): self.split_group,
+            (ProcessGroup, "_get_backend"): self.get_backend,
+            (ProcessGroup, "get_backend"): self.get_backend,
+            (distributed_c10d, "get_backend_impl"): self.get_backend,
+            (dist, "get_backend_impl"): self.get_backend,
         }
         for owner in (ProcessGroup, Backend):  # what changes a timeout
-            others[owner, "set_timeout"] = others[owner, "_set_default_timeout"] = self.wrap_setter
-        self.places |= {each: wrap for each, wrap in others.items() if hasattr(*each)}
+            others[owner, "set_timeout"] = others[owner, "_set_default_timeout"] = self.set_timeout
+        stand_ins |= {place: each for place, each in others.items() if hasattr(*place)}
+        self.places = {place: calling(each) for place, each in stand_ins.items()}
         checks.append(self.check_groups)
 
     def begin_program(self, box: Box, timeout: timedelta) -> None:
@@ -211,11 +212,10 @@ class Hooks(Recorder):
         if box is None:
             return
         timeout = read_timeout(group)
-        (
-            self.limited.discard
-            if timeout is not None and timeout >= self.timeout
-            else self.limited.add
-        )(key)
+        if timeout is not None and timeout >= self.timeout:
+            self.limited.discard(key)
+        else:
+            self.limited.add(key)
         if key in self.alive and not is_new:
             return
 
@@ -358,46 +358,31 @@ class Hooks(Recorder):
             self.box.doubt(f"what it has called by {method}")
         return result
 
-    def wrap_unnamed(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def send_unnamed(
+        self, method: str, real: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """A method of a backend. Its messages pass by no method of the group's, and are counted
         nowhere, unless it is handed a counted one by a backend in Python."""
+        counted, self.here.counted = getattr(self.here, "counted", None), None
+        if counted is not None and args and args[0][0] is counted:
+            return real(backend, *args, **kwargs)
+        return self.call_unnamed(f"{method} of a backend", real, backend, *args, **kwargs)
 
-        @functools.wraps(real)
-        def message(backend: Any, *args: Any, **kwargs: Any) -> Any:
-            counted, self.here.counted = getattr(self.here, "counted", None), None
-            if counted is not None and args and args[0][0] is counted:
-                return real(backend, *args, **kwargs)
-            return self.call_unnamed(f"{method} of a backend", real, backend, *args, **kwargs)
-
-        return message
-
-    def wrap_getter(self, real: Callable[..., Any]) -> Callable[..., Any]:
+    def get_backend(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What gives a group's backend. What the program calls of one in Python passes no method of
         torch's."""
+        backend, caller = real(*args, **kwargs), _getframe(2).f_globals.get("__name__", "")
+        is_theirs = not caller.startswith(("torch.", "playground."))
+        if self.box and is_theirs and hasattr(backend, "__dict__"):
+            self.box.doubt("what it calls of a backend in Python")
+        return backend
 
-        @functools.wraps(real)
-        def get_backend(*args: Any, **kwargs: Any) -> Any:
-            backend, caller = real(*args, **kwargs), _getframe(1).f_globals.get("__name__", "")
-            if (
-                self.box
-                and hasattr(backend, "__dict__")
-                and not caller.startswith(("torch.", "playground."))
-            ):
-                self.box.doubt("what it calls of a backend in Python")
-            return backend
-
-        return get_backend
-
-    def wrap_setter(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
-        def set_timeout(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return real(owner, *args, **kwargs)
-            finally:
-                if self.box:
-                    self.box.known.clear()  # so that it is read again
-
-        return set_timeout
+    def set_timeout(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(*args, **kwargs)
+        finally:
+            if self.box:
+                self.box.known.clear()  # so that it is read again
 
     def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
@@ -419,134 +404,105 @@ class Hooks(Recorder):
 
         return wait
 
-    def wrap_then(self, real: Callable[..., Any]) -> Callable[..., Any]:
+    def add_callback(
+        self, real: Callable[..., Any], future: Any, callback: Callable[[Any], Any]
+    ) -> Any:
         """Know of a future's callback as long as it has not run."""
 
-        @functools.wraps(real)
-        def then(future: Any, callback: Callable[[Any], Any]) -> Any:
-            def run(done: Any) -> Any:
-                try:
-                    return callback(done)
-                finally:
-                    callbacks.discard(run)
+        def run(done: Any) -> Any:
+            try:
+                return callback(done)
+            finally:
+                callbacks.discard(run)
 
-            callbacks.add(run)
-            return real(future, run)
+        callbacks.add(run)
+        return real(future, run)
 
-        return then
+    def new_group(
+        self, real: Callable[..., Any], ranks: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        # it can be read only once, maybe
+        ranks = ranks if ranks is None or isinstance(ranks, Sized) else [*ranks]
+        box = self.box
+        if box is None or not dist.is_initialized():
+            return real(ranks, *args, **kwargs)
+        call = inspect.signature(real).bind(ranks, *args, **kwargs).arguments
+        world = ranks_of(dist.group.WORLD)
+        members = world if ranks is None else tuple(sorted(map(int, ranks)))
+        come = members if call.get("use_local_synchronization") else world
+        limits = call.get("timeout"), default_store().timeout
+        with self.inside(box, NEW_GROUP, come, members, limited=any(map(self.is_limit, limits))):
+            group = real(ranks, *args, **kwargs)
+        if isinstance(group, ProcessGroup):  # otherwise this rank is none of it
+            self.read_group(group, is_new=True)
+        return group
 
-    def wrap_new_group(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = inspect.signature(real)
+    def split_group(
+        self, real: Callable[..., Any], parent: Any, ranks: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        box = self.box
+        members = tuple(rank for number, rank in enumerate(ranks_of(parent)) if number in ranks)
+        if box is None or dist.get_rank() not in members:
+            return real(parent, ranks, *args, **kwargs)
+        limits = *map(find_timeout, (*args, *kwargs.values())), default_store().timeout
+        limited = any(map(self.is_limit, limits))
+        with self.inside(box, SPLIT_GROUP, members, (), number_of(parent), limited):
+            return real(parent, ranks, *args, **kwargs)
 
-        @functools.wraps(real)
-        def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # it can be read only once, maybe
-            ranks = ranks if ranks is None or isinstance(ranks, Sized) else [*ranks]
-            box = self.box
-            if box is None or not dist.is_initialized():
-                return real(ranks, *args, **kwargs)
-            call = parameters.bind(ranks, *args, **kwargs).arguments
-            world = ranks_of(dist.group.WORLD)
-            members = world if ranks is None else tuple(sorted(map(int, ranks)))
-            come = members if call.get("use_local_synchronization") else world
-            limits = call.get("timeout"), default_store().timeout
-            with self.inside(
-                box, NEW_GROUP, come, members, limited=any(map(self.is_limit, limits))
-            ):
-                group = real(ranks, *args, **kwargs)
-            if isinstance(group, ProcessGroup):  # otherwise this rank is none of it
-                self.read_group(group, is_new=True)
-            return group
-
-        return new_group
-
-    def wrap_split_group(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
-        def split_group(parent: Any, ranks: Any, *args: Any, **kwargs: Any) -> Any:
-            box = self.box
-            members = tuple(rank for number, rank in enumerate(ranks_of(parent)) if number in ranks)
-            if box is None or dist.get_rank() not in members:
-                return real(parent, ranks, *args, **kwargs)
-            limits = (
-                *map(find_timeout, (*args, *kwargs.values())),
-                default_store().timeout,
-            )
-            limited = any(map(self.is_limit, limits))
-            with self.inside(box, SPLIT_GROUP, members, (), number_of(parent), limited):
-                return real(parent, ranks, *args, **kwargs)
-
-        return split_group
-
-    def wrap_ddp(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def call_ddp(
+        self, name: str, real: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Record a method of `DistributedDataParallel` as a collective."""
+        group = getattr(ddp, "process_group", None) or find_group(real, ddp, *args, **kwargs)
+        if self.box is None or group is None:
+            return real(ddp, *args, **kwargs)
+        with self.around(self.box, name, group):
+            return real(ddp, *args, **kwargs)
 
-        @functools.wraps(real)
-        def method(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            group = getattr(ddp, "process_group", None) or find_group(real, ddp, *args, **kwargs)
-            if self.box is None or group is None:
-                return real(ddp, *args, **kwargs)
-            with self.around(self.box, name, group):
-                return real(ddp, *args, **kwargs)
-
-        return method
-
-    def wrap_forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self, real: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> Any:
         """A backward pass averages gradients once it has come to an output of such a forward pass,
         and then no more until the next: see `torch.nn.parallel.DistributedDataParallel`."""
+        if self.box is None or torch.compiler.is_compiling():
+            return real(ddp, *args, **kwargs)
+        key, rebuilds = id(ddp), ddp.static_graph or not ddp.find_unused_parameters
+        if rebuilds and not ddp._has_rebuilt_buckets:
+            self.reducers[ddp.reducer] = ddp.process_group
+        joins = ddp._join_config.enable  # then others answer for a rank that has no batch left
+        averages = ddp.require_backward_grad_sync and torch.is_grad_enabled() and not joins
+        output = real(ddp, *args, **kwargs)
+        if averages:
+            self.forwarded[key] = ddp.process_group
+            for node in {tensor.grad_fn for tensor in _find_tensors(output)} - {None}:
+                node.register_prehook(lambda _: self.reached.add(key))
+        return output
 
-        @functools.wraps(real)
-        def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.box is None or torch.compiler.is_compiling():
-                return real(ddp, *args, **kwargs)
-            key, rebuilds = id(ddp), ddp.static_graph or not ddp.find_unused_parameters
-            if rebuilds and not ddp._has_rebuilt_buckets:
-                self.reducers[ddp.reducer] = ddp.process_group
-            joins = ddp._join_config.enable  # then others answer for a rank that has no batch left
-            averages = ddp.require_backward_grad_sync and torch.is_grad_enabled() and not joins
-            output = real(ddp, *args, **kwargs)
-            if averages:
-                self.forwarded[key] = ddp.process_group
-                for node in {tensor.grad_fn for tensor in _find_tensors(output)} - {None}:
-                    node.register_prehook(lambda _: self.reached.add(key))
-            return output
+    def rebuild_buckets(self, real: Callable[..., Any], reducer: Any) -> Any:
+        box, group = self.box, self.reducers.get(reducer)
+        if box is None or group is None:
+            return real(reducer)
+        with self.around(box, BUCKETS, group) as calls:
+            if rebuilt := real(reducer):
+                calls.clear()
+        return rebuilt
 
-        return forward
-
-    def wrap_rebuild(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
-        def rebuild(reducer: Any) -> Any:
-            box, group = self.box, self.reducers.get(reducer)
-            if box is None or group is None:
-                return real(reducer)
-            with self.around(box, BUCKETS, group) as calls:
-                if rebuilt := real(reducer):
-                    calls.clear()
-            return rebuilt
-
-        return rebuild
-
-    def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            box, self.forwarded, forwarded = self.box, {}, self.forwarded
-            if box is None or not forwarded:
-                self.forwarded |= forwarded
+    def backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        box, self.forwarded, forwarded = self.box, {}, self.forwarded
+        if box is None or not forwarded:
+            self.forwarded |= forwarded
+            return real(*args, **kwargs)
+        self.reached -= forwarded.keys()
+        with contextlib.ExitStack() as passes:
+            calls = {
+                key: passes.enter_context(self.around(box, BACKWARD, group))
+                for key, group in forwarded.items()
+            }
+            try:
                 return real(*args, **kwargs)
-            self.reached -= forwarded.keys()
-            with contextlib.ExitStack() as passes:
-                calls = {
-                    key: passes.enter_context(self.around(box, BACKWARD, group))
-                    for key, group in forwarded.items()
-                }
-                try:
-                    return real(*args, **kwargs)
-                finally:
-                    for key in calls.keys() & self.reached:
-                        calls[key].clear()
-                        forwarded.pop(key)
-                    self.forwarded = forwarded | self.forwarded
-
-        return backward
+            finally:
+                for key in calls.keys() & self.reached:
+                    calls[key].clear()
+                    forwarded.pop(key)
+                self.forwarded = forwarded | self.forwarded
 
     @contextlib.contextmanager
     def around(self, box: Box, name: str, group: Any) -> Iterator[list[int]]:

@@ -25,11 +25,11 @@ thread, callback, timer, call and socket of the process. What is read by whom:
 | data under way, also of ranks that have come         | `activity.compare`, `diagnosis.find_firm` |
 | a rank that is stopped, not seen, or gives no answer | `RankState.moves`, `diagnosis.find_firm`  |
 | calls of other groups, members in another order      | `tap.number_of`,                          |
-|                                                      | `hooks.Hooks.wrap_new_group`              |
+|                                                      | `hooks.Hooks.new_group`                   |
 | calls that pass no method that is known, as from C++ | `hooks.Hooks.check_groups`,               |
-|                                                      | `wrap_getter`                             |
+|                                                      | `get_backend`                             |
 | a group that torch.distributed has not registered    | `hooks.Hooks.read_group`                  |
-| which backward passes average gradients              | `hooks.Hooks.wrap_forward`                |
+| which backward passes average gradients              | `hooks.Hooks.forward`                     |
 | a world that the program forms, with other numbers   | `leave_out_renumbered`                    |
 | more calls than are counted                          | `box.FULL`; these four by                 |
 |                                                      | `RankState.unnamed`                       |
@@ -63,25 +63,14 @@ from playground.runtime.flight_recorder import (
 
 RENUMBERED = "which rank has which number now"
 NEED_ALL = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "barrier",
-    FORM_WORLD,
-    NEW_GROUP,
-    SPLIT_GROUP,
-    BACKWARD,
-)
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", FORM_WORLD, NEW_GROUP,
+    SPLIT_GROUP, BACKWARD,
+)  # fmt: skip
 """Beginnings of the names of collectives that need all ranks."""
 FROM_ROOT, TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
 EQUAL_SHAPES = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "reduce_scatter_tensor",
-    "all_gather_into_tensor",
-)
+    "all_reduce", "broadcast", "reduce", "reduce_scatter_tensor", "all_gather_into_tensor",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +155,16 @@ class WaitGraph:
         if operation.members and rank not in operation.members:
             others = set()
         if operation.kind != COLLECTIVE:
-            absent = (
-                set() if self.is_matched(rank, operation) else others if peer is None else {peer}
-            )
+            absent = others if peer is None else {peer}
+            if self.is_matched(rank, operation):
+                absent = set()
             return Dependency(operation, frozenset(absent), frozenset(), peer is None)
         met = self.meet(operation)
         any_one = not (
             self.pessimistic or name.startswith(NEED_ALL) or (name in TO_ROOT and peer == rank)
         )
-        if (
-            any_one
-            and peer not in (rank, None)
-            and (name in FROM_ROOT or (name == "gather" and peer in met))
-        ):
+        is_from_root = name in FROM_ROOT or (name == "gather" and peer in met)
+        if any_one and is_from_root and peer not in (rank, None):
             others, any_one = others & {peer}, False
         named = {one for one in others & met.keys() if not self.states[one].unnamed}
         differing = {one for one in named if find_difference(operation, met[one])}
@@ -237,11 +223,8 @@ class WaitGraph:
         # in collectives, they ended too early
         if ended and unequal and not self.find_blocked(held, ended):
             return ended & excusable or ended
-        first = min(
-            (wait.operation for wait in waits if wait.differing),
-            key=lambda one: one.index,
-            default=None,
-        )
+        disputed = [wait.operation for wait in waits if wait.differing]
+        first = min(disputed, key=lambda one: one.index, default=None)
         minority = find_minority(self.meet(first)) & suspects if first else set()
         partial = set[int]().union(
             *(wait.absent for wait in waits if wait.operation.name == NEW_GROUP)
@@ -254,14 +237,12 @@ class WaitGraph:
     def find_failing(self) -> set[int]:
         """Ranks that wait in the first operation below an exception, unlike the others: in a
         `finally`. What all do, or one goes on to do, is a way to go on."""
-        failing = {
-            rank
-            for rank, wait in self.waits.items()
-            if (raised := wait.operation.raised)
-            and not any(
-                one.raised == raised and one.state == DONE for one in self.states[rank].operations
-            )
-        }
+        failing = set()
+        for rank, wait in self.waits.items():
+            raised = wait.operation.raised
+            done = (one for one in self.states[rank].operations if one.state == DONE)
+            if raised and all(one.raised != raised for one in done):
+                failing.add(rank)
         return failing if failing < self.waits.keys() | self.finished else set()
 
 
@@ -309,10 +290,8 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
     if one.peer != other.peer:
         return Kind.ROOTS
     equal = one.name in EQUAL_SHAPES
-    same_order = without_ones(one.shape) == without_ones(other.shape) or 1 in (
-        len(one.shape),
-        len(other.shape),
-    )
+    is_flat = 1 in (len(one.shape), len(other.shape))
+    same_order = is_flat or without_ones(one.shape) == without_ones(other.shape)
     if equal and (prod(one.shape) != prod(other.shape) or (strictly and not same_order)):
         return Kind.SHAPES
     if one.dtype != other.dtype and (

@@ -52,8 +52,7 @@ class CommandWorld:
         if self.rank_env and (restarts := self.config.restarts):
             raise UsageError(
                 f"{restarts} restarts of a world that was started elsewhere: whoever starts the "
-                "ranks restarts them, "
-                f"with torchrun: --max-restarts {restarts}"
+                f"ranks restarts them, with torchrun: --max-restarts {restarts}"
             )
         self.size = self.rank_env.size if self.rank_env else size or default_size
         if size not in (None, self.size):

@@ -56,11 +56,7 @@ class Examiner:
             return None
         self.next_look = time.monotonic() + INTERVAL
         before, self.seen = self.seen, self.progress
-        still = [
-            rank
-            for rank, was, now in zip(self.ranks, before, self.seen, strict=False)
-            if was == now
-        ]
+        still = self.find_still(before, self.seen)
         standing = [
             progress if rank in still else None
             for rank, progress in zip(self.ranks, self.seen, strict=True)
@@ -79,14 +75,9 @@ class Examiner:
     ) -> Diagnosis | None:
         """A deadlock that is proved: of the ranks whose progress is the same as `before`."""
         now = self.progress
-        still = [rank for rank, was, is_ in zip(self.ranks, before, now, strict=True) if was == is_]
+        still = self.find_still(before, now)
         found = self.explain(stacks, seen, still)
-        after = self.progress
-        moved = any(
-            rank in still and was != is_
-            for rank, was, is_ in zip(self.ranks, now, after, strict=True)
-        )
-        if found and found.proved and not moved:
+        if found and found.proved and {*still} <= {*self.find_still(now, self.progress)}:
             return found
         self.doubts += 1
         self.next_look = time.monotonic() + INTERVAL * min(2**self.doubts, MOST_INTERVALS)
@@ -96,6 +87,11 @@ class Examiner:
     def progress(self) -> list[object]:
         """The progress of each rank: a rank whose progress stays the same stands still."""
         return [(rank.done, rank.vanished, rank.box and rank.box.progress) for rank in self.ranks]
+
+    def find_still(self, before: Sequence[object], now: Sequence[object]) -> list[RankHandle]:
+        """The ranks whose progress is the same as before; none of those that had not been seen."""
+        looks = zip(self.ranks, before, now, strict=False)
+        return [rank for rank, was, is_now in looks if was == is_now]
 
     def states(
         self,

@@ -39,6 +39,7 @@ from playground.runtime.rank.process import (
     FROM_TERMINAL,
     begin,
     end,
+    has_children,
     kill_at_end_of_file,
     lead_session,
 )
@@ -223,23 +224,14 @@ class ForkServer:
                 if pid in self.statuses:
                     with self.statuses.pop(pid) as status, contextlib.suppress(ConnectionError):
                         status.send(MESSAGE.pack(code))
-                    if code and has_children(pid):
+                    if code and has_children(os.P_PGID, pid):
                         os.killpg(pid, signal.SIGTERM)
                         self.ending[pid] = time.monotonic() + END_GRACE
 
     def end_groups(self) -> None:
         """Kill what has not ended in time of the groups of ranks."""
         for group, deadline in [*self.ending.items()]:
-            if not has_children(group):
+            if not has_children(os.P_PGID, group):
                 del self.ending[group]
             elif time.monotonic() >= deadline:
                 os.killpg(group, signal.SIGKILL)
-
-
-def has_children(group: int) -> bool:
-    """Whether a child of this process is in that group. Until it is waited for, its number belongs
-    to no other."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return True
-    return False

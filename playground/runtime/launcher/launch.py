@@ -19,13 +19,7 @@ from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.output import EVERY_RANK, end_lines, open_pipes
 from playground.runtime.launcher.rank_handle import GRACE, RankHandle
-from playground.runtime.launcher.watch import (
-    WorldWatch,
-    ignore_report,
-    interrupt,
-    release,
-    stop,
-)
+from playground.runtime.launcher.watch import WorldWatch, ignore_report, interrupt, release, stop
 from playground.runtime.rank import rank as rank_process
 from playground.runtime.rank.preemption import (
     PreemptionNotice,
@@ -152,23 +146,17 @@ def launch(
         server.leave_if_imported()
         config.check(size)
         work = prepare_work(
-            fn,
-            args,
-            timeout=config.timeout + HEAD_START,
-            preemptible=config.grace is not None,
+            fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None,
             bare=config.bare,
-        )
+        )  # fmt: skip
         with await_preemption(config.grace) as notice:
             for count in itertools.count():
                 try:
                     return run_world(replace(work, restart_count=count), size, config, notice)
                 except PlaygroundError as error:
                     failure = error
-                if (
-                    count == config.restarts
-                    or notice.has_come
-                    or isinstance(failure, (UsageError, Preempted))
-                ):
+                is_final = notice.has_come or isinstance(failure, (UsageError, Preempted))
+                if is_final or count == config.restarts:
                     break
                 config.on_restart(failure, count + 1)
     except PlaygroundError as error:
@@ -183,11 +171,8 @@ def run_world(
     ranks is left."""
     ranks: list[RankHandle] = []
     try:
-        usual = LaunchConfig(backend=config.backend)
-        reusable = backends.get_backend(config.backend).may_be_kept and all(
-            getattr(config, name) == getattr(usual, name)
-            for name in ("fresh", "spawn", "bare", "output")
-        )
+        is_usual = config.output == EVERY_RANK and not (config.fresh or config.spawn or config.bare)
+        reusable = is_usual and backends.get_backend(config.backend).may_be_kept
         ranks = kept.take(size, config.backend) if reusable else []
         if not ranks:
             start(ranks, size, config)
@@ -218,14 +203,10 @@ def start(ranks: list[RankHandle], size: int, config: LaunchConfig) -> None:
     servers = [server.new_server() for _ in range(size * config.spawn)]
     try:
         with listen("127.0.0.1", 0) as listener:
-            rendezvous = Rendezvous(port=listener.getsockname()[1])
+            place = Rendezvous(port=listener.getsockname()[1])
             for number in range(size):
                 env = RankEnv(
-                    rank=number,
-                    size=size,
-                    local_rank=number,
-                    local_size=size,
-                    rendezvous=rendezvous,
+                    rank=number, size=size, local_rank=number, local_size=size, rendezvous=place
                 )
                 own_server = servers.pop() if servers else None
                 first = listener if number == 0 else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from playground.runtime.backends import Backend
+from playground.runtime.backends.backend import Backend
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.flight_recorder.activity import Activity
 from playground.runtime.flight_recorder.box import View, is_ending, is_stopped
@@ -25,40 +26,32 @@ EXIT_LIMIT = 10.0
 that was killed first gives its memory back, on a busy machine later than in a second."""
 
 
+@dataclass(eq=False)
 class RankHandle:
     """The launcher's end of the line to one rank, and what is known of it."""
 
-    def __init__(
-        self,
-        number: int,
-        size: int,
-        process: Any,
-        line: Connection,
-        outputs: list[Output],
-        backend: Backend,
-    ) -> None:
-        self.number = number
-        self.size = size
-        self.process = process
-        self.line = line
-        self.outputs = outputs
-        self.backend = backend
-        self.up = False
-        self.result: bytes | None = None
-        self.clean = False
-        """Whether its process can run something else as a new one would."""
-        self.stack = UNHEARD
-        self.activity: Activity | None = None
-        """Its activity besides its main thread, as of the stack. None if it has not answered."""
-        self.failure: PlaygroundError | None = None
-        self.failed_at = 0.0
-        self.vanished = False
-        self.assigned = 0
-        self.port = 0
-        """Where it listens, to serve another store, once it has been ordered to."""
-        self.box: View | None = None
-        self.question: str | None = None
-        """The prompt of the question that it waits for an answer to."""
+    number: int
+    size: int
+    process: Any
+    line: Connection
+    outputs: list[Output]
+    backend: Backend
+    up: bool = False
+    result: bytes | None = None
+    clean: bool = False
+    """Whether its process can run something else as a new one would."""
+    stack: str = UNHEARD
+    activity: Activity | None = None
+    """Its activity besides its main thread, as of the stack. None if it has not answered."""
+    failure: PlaygroundError | None = None
+    failed_at: float = 0.0
+    vanished: bool = False
+    assigned: int = 0
+    port: int = 0
+    """Where it listens, to serve another store, once it has been ordered to."""
+    box: View | None = None
+    question: str | None = None
+    """The prompt of the question that it waits for an answer to."""
 
     def assign(self, work: Assignment) -> None:
         """Give it something to do."""
@@ -140,11 +133,8 @@ class RankHandle:
         if code == 0 and not self.done:
             self.result = pickle.dumps(None)
         elif code == UNGUARDED:
-            self.fail(
-                UsageError(
-                    "ranks import this script: put its launch() under if __name__ == '__main__':"
-                )
-            )
+            words = "ranks import this script: put its launch() under if __name__ == '__main__':"
+            self.fail(UsageError(words))
         else:
             self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 

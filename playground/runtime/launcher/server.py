@@ -24,12 +24,7 @@ from typing import Any
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.flight_recorder.box import is_stopped
 from playground.runtime.forks import close_in_children
-from playground.runtime.launcher.fork_server import (
-    LAUNCHER_ONLY,
-    MESSAGE,
-    NO_ROOM,
-    REFUSED,
-)
+from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, NO_ROOM, REFUSED
 from playground.runtime.signals import describe_signal
 from playground.runtime.upstream import (
     find_modules_as_here,
@@ -71,9 +66,8 @@ class ForkServerClient:
             # It looks for modules where this process does, from the first import on: not in a
             # working folder that happens to hold a `queue.py`.
             code = (
-                f"import sys; sys.path[:] = {path!r}; "
-                f"from playground.runtime.launcher.fork_server import serve; serve({lifeline}, "
-                f"{modules!r})"
+                f"import sys; sys.path[:] = {path!r}; from playground.runtime.launcher.fork_server "
+                f"import serve; serve({lifeline}, {modules!r})"
             )
             self.pid = spawn(python_command(code), stdin=theirs.fileno(), kept=lifeline)
             self.pidfd = os.pidfd_open(self.pid)
@@ -330,10 +324,8 @@ class ForkedProcess:
         work = pickle_main(main, args, self.fds)
         self.server, self.own_server = server or running_server(), server
         self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds, len(streams))
-        self.pidfd, self.status = (
-            Connection(pidfd, writable=False),
-            Connection(self.sentinel, writable=False),
-        )
+        self.pidfd = Connection(pidfd, writable=False)
+        self.status = Connection(self.sentinel, writable=False)
         close_in_children(self.pidfd, self.status)
         # It may have been killed already: its sentinel says so.
         with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as to_rank:

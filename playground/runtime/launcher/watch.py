@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -38,24 +39,20 @@ def ignore_report(rank: int, event: Event) -> None:
     """The default for the reports of ranks."""
 
 
+@dataclass
 class WorldWatch:
     """The launcher's watch over the ranks of a world."""
 
-    def __init__(
-        self,
-        ranks: Sequence[RankHandle],
-        timeout: float,
-        on_report: Progress,
-        notice: PreemptionNotice,
-    ) -> None:
-        """`timeout`: maximum silence of all ranks in seconds (`START_LIMIT` while one is coming
-        up). `notice`: of a preemption, which is passed on to the ranks."""
-        self.ranks = ranks
-        self.timeout = timeout
-        self.on_report = on_report
-        self.notice = notice
-        self.examiner = Examiner(ranks)
-        self.silence = 0.0
+    ranks: Sequence[RankHandle]
+    timeout: float
+    """Maximum silence of all ranks in seconds (`START_LIMIT` while one is coming up)."""
+    on_report: Progress
+    notice: PreemptionNotice
+    """Of a preemption, which is passed on to the ranks."""
+    silence: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.examiner = Examiner(self.ranks)
 
     def run(self) -> None:
         """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are
@@ -70,11 +67,8 @@ class WorldWatch:
     def look(self) -> None:
         """Wait for messages, and act upon them, upon silence, and upon what the ranks' flight
         recorders show."""
-        limit = (
-            self.timeout
-            if all(rank.up or rank.is_stopped() for rank in self.ranks)
-            else START_LIMIT
-        )
+        are_up = all(rank.up or rank.is_stopped() for rank in self.ranks)
+        limit = self.timeout if are_up else START_LIMIT
         pause = max(0.0, min(limit - self.silence, self.examiner.seconds_left))
         seconds = min(pause, self.notice.seconds_left)
         received = receive(self.ranks, seconds, self.on_report)
@@ -130,16 +124,12 @@ class WorldWatch:
             failures = [rank.failure for rank in ranks if rank.failure]
             return all(isinstance(failure, PeerDisconnected) for failure in failures)
 
+        def order(rank: RankHandle) -> tuple[bool, bool, float]:
+            return not rank.died, isinstance(rank.failure, PeerDisconnected), rank.failed_at
+
         receive_while(one_is_about_to_die, ranks, EXIT_LIMIT, self.on_report)
         receive_while(all_lost_another, ranks, AFTERMATH, self.on_report)
-        first = min(
-            [rank for rank in ranks if rank.failure],
-            key=lambda rank: (
-                not rank.died,
-                isinstance(rank.failure, PeerDisconnected),
-                rank.failed_at,
-            ),
-        ).failure
+        first = min((rank for rank in ranks if rank.failure), key=order).failure
         assert first
         if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
             # It waited for a peer: the reader wants to know what the others were doing instead.

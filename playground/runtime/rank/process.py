@@ -138,6 +138,15 @@ def flush() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
+def has_children(kind: int, group: int = 0) -> bool:
+    """Whether this process has child processes (`P_ALL`), or one in that group (`P_PGID`), ended
+    ones that were not waited for included: until then their numbers belong to no others."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(kind, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return True
+    return False
+
+
 def is_written(number: str) -> bool:
     """Whether a file with a name is open for writing by this descriptor."""
     with contextlib.suppress(OSError):  # closed by now

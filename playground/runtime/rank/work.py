@@ -17,6 +17,8 @@ from playground.runtime.rendezvous.rendezvous import Rendezvous
 from playground.runtime.upstream import find_modules_as_here
 
 Function = Callable[..., Any]
+BY_NAME = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+"""Kinds of parameters that are given by their names alone."""
 RANK_AND_SIZE = {("rank", "size"), ("rank", "world_size")}
 """The names by which a function all of whose parameters have defaults asks for the first two."""
 
@@ -72,14 +74,12 @@ def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment
     process could not find the function."""
     import __main__
 
-    if getattr(fn, "__module__", None) == "__main__" and not os.path.isfile(
-        getattr(__main__, "__file__", "")
-    ):
+    script = getattr(__main__, "__file__", "")
+    if getattr(fn, "__module__", None) == "__main__" and not os.path.isfile(script):
         raise UsageError(
             f"{fn.__qualname__} was defined in a notebook, at a prompt or in a script on standard "
-            "input, where the "
-            "ranks, being new processes, cannot see it: write it to a file (%%writefile ranks.py) "
-            "and import it"
+            "input, where the ranks, being new processes, cannot see it: write it to a file "
+            "(%%writefile ranks.py) and import it"
         )
     try:
         pickled = pickle.dumps((fn, args))
@@ -105,10 +105,6 @@ def takes_rank(fn: Function) -> bool:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # a function in C that does not say
         return True
-    by_place = [
-        each
-        for each in parameters
-        if each.kind != each.KEYWORD_ONLY and each.kind != each.VAR_KEYWORD
-    ]
+    by_place = [each for each in parameters if each.kind not in BY_NAME]
     names = [each.name for each in by_place]
     return any(each.default is each.empty for each in by_place) or tuple(names[:2]) in RANK_AND_SIZE

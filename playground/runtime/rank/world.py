@@ -26,6 +26,7 @@ from playground.runtime import backends, host
 from playground.runtime.errors import RankFailed
 from playground.runtime.flight_recorder.box import open_box
 from playground.runtime.flight_recorder.hooks import hooks
+from playground.runtime.rank.process import has_children
 from playground.runtime.rendezvous.connections import (
     StrangerConnected,
     admit_to_store,
@@ -40,7 +41,7 @@ from playground.runtime.rendezvous.store import (
     connect,
     leave_together,
 )
-from playground.runtime.tap.replacement import Replacement
+from playground.runtime.tap.replacement import Replacement, calling
 from playground.runtime.threads import OurThread
 
 Arguments = dict[str, Any]
@@ -136,11 +137,8 @@ class Member:
         # For torch and others. Source:
         # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
         place = {"LOCAL_RANK": env.local_rank, "LOCAL_WORLD_SIZE": env.local_size}
-        place |= (
-            {}
-            if self.joined
-            else {"RANK": env.rank, "WORLD_SIZE": env.size, SERVED_BY_TORCHRUN: True}
-        )
+        if not self.joined:
+            place |= {"RANK": env.rank, "WORLD_SIZE": env.size, SERVED_BY_TORCHRUN: True}
         os.environ.update({name: str(value) for name, value in place.items()} | self.address)
         members[:] = [self]
 
@@ -174,14 +172,10 @@ class Member:
             port = self.env.rendezvous.port
             self.shut_out_strangers(port)
             if self.env.rank == 0:
-
-                def is_closed() -> bool:
-                    return self.env.rendezvous.port != port
-
+                args = port, lambda: self.env.rendezvous.port != port  # until the store is closed
                 OurThread(
-                    target=admit_to_store, args=(port, is_closed), name="admit to the store",
-                    daemon=True,
-                ).start()  # fmt: skip
+                    target=admit_to_store, args=args, name="admit to the store", daemon=True
+                ).start()
 
     def shut_out_strangers(self, store_port: int = 0) -> None:
         try:
@@ -209,18 +203,11 @@ class Member:
         moved = any(os.environ.get(name) != value for name, value in self.address.items())
         if moved:
             os.environ.pop(SERVED_BY_TORCHRUN, None)
-        if (
-            moved
-            or call.get("store") is not None
-            or call.get("init_method") not in (None, "env://")
-        ):
+        looks_here = call.get("init_method") in (None, "env://") and call.get("store") is None
+        if moved or not looks_here:
             return call
-        store = self.open_store()
-        return (
-            {"rank": self.env.rank, "world_size": self.env.size}
-            | call
-            | {"init_method": None, "store": store}
-        )
+        place = {"rank": self.env.rank, "world_size": self.env.size}
+        return place | call | {"init_method": None, "store": self.open_store()}
 
     def adopt_group(self) -> bool:
         """Take the group that the program has formed for ours: the next one that it forms is in its
@@ -295,62 +282,33 @@ class ProcessState:
         return (
             read_settings() == self.settings
             and self.threads.issuperset(threading.enumerate())
-            and not has_children()
+            and not has_children(os.P_ALL)
         )
 
 
 def read_settings() -> list[Any]:
     """The settings of a process that the next function to run there would notice."""
+    streams = sys.stdin, sys.stdout, sys.stderr
     return [
-        dict(os.environ),
-        os.getcwd(),
-        list(sys.path),
+        dict(os.environ), os.getcwd(), list(sys.path), read_umask(), socket.getdefaulttimeout(),
         [signal.getsignal(number) for number in signal.valid_signals()],
-        (
-            sys.excepthook,
-            threading.excepthook,
-            sys.gettrace(),
-            sys.getprofile(),
-            sys.getrecursionlimit(),
-        ),
-        [
-            (stream, getattr(stream, "closed", False))
-            for stream in (sys.stdin, sys.stdout, sys.stderr)
-        ],
-        (torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()),
-        (
-            torch.is_grad_enabled(),
-            torch.is_anomaly_enabled(),
-            torch.are_deterministic_algorithms_enabled(),
-        ),
-        (torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")),
-        (
-            torch.backends.mkldnn.enabled,
-            torch.tensor(SUBNORMAL, device="cpu").mul(1.0).item(),
-            torch.is_inference_mode_enabled(),
-        ),
-        (read_umask(), socket.getdefaulttimeout(), list(warnings.filters)),
-        (gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks)),
-    ]
+        [(stream, getattr(stream, "closed", False)) for stream in streams],
+        sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile(),
+        sys.getrecursionlimit(), list(warnings.filters),
+        gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks),
+        torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(),
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(),
+        torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled,
+        torch.tensor(SUBNORMAL, device="cpu").mul(1.0).item(),
+    ]  # fmt: skip
 
 
 def read_umask() -> str:
     """The permissions that new files of this process do not get. (To read it otherwise is to set
     it.)"""
-    return next(
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("Umask")
-    )
-
-
-def has_children() -> bool:
-    """Whether this process has child processes, ended ones that were not waited for included."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(line for line in lines if line.startswith("Umask"))
 
 
 members: list[Member] = []
@@ -384,28 +342,20 @@ def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
     """torch's own: whoever waits for this rank in our group gets an error, as its sockets are
     closed."""
     for member in members:
-        if (
-            member.group is not None
-            and member.group is dist.group.WORLD
-            and group in (None, member.group)
-        ):
+        stands = member.group is not None and member.group is dist.group.WORLD
+        if stands and group in (None, member.group):
             if not member.joined:
                 member.await_group()
             member.group = None
     torch_destroy_process_group(group)
 
 
-def shut_out_strangers_after(connect: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of torch's that has gloo connect ranks: only ranks are connected then."""
-
-    @functools.wraps(connect)
-    def connect_ranks_only(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as formed:
-            for member in members:
-                formed.enter_context(member.strangers_shut_out())
-            return connect(*args, **kwargs)
-
-    return connect_ranks_only
+def connect_ranks_only(connect: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function of torch's that has gloo connect ranks: only ranks are connected then."""
+    with contextlib.ExitStack() as formed:
+        for member in members:
+            formed.enter_context(member.strangers_shut_out())
+        return connect(*args, **kwargs)
 
 
 # Modules imported from here on find these: the user's too, because the fork server imports ours
@@ -421,4 +371,4 @@ for _owner, _name in (
     (dist.ProcessGroup, "merge_remote_group"),
 ):
     if hasattr(_owner, _name):  # older versions of torch split no groups
-        Replacement(_owner, _name, shut_out_strangers_after).install()
+        Replacement(_owner, _name, calling(connect_ranks_only)).install()

@@ -33,19 +33,10 @@ Filter = tuple[tuple[int, int, int, int], ...]
 NOTHING: Filter = ((0x06, 0, 0, 0),)
 """Keep 0 bytes of every packet."""
 NO_DATA: Filter = (
-    *(
-        (0x30, 0, 0, 12),
-        (0x54, 0, 0, 0xF0),
-        (0x74, 0, 0, 2),
-        (0x07, 0, 0, 0),
-    ),  # X: bytes of TCP's header
-    *(
-        (0x80, 0, 0, 0),
-        (0x1D, 0, 1, 0),
-        (0x06, 0, 0, 0xFFFFFFFF),
-        (0x06, 0, 0, 0),
-    ),  # keep what has no more
-)
+    # X: bytes of TCP's header; keep what has no more
+    (0x30, 0, 0, 12), (0x54, 0, 0, 0xF0), (0x74, 0, 0, 2), (0x07, 0, 0, 0),
+    (0x80, 0, 0, 0), (0x1D, 0, 1, 0), (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0),
+)  # fmt: skip
 """Keep what makes a connection and ends it. Those that are accepted there have this filter too,
 until it is taken off: then the other end sends what was dropped again."""
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST = 4, 20, 1
@@ -59,21 +50,16 @@ again after 0.2 s, then after 0.4 s more, and so on. (epoll does not tell of a c
 another thread has accepted meanwhile.)"""
 
 
-def open_sockets() -> dict[int, int]:
-    """By inode, which tells it from any other, the descriptor of each socket of this process."""
-    found = {}
+def tcp_sockets() -> Iterator[socket.socket]:
+    """A duplicate of each TCP socket of this process. It is closed when the next one is asked
+    for."""
+    by_inode = {}  # one of the descriptors of each
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed by now
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
-                found[status.st_ino] = int(name)
-    return found
-
-
-def tcp_sockets() -> Iterator[socket.socket]:
-    """A duplicate of each TCP socket of this process. It is closed when the next one is asked
-    for."""
-    for descriptor in open_sockets().values():
+                by_inode[status.st_ino] = int(name)
+    for descriptor in by_inode.values():
         with contextlib.suppress(OSError), duplicate(descriptor) as each:  # or closed by now
             if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
                 yield each
@@ -148,12 +134,10 @@ def gloo_sockets() -> Iterator[socket.socket]:
     watched = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed by now
-            if os.readlink(
-                f"/proc/self/fd/{name}"
-            ) == "anon_inode:[eventpoll]" and os.get_inheritable(int(name)):
-                watched |= {
-                    *re.findall(r" ino:(\w+)", Path(f"/proc/self/fdinfo/{name}").read_text())
-                }
+            is_epoll = os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]"
+            if is_epoll and os.get_inheritable(int(name)):
+                text = Path(f"/proc/self/fdinfo/{name}").read_text()
+                watched.update(re.findall(r" ino:(\w+)", text))
     return (each for each in tcp_sockets() if f"{os.fstat(each.fileno()).st_ino:x}" in watched)
 
 
@@ -246,11 +230,8 @@ def put_filter(each: socket.socket, instructions: Filter) -> None:
     program = ctypes.create_string_buffer(
         b"".join(struct.pack("HBBI", *one) for one in instructions)
     )
-    each.setsockopt(
-        socket.SOL_SOCKET,
-        SO_ATTACH_FILTER,
-        struct.pack("HP", len(instructions), ctypes.addressof(program)),
-    )
+    described = struct.pack("HP", len(instructions), ctypes.addressof(program))
+    each.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, described)
 
 
 def has_filter(each: socket.socket) -> bool:
@@ -289,11 +270,9 @@ def ask_owner(kernel: socket.socket, address: tuple[str, int], peer: tuple[str, 
 
     Raises `OSError` if there is none, or if the kernel does not say.
     """
-    ends = [
-        pack_address(address),
-        pack_address(peer or ("0.0.0.0" if ":" not in address[0] else "::", 0)),
-    ]
-    (version, host, port), (_, peer_host, peer_port) = ends
+    anyone = "::" if ":" in address[0] else "0.0.0.0"
+    version, host, port = pack_address(address)
+    _, peer_host, peer_port = pack_address(peer or (anyone, 0))
     identity = struct.pack("!HH16s16s12s", port, peer_port, host, peer_host, bytes(4) + b"\xff" * 8)
     family = socket.AF_INET if version == 4 else socket.AF_INET6
     request = struct.pack("BBBBI", family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF) + identity

@@ -125,13 +125,11 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
     ):
         failed = describe_loss(watch)
     elif not hung_up:
-        why = (
-            failed.reason.removeprefix("failed: ")
-            if isinstance(failed, RankFailed)
-            else failed.headline
-        )
-        if isinstance(failed, RankFailed) and TIMED_OUT.search(failed.traceback):
-            failed.diagnosis = watch.explain()
+        why = failed.headline
+        if isinstance(failed, RankFailed):
+            why = failed.reason.removeprefix("failed: ")
+            if TIMED_OUT.search(failed.traceback):
+                failed.diagnosis = watch.explain()
         watch.report(Loss([watch.env.rank], f"failed on {socket.gethostname()}: {why}"))
     watch.await_acknowledged()
     write_error_file(failed)
@@ -140,18 +138,16 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
 
 def describe_loss(watch: PeerWatch) -> PlaygroundError:
     """The loss that is known to this rank, in one line; a deadlock whole, on rank 0."""
-    assert watch.loss
-    rank, size = watch.env.rank, watch.env.size
-    if watch.loss.deadlock and rank == 0:
-        return Deadlock(size, 0.0, {}, watch.loss.deadlock)
-    if watch.loss.deadlock:
-        return PeerDisconnected(rank, size, f"ends with the others: {watch.loss.reason}")
-    given_up = rank in watch.loss.ranks
-    return PeerDisconnected(
-        rank,
-        size,
-        f"was given up by the others: {watch.loss.reason}" if given_up else f"{watch.loss}",
-    )
+    loss, rank, size = watch.loss, watch.env.rank, watch.env.size
+    assert loss
+    if loss.deadlock and rank == 0:
+        return Deadlock(size, 0.0, {}, loss.deadlock)
+    words = str(loss)
+    if loss.deadlock:
+        words = f"ends with the others: {loss.reason}"
+    elif rank in loss.ranks:
+        words = f"was given up by the others: {loss.reason}"
+    return PeerDisconnected(rank, size, words)
 
 
 def exit_stuck(watch: PeerWatch) -> NoReturn:

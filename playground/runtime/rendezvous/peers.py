@@ -67,10 +67,8 @@ class Loss:
     """If ranks wait for each other and none is lost."""
 
     def __str__(self) -> str:
-        return (
-            f"lost rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))} "
-            f"({self.reason})"
-        )
+        who = ", ".join(map(str, self.ranks))
+        return f"lost rank{'s' * (len(self.ranks) > 1)} {who} ({self.reason})"
 
 
 REPORTED = Loss, Diagnosis, Kind
@@ -137,9 +135,12 @@ def open_pidfd(pid: int) -> int | socket.socket:
 
 
 def describe_end(pidfd: int, pid: int) -> str:
-    """How a process ended, which need not be a child of this one."""
-    status = exit_status(pidfd, pid)
-    if status is None:
+    """How a process ended, which need not be a child of this one: as its parent will hear by
+    wait(), and "ended" if that has asked already."""
+    try:
+        status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+        signal.pidfd_send_signal(pidfd, 0)  # refused if the number may be another's by now
+    except (OSError, ValueError):
         return "ended"
     if os.WIFSIGNALED(status):
         return f"killed by {describe_signal(os.WTERMSIG(status))}"
@@ -147,16 +148,6 @@ def describe_end(pidfd: int, pid: int) -> str:
     if code - 128 in [*signal.Signals]:  # it has handled that one, and left
         return f"ended by {describe_signal(code - 128)}"
     return f"exited with code {code}"
-
-
-def exit_status(pidfd: int, pid: int) -> int | None:
-    """The status that the parent of the process gets from wait(); None if it has asked already."""
-    with contextlib.suppress(OSError, ValueError):
-        status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
-        # which is refused if the number may be somebody else's by now
-        signal.pidfd_send_signal(pidfd, 0)
-        return status
-    return None
 
 
 POLL_INTERVAL = 0.2

@@ -49,16 +49,11 @@ def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) ->
     """
     rendezvous, size = env.rendezvous, env.size
     serves = rendezvous.served and env.rank == 0
+    place = rendezvous.host, rendezvous.port, size
     fd = {"master_listen_fd": listener.detach()} if serves and listener else {}
     try:
         store = dist.TCPStore(
-            rendezvous.host,
-            rendezvous.port,
-            size,
-            is_master=serves,
-            timeout=timeout,
-            wait_for_workers=False,
-            **fd,
+            *place, is_master=serves, timeout=timeout, wait_for_workers=False, **fd
         )
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         if serves:
@@ -66,11 +61,8 @@ def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) ->
             raise RendezvousTimeout(
                 f"rank 0 of {size} cannot serve the store at {rendezvous.place}: {why}"
             ) from error
-        who = (
-            "rank 0, which is to serve the store there,"
-            if rendezvous.served
-            else "torchrun, which serves the store,"
-        )
+        ours = "rank 0, which is to serve the store there,"
+        who = ours if rendezvous.served else "torchrun, which serves the store,"
         raise not_come(env, timeout, who) from error
     return store if rendezvous.served else enter_attempt(store, env, timeout)
 
@@ -173,19 +165,13 @@ def set_missing(store: dist.Store, env: RankEnv) -> None:
     for all."""
     others = (rank for rank in range(env.size) if rank != env.rank)
     absent = [str(rank) for rank in others if not store.check([f"rank {rank} is here"])]
-    who = (
-        f"rank{'s' * (len(absent) > 1)} "
-        f"{', '.join(absent[:MAX_NAMED])}{', …' * (len(absent) > MAX_NAMED)}"
-    )
-    store.set("missing", who)
+    named = ", ".join(absent[:MAX_NAMED]) + ", …" * (len(absent) > MAX_NAMED)
+    store.set("missing", f"rank{'s' * (len(absent) > 1)} {named}")
 
 
 def not_come(env: RankEnv, timeout: timedelta, who: str) -> RendezvousTimeout:
-    waited = (
-        f"rank {env.rank} of {env.size} waited {timeout.total_seconds():g} s at "
-        f"{env.rendezvous.place}"
-    )
-    return RendezvousTimeout(f"{waited}: {who} did not come")
+    waited = f"waited {timeout.total_seconds():g} s at {env.rendezvous.place}"
+    return RendezvousTimeout(f"rank {env.rank} of {env.size} {waited}: {who} did not come")
 
 
 def lost_store(env: RankEnv) -> RendezvousTimeout:

@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
-from playground.runtime.tap.replacement import Replacement, Wrap
+from playground.runtime.tap.replacement import Replacement, Wrap, calling
 from playground.runtime.upstream import find_caller
 
 
@@ -273,12 +273,6 @@ class UnderWay:
     """The work's, if somebody has asked for it."""
 
 
-def calls_of(work: Any) -> list[Call]:
-    """The calls that are observed to go on in this work."""
-    entry = _tap.works.get(id(work))
-    return entry.calls if entry else []
-
-
 class Tap:
     """Tells observers and the recorder. It is in place as long as there is one."""
 
@@ -299,9 +293,9 @@ class Tap:
         self.calls = [Replacement(ProcessGroup, *place) for place in places.items()]
         self.calls += [Replacement(Work, "wait", self.wrap_wait)]
         self.ends = [
-            Replacement(ProcessGroup, "_start_coalescing", self.wrap_start_batch),
-            Replacement(ProcessGroup, "_end_coalescing", self.wrap_end_batch),
-            Replacement(Work, "get_future", self.wrap_get_future),
+            Replacement(ProcessGroup, "_start_coalescing", calling(self.start_batch)),
+            Replacement(ProcessGroup, "_end_coalescing", calling(self.end_batch)),
+            Replacement(Work, "get_future", calling(self.get_future)),
         ]
         """Only observers have to be told of."""
         self.recorded: list[Replacement] = []
@@ -441,36 +435,26 @@ class Tap:
 
         return wait
 
-    def wrap_get_future(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(real)
-        def get_future(work: Any) -> Any:
-            future, entry = real(work), self.works.get(id(work))
-            if entry is not None and entry.future is None and entry in self.open:
-                entry.future = future
-                future.add_done_callback(lambda _: self.finish(entry))
-            return future
+    def get_future(self, real: Callable[..., Any], work: Any) -> Any:
+        future, entry = real(work), self.works.get(id(work))
+        if entry is not None and entry.future is None and entry in self.open:
+            entry.future = future
+            future.add_done_callback(lambda _: self.finish(entry))
+        return future
 
-        return get_future
+    def start_batch(self, real: Callable[..., Any], *args: Any) -> None:
+        self.thread.batch = []
+        real(*args)
 
-    def wrap_start_batch(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def start_coalescing(*args: Any) -> None:
-            self.thread.batch = []
-            real(*args)
-
-        return start_coalescing
-
-    def wrap_end_batch(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def end_coalescing(*args: Any) -> Any:
-            batch, self.thread.batch = getattr(self.thread, "batch", None), None
-            work = real(*args)
-            if batch and work is not None:
-                self.follow(work, batch)
-            elif batch:
-                for each in self.observers:
-                    each.done(batch)
-            return work
-
-        return end_coalescing
+    def end_batch(self, real: Callable[..., Any], *args: Any) -> Any:
+        batch, self.thread.batch = getattr(self.thread, "batch", None), None
+        work = real(*args)
+        if batch and work is not None:
+            self.follow(work, batch)
+        elif batch:
+            for each in self.observers:
+                each.done(batch)
+        return work
 
 
 _tap = Tap()

@@ -9,10 +9,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 Wrap = Callable[[Any], Any]
 """Makes the function that replaces the one it is given."""
+
+
+def calling(stand_in: Callable[..., Any]) -> Wrap:
+    """What replaces a function `real` calls `stand_in(real, *args, **kwargs)`."""
+
+    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(real)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return stand_in(real, *args, **kwargs)
+
+        return function
+
+    return wrap
 
 
 @dataclass(eq=False, slots=True)

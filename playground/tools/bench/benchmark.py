@@ -48,7 +48,6 @@ MAX_CALLS = 200
 SAMPLE = 3
 """Calls from which the number of calls per trial is worked out."""
 
-Call = Callable[[], object]
 PERIOD = 10007
 """Elements of a pattern."""
 MAX_VALUE = 64
@@ -84,11 +83,8 @@ def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor
 
 def repeat(pattern: torch.Tensor, like: torch.Tensor, start: int = 0) -> torch.Tensor:
     """As many elements as `like` has of the repeated pattern, from position `start` on."""
-    return (
-        pattern.to(like.device)
-        .roll(-(start % PERIOD))
-        .repeat(like.numel() // PERIOD + 1)[: like.numel()]
-    )
+    period = pattern.to(like.device).roll(-(start % PERIOD))
+    return period.repeat(like.numel() // PERIOD + 1)[: like.numel()]
 
 
 def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int = 0) -> int:
@@ -246,9 +242,8 @@ class Measurement:
         trials = self.times_us[algorithm]
         times_us = [max(times) for times in trials]
         p50, p95, p99 = (percentile(times_us, percent) for percent in (50, 95, 99))
-        [(slowest_rank, often)] = Counter(times.index(max(times)) for times in trials).most_common(
-            1
-        )
+        slowest_ranks = Counter(times.index(max(times)) for times in trials)
+        [(slowest_rank, often)] = slowest_ranks.most_common(1)
         algbw = self.nbytes / p50 / 1000
         return Row(
             size=self.nbytes,

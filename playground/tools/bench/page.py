@@ -81,11 +81,9 @@ def columns_of(settings: BenchSettings) -> dict[str, Column]:
         "slowest": figure("slowest", "rank: %", 9),
         "limit_percent": figure("%limit", "%", 6, ".1f"),
     }
-    return {
-        name: column
-        for name, column in columns.items()
-        if settings.limit or name != "limit_percent"
-    }
+    if not settings.limit:
+        del columns["limit_percent"]
+    return columns
 
 
 def cells(row: Row, columns: Iterable[str]) -> list[object]:
@@ -112,15 +110,9 @@ class Report:
         match event:
             case {"start": found}:
                 self.environment = found  # nothing has been measured yet
-                trials = (
-                    f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} "
-                    "per row"
-                )
-                self.session.say(
-                    f"bench: {self.session.world}",
-                    str(found),
-                    f"{trials}, spread over the run",
-                )
+                iterations = self.settings.iterations
+                trials = f"{iterations} trial{'s' * (iterations > 1)} per row, spread over the run"
+                self.session.say(f"bench: {self.session.world}", str(found), trials)
             case {"measured": rows}:
                 self.show(rows)
 
@@ -142,13 +134,10 @@ class Report:
         wrong = sum(row.wrong for row in self.rows)
         if not world.is_main:
             return
-        lines = [
-            f"Average busbw (GB/s), {collective}: "
-            + ", ".join(
-                f"{algorithm} {format_digits(busbw)}" for algorithm, busbw in algorithms.items()
-            )
-            for collective, algorithms in averages.items()
-        ]
+        lines = []
+        for collective, algorithms in averages.items():
+            told = ", ".join(f"{name} {format_digits(each)}" for name, each in algorithms.items())
+            lines.append(f"Average busbw (GB/s), {collective}: {told}")
         names = dict.fromkeys(row.collective for row in self.rows)
         sizes = [row.size for row in self.rows]
         what = f"{', '.join(names)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
@@ -175,9 +164,8 @@ def difference_texts(changes: Sequence[Change]) -> Texts:
     """Two results beside each other: what decides, a table per collective, and a summary."""
     texts: Texts = [
         "before, after: the median of the trials. A row is faster or slower if the ranges in which "
-        "the middle 95 % of "
-        "its trials lie, before and after, do not overlap; if they do, the trials show no "
-        "difference."
+        "the middle 95 % of its trials lie, before and after, do not overlap; if they do, the "
+        "trials show no difference."
     ]
     for collective, rows in groupby(changes, key=attrgetter("collective")):
         texts += ["", prose(heading(collective)), tabulate(map(shown_change, rows), CHANGES)]
@@ -302,11 +290,8 @@ def command(
         before, after = diff
         changes = compare(load(before), load(after))
         if session.run.as_json:
-            click.echo(
-                to_document(
-                    {"lesson": TOOL.name, "before": before, "after": after, "rows": changes}
-                )
-            )
+            found = {"lesson": TOOL.name, "before": before, "after": after, "rows": changes}
+            click.echo(to_document(found))
         else:
             terminal.say(*difference_texts(changes), wide=session.run.wide)
         return

@@ -69,11 +69,7 @@ class Row:
 class SavedResult:
     """The result of an earlier run, as far as a comparison needs it: `MUST_AGREE`, and trials."""
 
-    backend: str
-    device: str
-    world_size: int
-    dtype: str
-    op: str
+    about: dict[str, object]
     times_us: dict[Key, list[float]]
     """Time per call of each trial, in µs, by row."""
 
@@ -128,18 +124,17 @@ def parse_result(document: Any) -> SavedResult:
         (row["collective"], row["algorithm"], row["size"]): [*map(float, row["times_us"])]
         for row in document["rows"]
     }
-    if document["lesson"] != "bench" or not all(
-        times and min(times) > 0 for times in times_us.values()
-    ):
+    are_times = all(times and min(times) > 0 for times in times_us.values())
+    if document["lesson"] != "bench" or not are_times:
         raise ValueError
-    return SavedResult(**{name: about[name] for name in MUST_AGREE}, times_us=times_us)
+    return SavedResult(about={name: about[name] for name in MUST_AGREE}, times_us=times_us)
 
 
 def compare(before: SavedResult, after: SavedResult) -> list[Change]:
     """Two results row by row, those that both have. Raises `UsageError` if they are not results of
     the same benchmark."""
     for name in MUST_AGREE:
-        old, new = getattr(before, name), getattr(after, name)
+        old, new = before.about[name], after.about[name]
         if old != new:
             differs = f"{name} is {old} in one and {new} in the other"
             raise UsageError(f"--diff: {differs}: it must be the same")

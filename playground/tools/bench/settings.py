@@ -61,37 +61,22 @@ def at_root(pieces: Callable[[int, int], list[Piece]]) -> Callable[[int, int], l
 COLLECTIVES = {
     each.name: each
     for each in (
-        CollectiveSpec(
-            "all_reduce",
-            lambda n: times_sent(n, "all_reduce"),
-            lambda r, n: [(REDUCTION, 0)],
-            in_place=True,
-            reduces=True,
-        ),
+        CollectiveSpec("all_reduce", lambda n: times_sent(n, "all_reduce"),
+                       lambda r, n: [(REDUCTION, 0)], in_place=True, reduces=True),
         CollectiveSpec("broadcast", lambda n: 1.0, lambda r, n: [(0, 0)], in_place=True, root=0),
-        CollectiveSpec(
-            "reduce",
-            lambda n: 1.0,
-            at_root(lambda r, n: [(REDUCTION, 0)]),
-            in_place=True,
-            reduces=True,
-            root=0,
-        ),
+        CollectiveSpec("reduce", lambda n: 1.0, at_root(lambda r, n: [(REDUCTION, 0)]),
+                       in_place=True, reduces=True, root=0),
         CollectiveSpec("all_gather", others, lambda r, n: [(source, 0) for source in range(n)]),
-        CollectiveSpec(
-            "reduce_scatter", others, lambda r, n: [(REDUCTION, r)], lambda r, n: n, reduces=True
-        ),
-        CollectiveSpec(
-            "all_to_all", others, lambda r, n: [(source, r) for source in range(n)], lambda r, n: n
-        ),
-        CollectiveSpec(
-            "gather", others, at_root(lambda r, n: [(source, 0) for source in range(n)]), root=0
-        ),
-        CollectiveSpec(
-            "scatter", others, lambda r, n: [(0, r)], lambda r, n: n if r == 0 else 0, root=0
-        ),
+        CollectiveSpec("reduce_scatter", others, lambda r, n: [(REDUCTION, r)], lambda r, n: n,
+                       reduces=True),
+        CollectiveSpec("all_to_all", others, lambda r, n: [(source, r) for source in range(n)],
+                       lambda r, n: n),
+        CollectiveSpec("gather", others, at_root(lambda r, n: [(source, 0) for source in range(n)]),
+                       root=0),
+        CollectiveSpec("scatter", others, lambda r, n: [(0, r)], lambda r, n: n if r == 0 else 0,
+                       root=0),
     )
-}
+}  # fmt: skip
 """By name; r is the rank, n the number of ranks."""
 
 
@@ -113,15 +98,9 @@ DEFAULT_ALGORITHMS = {"all_reduce": (BACKEND, "auto")}
 """Algorithms by collective, the backend's alone for the others. The program's default, and ours
 that is best: the ring that is taught is neither, and one word away."""
 DTYPES = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "int32": 4,
+    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4,
     "int64": 8,
-}
+}  # fmt: skip
 """Bytes per element."""
 OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX"}
 """Name of each in `dist.ReduceOp`."""
@@ -178,11 +157,8 @@ class BenchSettings:
         """Raise `UsageError` if `local_size` ranks of a world of `size` need more than `available`
         bytes: a tensor or two, and the needs of algorithm and check. The all-to-all all-reduce
         alone receives every rank's tensor."""
-        needed = (
-            self.sizes[-1]
-            * local_size
-            * ((2 + size if "all-to-all" in self.algorithms else 4) + 2 * self.limit)
-        )
+        tensors = (2 + size if "all-to-all" in self.algorithms else 4) + 2 * self.limit
+        needed = self.sizes[-1] * local_size * tensors
         if needed > available:
             what = (
                 f"sizes up to {format_bytes(self.sizes[-1])}: {local_size} ranks need about "

@@ -103,9 +103,8 @@ def meet(listener: Listener, names: Sequence[str], timeout: float) -> HostsFacts
         while True:
             left = [name for name in others if failures[name]]
             failures |= zip(left, pool.map(lambda name: greet(listener, name), left), strict=True)
-            if (
-                listener.heard.issuperset(others) and not any(failures.values())
-            ) or time.monotonic() > end:
+            all_met = listener.heard.issuperset(others) and not any(failures.values())
+            if all_met or time.monotonic() > end:
                 break
             time.sleep(INTERVAL)
     unheard = [name for name in others if not failures[name] and name not in listener.heard]

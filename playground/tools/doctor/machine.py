@@ -29,13 +29,10 @@ VARIABLE = BACKENDS["gloo"].interface_variable
 def resolve(name: str) -> list[str]:
     """The addresses of a name, each once; empty if it has none."""
     try:
-        return [
-            *dict.fromkeys(
-                str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            )
-        ]
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
         return []
+    return [*dict.fromkeys(str(address[0]) for *_, address in found)]
 
 
 def find_interfaces() -> list[str]:
@@ -102,25 +99,17 @@ def check_loopback(machine: MachineFacts) -> Iterator[Finding]:
     if LOOPBACK_INTERFACE not in machine.interfaces:
         yield error(f"the loopback interface {LOOPBACK_INTERFACE} is down", rule, fix)
     if not any(map(is_loopback, machine.resolved["localhost"])):
-        yield error(
-            f"localhost resolves to {', '.join(machine.resolved['localhost']) or 'nothing'}",
-            rule,
-            fix,
-        )
+        found = ", ".join(machine.resolved["localhost"]) or "nothing"
+        yield error(f"localhost resolves to {found}", rule, fix)
 
 
 def check_interface_variables(machine: MachineFacts) -> Iterator[Finding]:
     given = machine.environ.get(VARIABLE, "")
     if given and not {*given.split(",")} <= {*machine.interfaces}:
-        saw = (
-            f"{VARIABLE}={given}, and the interfaces that are up are "
-            f"{', '.join(machine.interfaces)}"
-        )
-        yield error(
-            saw,
-            "it names interfaces that are up",
-            f"export {VARIABLE}={machine.outer}, or unset {VARIABLE}",
-        )
+        up = ", ".join(machine.interfaces)
+        saw = f"{VARIABLE}={given}, and the interfaces that are up are {up}"
+        fix = f"export {VARIABLE}={machine.outer}, or unset {VARIABLE}"
+        yield error(saw, "it names interfaces that are up", fix)
 
 
 def check_shared_memory(machine: MachineFacts) -> Iterator[Finding]:

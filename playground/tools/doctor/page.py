@@ -172,11 +172,8 @@ def command(
             f"--check {check}: this run has {', '.join(tiers)}; hosts need --hosts, a script its "
             "name"
         )
-    session.say(
-        f"{TOOL.name}: {platform.node()}, {platform.platform()}, Python "
-        f"{platform.python_version()}",
-        "",
-    )
+    system = f"{platform.platform()}, Python {platform.python_version()}"
+    session.say(f"{TOOL.name}: {platform.node()}, {system}", "")
     findings, facts = examine(session, settings, [check] if check else tiers, words, timeout)
     session.print_document({}, findings=findings, **facts)
     if checks := dict.fromkeys(each.check for each in findings if each.severity == ERROR):

@@ -110,8 +110,7 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     if not runs[-1].has_failed and not operations:
         raise UsageError(
             f"{path} called no operation of torch.distributed within {seconds:g} s: name a script "
-            "for torchrun, whose "
-            f"ranks are started for it, or raise --seconds"
+            "for torchrun, whose ranks are started for it, or raise --seconds"
         )
     return script
 
@@ -248,14 +247,10 @@ def check_failure(script: ScriptFacts) -> Iterator[Finding]:
 
 
 def check_any_source(script: ScriptFacts) -> Iterator[Finding]:
-    for line in sorted(
-        {one.line for one in script.operations if one.kind == RECEIVE and one.peer is None}
-    ):
-        yield warning(
-            f"a receive from anyone ({line})",
-            "nccl receives from a given rank only",
-            "pass src to recv",
-        )
+    rule = "nccl receives from a given rank only"
+    received = (one for one in script.operations if one.kind == RECEIVE and one.peer is None)
+    for line in sorted({one.line for one in received}):
+        yield warning(f"a receive from anyone ({line})", rule, "pass src to recv")
 
 
 def check_device(script: ScriptFacts) -> Iterator[Finding]:
@@ -266,25 +261,17 @@ def check_device(script: ScriptFacts) -> Iterator[Finding]:
                 *node.args[:1],
                 *(each.value for each in node.keywords if each.arg == "backend"),
             ]
-            for name in (
-                ast.literal_eval(each) for each in given if isinstance(each, ast.Constant)
-            ):
+            for name in (each.value for each in given if isinstance(each, ast.Constant)):
                 if name in BACKENDS and BACKENDS[name].device_type == "cpu":
                     saw = f"backend {name} is given ({script.path.name}:{node.lineno})"
-                    yield warning(
-                        saw,
-                        "nccl is for GPUs, and the default is gloo and nccl",
-                        "leave the backend out",
-                    )
+                    rule = "nccl is for GPUs, and the default is gloo and nccl"
+                    yield warning(saw, rule, "leave the backend out")
     lines = (one.line for one in script.operations if one.dtype or one.name == MAKE_DDP)
     first = next((line for line in lines if line.startswith(f"{script.path.name}:")), "")
     if first and not re.search(b"cuda|accelerator", source, re.IGNORECASE):
         saw = f"tensors of the CPU ({first}): {script.path.name} names no GPU"
-        yield warning(
-            saw,
-            "nccl takes tensors of a GPU only",
-            "make tensors on torch.device('cuda', LOCAL_RANK)",
-        )
+        fix = "make tensors on torch.device('cuda', LOCAL_RANK)"
+        yield warning(saw, "nccl takes tensors of a GPU only", fix)
 
 
 FREE_OF_ORDER = {"sorted", "set", "frozenset", "len", "sum", "min", "max", "any", "all"}

@@ -99,11 +99,8 @@ def summarize(torch: TorchFacts) -> str:
 def count_gpus() -> int:
     """The number of GPUs that nvidia-smi lists; 0 where there is no such program."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return len(
-            subprocess.run(
-                ["nvidia-smi", "-L"], capture_output=True, timeout=10
-            ).stdout.splitlines()
-        )
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=10)
+        return len(listed.stdout.splitlines())
     return 0
 
 
@@ -178,24 +175,17 @@ def check_gpu_driver(torch: TorchFacts) -> Iterator[Finding]:
         driver = ".".join(map(str, torch.driver)) or "none"
         saw = (
             f"nvidia-smi lists {torch.gpus} GPUs, and torch, built for CUDA {torch.cuda}, sees "
-            "none; "
+            f"none; the driver knows CUDA {driver}"
         )
-        yield error(
-            f"{saw}the driver knows CUDA {driver}",
-            "torch sees what driver and container show it",
-            fix,
-        )
+        yield error(saw, "torch sees what driver and container show it", fix)
 
 
 def check_all_reduce(torch: TorchFacts) -> Iterator[Finding]:
     for backend, problem in torch.sums.items():
         if problem:
             fix = f"to see more: python -m playground hello --backend {backend}"
-            yield error(
-                f"ranks on loopback with {backend}: {problem}",
-                "an all-reduce has the right sum",
-                fix,
-            )
+            saw = f"ranks on loopback with {backend}: {problem}"
+            yield error(saw, "an all-reduce has the right sum", fix)
 
 
 CHECKS = (check_torch_import, check_gpu_driver, check_all_reduce)

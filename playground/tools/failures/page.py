@@ -84,41 +84,35 @@ BOARDS = {
     "calls": {
         "other-order": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(1)),
         "absent-rank": Expected(DEADLOCK, TOTAL, Kind.ENDED, all_but_first),
-        "unequal-batches": Expected(
-            DEADLOCK, on_all(lambda n: sum(range(2 * n))), Kind.ENDED, all_but_first
-        ),
+        "unequal-batches": Expected(DEADLOCK, on_all(lambda n: sum(range(2 * n))), Kind.ENDED,
+                                    all_but_first),
         "other-shape": Expected(DEADLOCK, on_all(lambda n: 4 * n - 1), Kind.SHAPES, only(1)),
         "other-dtype": Expected(SILENT, on_all(lambda n: 7 * n), Kind.DTYPES, only(1)),
         "wrong-root": Expected(DEADLOCK, on_all(lambda n: 1), Kind.ROOTS, range),
         "partial-group": Expected(DEADLOCK, TOTAL, Kind.PARTIAL_GROUP, lambda n: [n - 1]),
         "send-send": Expected(DEADLOCK, lambda n: [n, *range(1, n)], Kind.SENDS, range),
-        "wrong-tag": Expected(
-            DEADLOCK, lambda n: [1, 1, *range(3, n + 1)], Kind.WRONG_TAG, lambda n: [0, 1]
-        ),
-        "message-size": Expected(
-            FAILURE, lambda n: [4, 4, *range(12, 4 * n + 1, 4)], "SIGABRT", only(1)
-        ),
+        "wrong-tag": Expected(DEADLOCK, lambda n: [1, 1, *range(3, n + 1)], Kind.WRONG_TAG,
+                              lambda n: [0, 1]),
+        "message-size": Expected(FAILURE, lambda n: [4, 4, *range(12, 4 * n + 1, 4)], "SIGABRT",
+                                 only(1)),
     },
     "training": {
-        "unused-parameters": Expected(
-            FAILURE, on_all(lambda n: (n + 1) / 2), "not used in producing loss"
-        ),
+        "unused-parameters": Expected(FAILURE, on_all(lambda n: (n + 1) / 2),
+                                      "not used in producing loss"),
         "forgotten-set-epoch": Expected(SILENT, on_all(lambda n: 3)),
         "same-seed": Expected(SILENT, on_all(lambda n: n)),
         "all-download": Expected(SILENT, on_all(lambda n: 4000)),
         "nan": Expected(SILENT, on_all(lambda n: (n * (n + 1) / 2 - 2) / (n - 1))),
     },
     "processes": {
-        "killed": Expected(
-            FAILURE, on_all(lambda n: 2 * n * (n + 1)), "SIGKILL", only(1), restarts=1
-        ),
+        "killed": Expected(FAILURE, on_all(lambda n: 2 * n * (n + 1)), "SIGKILL", only(1),
+                           restarts=1),
         "stopped": Expected(TIMEOUT, TOTAL, Kind.SUSPENDED, only(1)),
         "straggler": Expected(TIMEOUT, on_all(lambda n: 20 * n), Kind.STRAGGLER, only(1)),
-        "collective-in-finally": Expected(
-            DEADLOCK, on_all(lambda n: n - 1), Kind.IN_FINALLY, only(1)
-        ),
+        "collective-in-finally": Expected(DEADLOCK, on_all(lambda n: n - 1), Kind.IN_FINALLY,
+                                          only(1)),
     },
-}
+}  # fmt: skip
 """Expectations of the programs of each board on n ranks, by the name that the command takes."""
 PROGRAMS = {name: expected for rows in BOARDS.values() for name, expected in rows.items()}
 
@@ -261,14 +255,8 @@ def command(session: Session, name: str | None) -> None:
     session.print_document({}, programs=outcomes)
     if problem := next((each.problem for each in outcomes if each.problem), ""):
         raise PlaygroundError(problem)
-    session.say(
-        "",
-        prose(
-            "Shown: ",
-            good(f"{name} went wrong as it must; cured, it returns the right values"),
-            ".",
-        ),
-    )
+    verdict = good(f"{name} went wrong as it must; cured, it returns the right values")
+    session.say("", prose("Shown: ", verdict, "."))
 
 
 def board_texts(function: Remote) -> Texts:
@@ -361,10 +349,8 @@ def describe_unrecorded(pid: int) -> str:
         * (first.words[0] != "-m"),
         f"for a rank's stack: py-spy dump --pid {first.pid}",
     ]
-    return (
-        f"torchrun alone gives a script no flight recorder. {', '.join(seen).capitalize()}; "
-        f"{'; '.join(ways)}"
-    )
+    told = "; ".join([", ".join(seen).capitalize(), *ways])
+    return f"torchrun alone gives a script no flight recorder. {told}"
 
 
 def describe_activity(before: Sequence[bytes], now: Sequence[bytes]) -> str:
@@ -416,8 +402,5 @@ def why_command(session: Session, pid: int) -> None:
     """
     worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
     found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
-    click.echo(
-        to_document({"worlds": found})
-        if session.run.as_json
-        else "\n\n".join(map(diagnosis.tell, worlds))
-    )
+    told = "\n\n".join(map(diagnosis.tell, worlds))
+    click.echo(to_document({"worlds": found}) if session.run.as_json else told)

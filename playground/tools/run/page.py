@@ -18,12 +18,7 @@ from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 from playground.runtime.launcher import server
 from playground.runtime.launcher.output import EVERY_RANK, FIRST_RANK, file_name
-from playground.runtime.program import (
-    Program,
-    find_shared_imports,
-    parse,
-    path_of_new_interpreter,
-)
+from playground.runtime.program import Program, find_shared_imports, parse, path_of_new_interpreter
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.doctor import run_checks, script
