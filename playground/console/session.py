@@ -182,9 +182,7 @@ def session_command(
             with session.bar:
                 function(session, **values)
 
-        pack = pack_options(
-            "run", RunOptions, only=only, changes={"size": {"show_default": str(size)}}
-        )
+        pack = pack_options("run", RunOptions, *only, shown={"size": str(size)})
         make: Callable[..., click.Command] = click.command(name, click.Command, **about)
         return make(options(pack, *decorators)(with_session))
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from playground.console.lesson import Lesson
+from playground.console.options import only_option
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell, numbers
 from playground.console.text import heading, prose, rank_number
@@ -82,13 +83,8 @@ RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")
 
 def steps_command(lesson: Lesson) -> click.Command:
     """Run the steps, show what every rank had before and after each."""
-    about = f"Run only this step; may be repeated: {', '.join(lesson.steps)}."
 
-    @lesson.run_by(
-        click.option(
-            "--only", type=click.Choice(lesson.steps), metavar="STEP", multiple=True, help=about
-        )
-    )
+    @lesson.run_by(only_option(lesson.steps, "steps"))
     def command(session: Session, only: tuple[str, ...]) -> None:
         steps = [lesson.remote(step) for step in lesson.steps if not only or step in only]
         session.world.warm_up(RUN_STEPS, *steps)

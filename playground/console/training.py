@@ -34,7 +34,6 @@ from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
 
 DIVERGED = "training diverged: the loss is no longer a finite number; try a smaller --lr"
-MAX_RESTARTS = 1000
 GRACE = 30.0
 """Seconds for a last snapshot after SIGTERM."""
 
@@ -57,7 +56,7 @@ class SnapshotOptions:
         0,
         "How often to restart all ranks after a failure.",
         least=0,
-        most=MAX_RESTARTS,
+        most=1000,
         metavar="K",
     )
 
@@ -82,7 +81,7 @@ class DataOptions:
     data_dir: Path | None = flag(
         None,
         "Directory of the data; what is missing is put there.",
-        click={"envvar": "PLAYGROUND_DATA_DIR", "show_default": "~/.cache/playground"},
+        shown_default=f"${prepare.DATA_DIR}, else ~/.cache/playground",
     )
     limit: int | None = flag(None, "Train on the first N samples only.", least=1, metavar="N")
 
@@ -93,8 +92,9 @@ class DataOptions:
         return self.data_dir or prepare.default_data_dir()
 
 
-data_options = pack_options("data", DataOptions)
-"""Gives a command the argument `data`: its `DataOptions`."""
+def data_options(*names: str) -> Callable[[Any], Any]:
+    """Gives a command the argument `data`: its `DataOptions`, made of these options, or of all."""
+    return pack_options("data", DataOptions, *names)
 
 
 def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:

@@ -65,7 +65,6 @@ class TrainingSettings:
         LOADERS[0],
         "Load whole batches at once or, as tutorials do, sample by sample.",
         choices=LOADERS,
-        group="loader",
     )
     sync: str = flag(
         "per-parameter",
@@ -73,14 +72,12 @@ class TrainingSettings:
         "own steps, and "
         "parameters are averaged: local SGD.",
         choices=GRAD_SYNCS,
-        group="sync",
         metavar="NAME",
     )
     sync_every: int = flag(
         1,
         "With --sync parameters: number of steps between two averages.",
         least=1,
-        group="sync",
         metavar="STEPS",
         needs=syncs_with("sync_every"),
     )
@@ -89,7 +86,6 @@ class TrainingSettings:
         "All-reduce that adds the gradients, the backend's or one of ours: "
         f"{', '.join(ALL_REDUCES)}.",
         choices=ALL_REDUCES,
-        group="sync",
         metavar="NAME",
     )
     link: float = flag(
@@ -97,7 +93,6 @@ class TrainingSettings:
         "Simulate a link of GBIT 10^9 bits per second for each rank: no message is faster. 0: "
         "none.",
         least=0,
-        group="sync",
         metavar="GBIT",
     )
     bucket_cap: int = flag(
@@ -106,11 +101,10 @@ class TrainingSettings:
         least=1,
         name="--bucket-cap-mb",
         in_megabytes=True,
-        group="buckets",
         metavar="MB",
     )
     """Bytes after which a bucket of gradients is full."""
-    dtype: str = like(MemorySettings, "dtype", group="dtype")
+    dtype: str = like(MemorySettings, "dtype")
     snapshots: SnapshotSettings | None = None
     """When snapshots are taken; None for never."""
 

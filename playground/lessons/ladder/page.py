@@ -41,12 +41,6 @@ TOKENS = PreparedData(
 """Token ids, which each rank draws for itself."""
 OF_BERT = {"steps": 10, "batch_size": 16, "bucket_cap": 2 * 2**20}
 """Defaults for bert, which differ from those of `LadderSettings`."""
-BY_MODEL = {
-    name: {"default": None, "show_default": shown}
-    for name, shown in zip(
-        OF_BERT, ("100, for bert 10", "128, for bert 16", "0.05, for bert 2"), strict=True
-    )
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +154,19 @@ class LadderSettings(TrainingSettings):
     DistributedDataParallel."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ByModel:
+    """Settings whose defaults depend on the model."""
+
+    steps: int | None = like(LadderSettings, "steps", None, shown_default="100, for bert 10")
+    batch_size: int | None = like(
+        LadderSettings, "batch_size", None, shown_default="128, for bert 16"
+    )
+    bucket_cap: int | None = like(
+        LadderSettings, "bucket_cap", None, shown_default="0.05, for bert 2"
+    )
+
+
 def agreement(rungs: Sequence[Rung], all_reduce: str) -> str:
     """The verdict on the replicas, after the same number of steps on every rung. Raises
     `PlaygroundError` if those of a rung that adds with `all_reduce`, or those of
@@ -220,18 +227,17 @@ def hidden_text(rungs: Sequence[Rung]) -> str:
 
 
 @LESSON.run_by(
-    flags(LadderSettings, "model", *BY_MODEL, "all_reduce", "link", changes=BY_MODEL),
-    data_options,
-    only_with("dataset", "data_dir", "limit", model=tuple(IMAGE_MODELS)),
+    flags(LadderSettings, "model", "all_reduce", "link"),
+    flags(ByModel),
+    data_options("dataset"),
+    only_with("dataset", model=tuple(IMAGE_MODELS)),
 )
 def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> None:
     world, is_bert = session.world, model == BERT
     folder = Path() if is_bert else data.folder
     given = {name: value for name, value in chosen.items() if value is not None}
     chosen = OF_BERT | given if is_bert else given
-    asked = LadderSettings(
-        folder=folder, model=model, limit=data.limit, seed=session.run.seed, **chosen
-    )
+    asked = LadderSettings(folder=folder, model=model, **chosen)
     asked.check_batch(world.size)
     if model == "resnet18" and asked.batch_size < 2 * world.size:
         why = (

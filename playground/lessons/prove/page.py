@@ -204,10 +204,12 @@ def ending(proof: Proof, breaks: Mapping[str, Break]) -> str:
     return f" (largest difference of parameters after the last step: {', '.join(ends)}); {broken}."
 
 
-@LESSON.run_by(flags(ProveSettings, "batch_size", "steps", "lr", "all_reduce"), data_options)
+@LESSON.run_by(
+    flags(ProveSettings, "batch_size", "steps", "lr", "all_reduce"), data_options("dataset")
+)
 def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     world = session.world
-    asked = ProveSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
+    asked = ProveSettings(folder=data.folder, seed=session.run.seed, **chosen)
     asked.check_batch(world.size)
     world.warm_up(RUN_TRAINING, EXPERIMENT)
     shares = shares_text(asked.batch_size, world.size)

@@ -35,9 +35,7 @@ class TensorSettings:
 
     size: int
     """Number of ranks."""
-    ways: tuple[str, ...] = flag(
-        tuple(WAYS), "What is sharded.", name="--way", choices=WAYS, one_or_all=True
-    )
+    ways: tuple[str, ...] = flag(tuple(WAYS), "What is sharded", name="--way", choices=WAYS)
     seed: int = 1234
     batch_size: int = flag(24, "Sequences in a batch, which all ranks work on.", least=1)
     steps: int = flag(70, "Number of training steps, for each way.", least=1)
@@ -94,7 +92,7 @@ COSTS = {"way": Column("way")} | TRAINED
 @LESSON.run_by(flags(TensorSettings, "ways", "batch_size", "steps", "link"))
 def command(session: Session, **chosen: Any) -> None:
     world = session.world
-    settings = TensorSettings(size=world.size, seed=session.run.seed, **chosen)
+    settings = TensorSettings(size=world.size, **chosen)
     world.warm_up(EXPERIMENT)
     link = f", over simulated links of {settings.link:g} Gbit/s" if settings.link else ""
     model = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, sequences of {LENGTH}"
