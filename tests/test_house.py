@@ -586,10 +586,10 @@ def test_torch_is_not_imported_before_it_is_needed(
 @pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
 def test_the_path_agrees_with_its_folders(lesson: Lesson) -> None:
     importlib.import_module(lesson.module())
-    assert f"python -m playground {lesson.name}" in lesson.texts[""]
+    assert f"python -m playground {lesson.name}" in lesson.help
     for step in lesson.steps:
         assert callable(lesson.remote(step).load())
-        assert lesson.texts[step]
+        assert lesson.remote(step).summary
     assert (MODULES[lesson.module()].parent / "README.md").is_file()
 
 

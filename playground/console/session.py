@@ -18,7 +18,7 @@ import click
 
 from playground.console import terminal
 from playground.console.options import COMMON, RunOptions, options, pack_options
-from playground.console.tables import Column, Rows, Text
+from playground.console.tables import Text
 from playground.console.terminal import Bar
 from playground.runtime import signals
 from playground.runtime.errors import RankFailed, RankTimeout
@@ -143,9 +143,6 @@ class Session:
         wanted."""
         if self.world.is_main and not self.run.as_json:
             terminal.say(*texts, wide=self.run.wide)
-
-    def rows(self, *columns: Column) -> Rows:
-        return Rows(self.say, *columns)
 
     def print_document(self, steps: Mapping[str, Sequence[object]], **more: object) -> None:
         """End with one JSON document, if that is wanted. `steps`: by name, the results of each

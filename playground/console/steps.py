@@ -11,7 +11,7 @@ from playground.console.lesson import Lesson
 from playground.console.options import only_option
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell, numbers
-from playground.console.text import heading, prose, rank_number
+from playground.console.text import RANK, Styled, heading, prose
 from playground.console.units import plural
 from playground.runtime.remote import remote
 
@@ -34,7 +34,7 @@ def step_texts(
         # a step that a reader has changed may return other names
         with contextlib.suppress(KeyError):
             texts += [
-                prose(before, rank_number(rank), after.format(**values))
+                prose(before, Styled(str(rank), RANK), after.format(**values))
                 for rank, values in enumerate(ranks)
             ]
     return texts

@@ -16,7 +16,7 @@ from playground.checkpoint.folder import SnapshotSettings
 from playground.console.lesson import Lesson
 from playground.console.options import pack_options
 from playground.console.session import Session
-from playground.console.tables import Column, Text, figures
+from playground.console.tables import Column, Rows, Text, figures
 from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.console.units import format_bytes
@@ -141,7 +141,7 @@ class EpochPrinter:
     once."""
 
     def __init__(self, session: Session) -> None:
-        self.session, self.rows = session, session.rows(*EPOCH_COLUMNS)
+        self.session, self.rows = session, Rows(session.say, *EPOCH_COLUMNS)
         self.shown, self.problems = 0, set[str]()
         session.say("", EPOCH_LEGEND)
 
@@ -189,12 +189,12 @@ def announce_data(
     return prepared, prepared.settings(asked)
 
 
-def check_link(session: Session, settings: TrainingSettings) -> None:
-    """Raise `UsageError` where a link cannot be simulated."""
-    if settings.link and session.world.device != "cpu":
-        raise UsageError(
-            f"--link {settings.link:g}: the simulation delays CPUs, on gloo: leave it out"
-        )
+def over_links(session: Session, link: float) -> str:
+    """The words on simulated links of `link` Gbit/s; none for 0. Raises `UsageError` where a link
+    cannot be simulated."""
+    if link and session.world.device != "cpu":
+        raise UsageError(f"--link {link:g}: the simulation delays CPUs, on gloo: leave it out")
+    return f", over simulated links of {link:g} Gbit/s" if link else ""
 
 
 RUN_TRAINING = remote("playground.training.loop:run_training")
@@ -224,8 +224,8 @@ def train_and_show(
     board = lesson.remote("run")
     function, more = (RUN_BOARD, (board,)) if asked.is_tutorial else (general, ())
     session.world.warm_up(board, function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
-    check_link(session, asked)
-    about = [f"training: {lesson.name}{asked.over_links}"] if asked.link else []
+    links = over_links(session, asked.link)
+    about = [f"training: {lesson.name}{links}"] if links else []
     prepared, settings = announce_data(session, data, asked, *about, check=asked.check_accumulation)
     printer = EpochPrinter(session)
     grace = GRACE if checkpoint.snapshots else None  # without snapshots there is nothing to store
@@ -244,7 +244,7 @@ def train_and_show(
             sys.exit(preemption.exit_code)
         preemption.hint = "the same command resumes from there"
         raise
-    show_result(session, lesson, settings, prepared, result)
+    show_result(session, lesson, settings, prepared, result, links)
 
 
 def show_result(
@@ -253,9 +253,10 @@ def show_result(
     settings: TrainingSettings,
     data: PreparedData,
     result: TrainingResult,
+    links: str,
 ) -> None:
-    """Show the result of training with `settings` on `data`. Raises `PlaygroundError` if replicas
-    differ that must not."""
+    """Show the result of training with `settings` on `data`, over `links`. Raises `PlaygroundError`
+    if replicas differ that must not."""
     best = result.best
     session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
     if kept := result.kept:
@@ -274,7 +275,7 @@ def show_result(
     values = {"averaged": averaged, "accuracy": best.test_accuracy}
     session.say(
         prose(
-            f"Shown: {lesson.conclude(session.world.size, **values)}{settings.over_links}; ",
+            f"Shown: {lesson.conclude(session.world.size, **values)}{links}; ",
             good(verdict),
             ".",
         )

@@ -135,11 +135,6 @@ class TrainingSettings:
             getattr(self, name) == getattr(TrainingSettings, name) for name in BEYOND_TUTORIAL
         )
 
-    @property
-    def over_links(self) -> str:
-        """The words on simulated links."""
-        return f", over simulated links of {self.link:g} Gbit/s" if self.link else ""
-
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if a global batch is too small for each of `size` ranks to get a
         sample."""

@@ -12,7 +12,7 @@ from playground.console.options import flags, only_with
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
-from playground.console.training import DataOptions, announce_data, check_link, data_options
+from playground.console.training import DataOptions, announce_data, data_options, over_links
 from playground.lessons import LESSONS
 from playground.measurement.environment import Environment
 from playground.runtime.errors import UsageError
@@ -245,8 +245,8 @@ def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> N
         )
         raise UsageError(f"--batch-size {asked.batch_size} for {world.size} ranks: {why}")
     world.warm_up(RUN)
-    work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples{asked.over_links}"
-    check_link(session, asked)
+    links = over_links(session, asked.link)
+    work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples{links}"
     about = Table(
         "rung", Column("what it does", wraps=True), rows=candidates(model, asked.link).items()
     )
@@ -257,7 +257,7 @@ def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> N
     verdict = agreement(rungs, settings.all_reduce)
     session.say("", *result_texts(rungs), "")
     shown = LESSON.conclude(
-        world.size, fastest=f"{fastest_text(rungs)}{asked.over_links}", hidden=hidden_text(rungs)
+        world.size, fastest=f"{fastest_text(rungs)}{links}", hidden=hidden_text(rungs)
     )
     session.say(prose(f"Shown: {shown}; ", good(verdict), "."))
     recipe = {

@@ -16,7 +16,7 @@ import click
 from playground.console import terminal
 from playground.console.options import flags, refuse
 from playground.console.session import Session, session_command, to_document
-from playground.console.tables import Column, Texts, figures, tabulate
+from playground.console.tables import Column, Rows, Texts, figures, tabulate
 from playground.console.text import bad, good, heading, prose
 from playground.console.units import format_bytes, format_digits, plural
 from playground.measurement import environment
@@ -89,7 +89,7 @@ class Report:
 
     def __init__(self, session: Session, settings: BenchSettings) -> None:
         self.session, self.settings, self.columns = session, settings, columns_of(settings)
-        self.printed = session.rows(*self.columns.values())
+        self.printed = Rows(session.say, *self.columns.values())
         self.environment: environment.Environment | None = None
         self.rows: list[Row] = []
 
