@@ -202,6 +202,15 @@ def test_without_room_for_mnist_auto_says_so_of_digits(
     )
 
 
+def test_the_environment_names_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for given, folder in ((str(tmp_path / "data"), "data"), ("", "playground")):
+        monkeypatch.setenv(prepare.DATA_DIR, given)
+        assert prepare.default_data_dir() == tmp_path / folder
+
+
 def test_who_has_no_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(number: int) -> None:
         raise KeyError(number)
