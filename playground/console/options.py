@@ -276,8 +276,7 @@ class RunOptions:
     see: Path | None = flag(
         None,
         "Record what the ranks do, and render it: .html plays it, .svg is a picture, .txt says it "
-        "in words, "
-        ".json is a trace for Perfetto, .playground keeps the recording for `see`.",
+        "in words, .json is a trace for Perfetto, .playground keeps the recording for `see`.",
         metavar="FILE",
     )
 

@@ -111,16 +111,15 @@ def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
 EPOCH_COLUMNS = (
     Column("epoch", right=True, width=5),
     Column("train\nloss", "", ".4f", right=True, width=8),
-    Column("train\naccuracy", "%", ".2f", right=True, width=8),
-    Column("test\naccuracy", "%", ".2f", right=True, width=8),
+    Column("train\naccuracy", "%", ".2f", 100, right=True, width=8),
+    Column("test\naccuracy", "%", ".2f", 100, right=True, width=8),
     Column("speed", "samples/s", ",.0f", right=True, width=11),
     Column("time", "s", ".1f", right=True, width=7),
     Column("train loss\nof each rank", width=12, wide=True),
 )
 EPOCH_LEGEND = (
     "train loss, accuracy: means over the epoch's samples, while the model changes; test accuracy: "
-    "after the epoch, "
-    "on all test images; speed, time: training only, without the test"
+    "after the epoch, on all test images; speed, time: training only, without the test"
 )
 
 
@@ -162,7 +161,7 @@ class EpochPrinter:
             click.echo(printable(event["problem"]), err=True)
 
     def show(self, epoch: Epoch) -> None:
-        accuracies = 100 * epoch.train_accuracy, 100 * epoch.test_accuracy
+        accuracies = epoch.train_accuracy, epoch.test_accuracy
         of_ranks = (
             f"Rank {rank}, epoch {epoch.epoch}: {'-' if loss is None else f'{loss:.4f}'}"
             for rank, loss in enumerate(epoch.loss_per_rank)

@@ -69,8 +69,7 @@ class TrainingSettings:
     sync: str = flag(
         "per-parameter",
         f"How gradients are averaged: {', '.join(GRAD_SYNCS)}. With parameters each rank takes its "
-        "own steps, and "
-        "parameters are averaged: local SGD.",
+        "own steps, and parameters are averaged: local SGD.",
         choices=GRAD_SYNCS,
         metavar="NAME",
     )
@@ -160,8 +159,7 @@ class TrainingSettings:
             )
             raise UsageError(
                 f"--accumulate {self.accumulate} does not divide the {batches} batches of an "
-                "epoch: choose one of "
-                f"{divisors}, or another --batch-size or --limit"
+                f"epoch: choose one of {divisors}, or another --batch-size or --limit"
             )
 
     def on_all_ranks(self) -> dict[str, object]:
