@@ -119,6 +119,12 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def few_digits(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands find their data in that directory."""
+    monkeypatch.setenv(prepare.DATA_DIR, str(data_dir))
+
+
 @pytest.fixture(scope="session")
 def digits_folder(data_dir: Path) -> Path:
     """The four files of those digits."""

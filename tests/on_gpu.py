@@ -103,7 +103,7 @@ def bench_verdict(out: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A command. In its words {on} stands for the backend and the number of ranks, {data} for where
+    """A command. In its words {on} stands for the backend and the number of ranks, for where
     the data is, {few} for that and a short training, {folder} for a folder of this run alone,
     {devices} for the names of all GPUs."""
 
@@ -124,14 +124,13 @@ class Row:
         words = [
             word
             for word in self.words.replace("{folder}/", "").split()
-            if word not in ("{on}", "{data}", "{few}")
+            if word not in ("{on}", "{few}")
         ]
         return " ".join([*(f"{name}={value}" for name, value in self.environ.items()), *words])
 
     def command(self, machine: Machine, folder: Path) -> list[str]:
-        data = f"--data-dir {shlex.quote(os.environ.get('PLAYGROUND_DATA_DIR', str(folder)))}"
         filled = self.words.format(
-            on=f"--backend nccl -n {self.ranks(machine)}", data=data, few=f"{data} --epochs 2",
+            on=f"--backend nccl -n {self.ranks(machine)}", few="--epochs 2",
             folder=shlex.quote(str(folder)), devices=machine.devices, ranks=self.ranks(machine),
         )  # fmt: skip
         program, *words = shlex.split(filled)
@@ -143,18 +142,18 @@ OLD = {"TORCH_DIST_USE_NCCL2": "0"}
 EAGER = {"CUDA_MODULE_LOADING": "EAGER"}
 ROWS = (
     # What may hang: a kernel's first launch beside a receive.
-    Row("pipeline {on} {data} --timeout 30", needs=FOR.pair, ranks=RANKS.stages),
-    Row("pipeline {on} {data} --timeout 30", needs=FOR.pair, ranks=RANKS.stages, environ=EAGER),
+    Row("pipeline {on} --timeout 30", needs=FOR.pair, ranks=RANKS.stages),
+    Row("pipeline {on} --timeout 30", needs=FOR.pair, ranks=RANKS.stages, environ=EAGER),
     Row("tensor --backend nccl -n 2 --steps 5", needs=FOR.pair),
     Row("context --backend nccl -n 2 --steps 5", needs=FOR.pair),
     Row("experts --backend nccl -n 2 --steps 5", needs=FOR.pair),
     Row("mesh --backend nccl -n 2 --steps 2 --timeout 60", needs=FOR.pair),
     # The same bits: these train undisturbed twice first, and say if that differs. NVLS takes
     # several GPUs.
-    Row("elastic {on} {data}"),
+    Row("elastic {on}"),
     Row("checkpoint {on}"),
-    Row("elastic {on} {data} --way ddp"),
-    Row("elastic {on} {data}", needs=FOR.several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
+    Row("elastic {on} --way ddp"),
+    Row("elastic {on}", needs=FOR.several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
     Row("doctor --check torch"),
     # Recordings.
     Row("p2p {on} --see {folder}/p2p.playground", needs=FOR.pair),
@@ -167,26 +166,26 @@ ROWS = (
     needs=FOR.pair),
     Row("ddp {on} {few} --see {folder}/ddp.playground"),
     Row("ddp {on} {few} --see {folder}/old.playground", environ=OLD),
-    Row("ladder {on} {data} --steps 5 --see {folder}/ladder.playground"),
-    Row("pipeline {on} {data} --see {folder}/pipeline.playground", needs=FOR.pair,
+    Row("ladder {on} --steps 5 --see {folder}/ladder.playground"),
+    Row("pipeline {on} --see {folder}/pipeline.playground", needs=FOR.pair,
     ranks=RANKS.stages),
-    Row("parameter-server {on} {data} --steps 5 --see {folder}/server.playground", needs=FOR.pair),
-    Row("bert {on} {data} --way ddp --only train --steps 20 --see {folder}/bert.playground"),
+    Row("parameter-server {on} --steps 5 --see {folder}/server.playground", needs=FOR.pair),
+    Row("bert {on} --way ddp --only train --steps 20 --see {folder}/bert.playground"),
     Row("data-parallel --devices {devices} --see {folder}/replicas.playground", ranks=RANKS.one),
     Row("see {folder}/sgd.playground", ranks=RANKS.one),
     Row("see {folder}/ddp.playground", ranks=RANKS.one),
     # Training that is interrupted and goes on, with other numbers of ranks too.
-    Row("sgd {on} {data} --epochs 1 --snapshots {folder}/sgd --restarts 1"),
-    Row("sgd {on} {data} --epochs 2 --snapshots {folder}/sgd"),
-    Row("sgd {on} {data} --epochs 3 --snapshots {folder}/sgd", ranks=RANKS.one),
-    Row("sgd {on} {data} --epochs 4 --snapshots {folder}/sgd", needs=FOR.pair),
+    Row("sgd {on} --epochs 1 --snapshots {folder}/sgd --restarts 1"),
+    Row("sgd {on} --epochs 2 --snapshots {folder}/sgd"),
+    Row("sgd {on} --epochs 3 --snapshots {folder}/sgd", ranks=RANKS.one),
+    Row("sgd {on} --epochs 4 --snapshots {folder}/sgd", needs=FOR.pair),
     Row("ddp {on} {few} --snapshots {folder}/ddp --snapshot-every 20"),
     Row("torchrun --nproc-per-node {ranks} --max-restarts 1 -m playground sgd --backend nccl "
         "{few}"),
     # BERT, from one process too.
-    Row("bert {on} {data} --steps 50", ranks=RANKS.one, limit=300),
-    Row("bert {on} {data} --steps 50", needs=FOR.pair, limit=300),
-    Row("bert {on} {data} --way ddp --steps 50", limit=300),
+    Row("bert {on} --steps 50", ranks=RANKS.one, limit=300),
+    Row("bert {on} --steps 50", needs=FOR.pair, limit=300),
+    Row("bert {on} --way ddp --steps 50", limit=300),
     # The path.
     Row("hello {on}"),
     Row("p2p {on}", needs=FOR.pair),
@@ -196,19 +195,19 @@ ROWS = (
     Row("data-parallel --devices {devices}", ranks=RANKS.one),
     *(Row(f"sgd {{on}} {{few}} --sync {sync}") for sync in GRAD_SYNCS),
     *(Row(f"sgd {{on}} {{few}} --all-reduce {name}") for name in ("ring", "auto")),
-    Row("ladder {on} {data} --json", verdict=ladder_verdict),
-    Row("ladder {on} {data} --json", verdict=ladder_verdict, environ=OLD),
+    Row("ladder {on} --json", verdict=ladder_verdict),
+    Row("ladder {on} --json", verdict=ladder_verdict, environ=OLD),
     Row("ddp {on} {few}"),
-    Row("ddp {on} {data} --lab"),
+    Row("ddp {on} --lab"),
     # A CPU has no backward of a norm in bfloat16 with statistics in float32, as a GPU has.
     Row("memory {on}", needs=FOR.real),
     Row("bytes --backend nccl -n 2", needs=FOR.pair),
     Row("scaling {on}", needs=FOR.pair),
     Row("zero {on} --layers 2 --steps 5"),
-    Row("prove {on} {data}"),
+    Row("prove {on}"),
     Row("rpc {on}", needs=FOR.pair),
-    Row("parameter-server {on} {data} --steps 20", needs=FOR.pair),
-    Row("parameter-server {on} {data} --steps 20 --slow-worker 3", needs=FOR.pair),
+    Row("parameter-server {on} --steps 20", needs=FOR.pair),
+    Row("parameter-server {on} --steps 20 --slow-worker 3", needs=FOR.pair),
     Row("bench {on} --collective all --limit -e 64M --json", verdict=bench_verdict),
     Row("bench {on} --algorithm all -e 4M --json", verdict=bench_verdict, needs=FOR.pair),
     # More ranks than GPUs.
@@ -230,7 +229,7 @@ def carry_out(row: Row, machine: Machine, folder: Path) -> tuple[bool, str]:
             capture_output=True,
             text=True,
             timeout=limit,
-            env={**os.environ, **row.environ},
+            env={"PLAYGROUND_DATA_DIR": str(folder), **os.environ, **row.environ},
             check=False,
         )
         code, out, err = str(done.returncode), done.stdout, done.stderr

@@ -182,7 +182,7 @@ def test_a_loss_that_diverged_is_still_json(run_cli: Run, data_dir: Path) -> Non
 
 @pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
 def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
-    commands = re.findall(r"^    (python -m playground .*)$", lesson.texts[""], re.MULTILINE)
+    commands = re.findall(r"^    (python -m playground .*)$", lesson.help, re.MULTILINE)
     shown = [line.strip() for line in run_cli(lesson.name, "--help").out.splitlines()]
     assert any("--json" in line for line in shown)
     assert commands == [line for line in shown if line.startswith("python -m playground")]

@@ -103,12 +103,12 @@ EXACT = ("p2p", "collectives", "allreduce")
 FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
 SMALLER = {
     "sgd": FEW_SAMPLES,
-    "ladder": (*FEW_SAMPLES, "--steps", "2"),
+    "ladder": ("--dataset", "digits", "--steps", "2"),
     "ddp": FEW_SAMPLES,
     "elastic": ("-n", "2", "--epochs", "3"),
-    "prove": (*FEW_SAMPLES, "--batch-size", "16"),
-    "parameter-server": (*FEW_SAMPLES, "--batch-size", "64", "--steps", "8"),
-    "pipeline": (*FEW_SAMPLES, "--batch-size", "32", "--steps", "1"),
+    "prove": ("--dataset", "digits", "--batch-size", "16"),
+    "parameter-server": ("--dataset", "digits", "--batch-size", "64", "--steps", "8"),
+    "pipeline": ("--dataset", "digits", "--batch-size", "32", "--steps", "1"),
     "zero": ("--layers", "1", "--steps", "1"),
     "tensor": ("--steps", "1", "--batch-size", "4"),
     "context": ("--steps", "1", "--batch-size", "4"),

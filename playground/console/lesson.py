@@ -56,10 +56,7 @@ class Lesson:
     @property
     def command(self) -> Remote | None:
         """Its command, if it has one of its own; without one it is a row of steps."""
-        part = next(
-            (part for part in ("page", "command") if module_exists(self.module(part))), None
-        )
-        return self.remote("command", part) if part else None
+        return self.remote("command", "page") if module_exists(self.module("page")) else None
 
     def conclude(self, size: int, **values: object) -> str:
         """The conclusion, for a world of this size; `values`: further fields of `shown`."""
@@ -84,13 +81,6 @@ class Lesson:
         """The docstring of the lesson, for click, which would fill indented lines as if they were
         prose."""
         return docstrings(self.module())[""].replace("\n\n    ", "\n\n\b\n    ")
-
-    @property
-    def texts(self) -> dict[str, str]:
-        return {
-            **(docstrings(self.module(FURTHER)) if self.further else {}),
-            **docstrings(self.module()),
-        }
 
     def run_by(
         self, *decorators: Callable[[Any], Any]

@@ -1,8 +1,13 @@
 """Options: made of the flags of a dataclass and packed into one object; names of a table; those of
 every run.
 
-A setting is declared once, as a flag of the dataclass that holds it. `click.option` is for what is
-none: which part of a command runs, where something is written, words that the command reads.
+A setting is declared once, as a flag of the dataclass that holds it. The type of its field says
+what the option takes:
+
+    steps: int = flag(10, "Number of steps.", least=1)                 --steps 10
+    wide: bool = flag(False, "Show all columns.")                      --wide
+    grid: tuple[int, int] | None = flag(None, "Mesh.")                 --grid 2 3
+    ways: tuple[str, ...] = flag(WAYS, "Ways to compare", choices=…)   --ways ring,tree or all
 
 An option that has no effect is refused by name. What it needs stands with its flag, or beside the
 options of a command:
@@ -16,11 +21,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from types import NoneType
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
@@ -33,37 +40,48 @@ from playground.runtime.launcher.launch import MAX_RANKS
 from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
 
 MEGABYTE = 2**20
-Changes = Mapping[str, Mapping[str, Any]]
-"""Arguments of `click.option`, by field."""
+ALL = "all"
 
 
 class Megabytes(click.FloatRange):
     """A number of units of 2^20 bytes, as bytes: DistributedDataParallel's bucket_cap_mb counts
     them so, too."""
 
-    def __init__(self) -> None:
-        super().__init__(0, 1e6, min_open=True)
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         return max(1, int(super().convert(value, param, ctx) * MEGABYTE))
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes, written with or without K, M or G."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d{1,18})([KMG]?)", str(value).strip(), re.ASCII | re.IGNORECASE)
+        if not match or not int(match[1]):
+            about = "write a whole number of bytes above 0, or one with K, M or G, as 64K"
+            self.fail(f"{value!r} is no size: {about}", param, ctx)
+        return int(match[1]) << 10 * " KMG".index(match[2].upper() or " ")
+
+
+class Names(click.Choice[str]):
+    """Names of a table, with commas between them, as a tuple."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return tuple(super(Names, self).convert(each, param, ctx) for each in value.split(","))
 
 
 class FileOrFolder(click.Path):
     """A path. No path, as of a shell's variable that is not set, is refused: it would be the
     working folder."""
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return (
-            super().convert(value, param, ctx)
-            if value != ""
-            else self.fail("the path is empty.", param, ctx)
-        )
+        if value == "":
+            self.fail("the path is empty.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
-FILE = FileOrFolder()
+FILE = FileOrFolder(path_type=Path)
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -73,123 +91,119 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def flags(
-    kind: type[Any], *names: str, group: str = "", changes: Changes | None = None
+    kind: type[Any], *names: str, shown: Mapping[str, str] | None = None
 ) -> Callable[[Any], Any]:
-    """Options for these fields of a dataclass or, if none are named, for all flags of the group, as
-    one decorator. `changes`: by field, arguments of `click.option` that differ from what the flag
-    says."""
+    """Options for these fields of a dataclass or, if none are named, for all flags, as one
+    decorator. `shown`: by field, the default that --help shows, in place of the flag's."""
     known, hints = flags_of(kind), get_type_hints(kind)
     defaults: Mapping[str, Any] = {field.name: field.default for field in fields(kind)}
     made = []
-    for name in names or [name for name in known if known[name].group == group]:
-        about, hint = known[name], hints[name]
-        value_type = next((each for each in get_args(hint) if each is not NoneType), hint)
-        spellings = (about.name or f"--{name.replace('_', '-')}").split()
-        arguments = {
-            "help": about.help,
-            "metavar": about.metavar,
-            "type": type_of(about, value_type),
-        }
-        if about.one_or_all:
-            arguments |= one_or_all(about.choices or ())
-        elif value_type is bool:
-            arguments["is_flag"] = True
-        elif defaults[name] not in (None, ()):
-            default = round(defaults[name] / MEGABYTE, 4) if about.in_megabytes else defaults[name]
-            arguments |= {"default": default, "show_default": True}
-        made.append(
-            click.option(
-                *spellings,
-                name,
-                **{**arguments, **(about.click or {}), **(changes or {}).get(name, {})},
-            )
-        )
+    for name in names or known:
+        about = known[name]
+        if shown and name in shown:
+            about = replace(about, shown_default=shown[name])
+        made.append(make_option(name, about, hints[name], defaults[name]))
         made += [only_with(name, **{other: values}) for other, values in about.needs.items()]
     return options(*made)
 
 
-def type_of(flag: Flag, value_type: type) -> Any:
+def make_option(name: str, about: Flag, hint: Any, default: Any) -> Callable[[Any], Any]:
+    """The option for a field of this type, called `name`."""
+    spellings = (about.name or f"--{name.replace('_', '-')}").split()
+    if get_origin(hint) is not tuple:  # it may be None
+        hint = next((each for each in get_args(hint) if each is not NoneType), hint)
+    is_list = get_origin(hint) is tuple and Ellipsis in get_args(hint)
+    element = get_args(hint)[0] if is_list else hint
+    if is_list and element is str:
+        known = about.choices or ()
+        return names_option(*spellings, name, known=known, help=about.help, default=default)
+    is_shown = hint is not bool and default not in (None, ())
+    return click.option(
+        *spellings,
+        name,
+        type=type_of(about, element),
+        is_flag=hint is bool,
+        multiple=is_list,
+        default=round(default / MEGABYTE, 4) if about.in_megabytes and default else default,
+        show_default=about.shown_default or is_shown,
+        metavar=about.metavar,
+        help=about.help,
+    )
+
+
+def type_of(flag: Flag, hint: Any) -> Any:
     """The type of an option for click, with the range it allows; None where click's own will do."""
     low = flag.least if flag.above is None else flag.above
     high = flag.most if flag.below is None else flag.below
+    if get_origin(hint) is tuple:
+        return tuple(type_of(flag, each) for each in get_args(hint))
+    if hint is Path:
+        return FILE
     if flag.in_megabytes:
-        return Megabytes()
+        return Megabytes(0, 1e6, min_open=True)
+    if flag.is_size:
+        return Size()
     if flag.choices is not None:
-        return click.Choice(tuple(flag.choices))
-    if value_type is int:
+        return click.Choice(tuple(flag.choices), case_sensitive=False)
+    if hint is int:
         return click.IntRange(cast("int", low), cast("int", high))
-    if value_type is float:
+    if hint is float:
         return click.FloatRange(
             low, high, min_open=flag.above is not None, max_open=flag.below is not None
         )
-    return FILE if value_type is Path else None
-
-
-def one_or_all(known: Collection[str]) -> Mapping[str, object]:
-    """Arguments of `click.option`: it takes a name or `ALL`, and its value is a tuple of names."""
-    return {
-        "type": click.Choice([*known, ALL]),
-        "default": ALL,
-        "show_default": True,
-        "callback": lambda ctx, param, name: select_names(known, (name,)),
-    }
+    return None
 
 
 def pack_options(
-    name: str,
-    kind: type[Any],
-    *decorators: Callable[[Any], Any],
-    only: Sequence[str] = (),
-    changes: Changes | None = None,
+    name: str, kind: type[Any], *names: str, shown: Mapping[str, str] | None = None
 ) -> Callable[[Any], Any]:
-    """The flags of a dataclass, or `only` these, then further options, as one decorator. Their
-    values reach the command as its argument `name`: a `kind`, whose fields are called as the
-    options' values are."""
-    names = only or [field.name for field in fields(kind)]
+    """The options of `flags`. Their values reach the command as one argument `name`, a `kind`."""
+    packed_names = names or tuple(flags_of(kind))
 
     def decorate(command: Any) -> Any:
         @functools.wraps(command)
         def with_packed(*args: Any, **values: Any) -> Any:
-            packed = kind(**{each: values.pop(each) for each in names if each in values})
+            packed = kind(**{each: values.pop(each) for each in packed_names})
             return command(*args, **{name: packed}, **values)
 
-        return options(flags(kind, *only, changes=changes), *decorators)(with_packed)
+        return flags(kind, *names, shown=shown)(with_packed)
 
     return decorate
 
 
-ALL = "all"
-
-
 def names_option(
-    *flags: str, known: Collection[str], default: Sequence[str], help: str
+    *spellings: str,
+    known: Collection[str],
+    help: str,
+    default: Sequence[str] = (),
+    **more: Any,
 ) -> Callable[[Any], Any]:
-    """An option that takes several names of a table, with commas between them, or `ALL`. Its value
-    is the words given; empty if it is left out, for which --help shows `default`. `select_names`
-    makes names of the words."""
-    return click.option(
-        *flags,
-        help=f"{help}: {', '.join(known)} or {ALL}.",
-        multiple=True,
-        metavar="NAME,…",
-        show_default=",".join(default),
-        callback=lambda ctx, param, texts: read_names(known, texts),
-    )
+    """An option that takes names of a table, with commas between them or each with an option of its
+    own, or `ALL`. Its value has them in the order of the table, each once; it is `default` if the
+    option is left out. `more`: arguments of `click.option`."""
+
+    def select(
+        ctx: click.Context, param: click.Parameter, given: Sequence[Sequence[str]]
+    ) -> tuple[str, ...]:
+        words = {*chain.from_iterable(given)}
+        return tuple(name for name in known if words & {name, ALL})
+
+    about = {
+        "help": f"{help}: {', '.join(known)} or {ALL}.",
+        "multiple": True,
+        "metavar": "NAME,…",
+        "default": [ALL] if tuple(default) == tuple(known) else default,
+        "show_default": bool(default),
+        "type": Names([*known, ALL]),
+        "callback": select,
+    }
+    return click.option(*spellings, **{**about, **more})
 
 
-def read_names(known: Collection[str], texts: Iterable[str]) -> tuple[str, ...]:
-    """The words of texts with commas in them. Raises `click.BadParameter` for one that is no name
-    of the table."""
-    words = tuple(word.strip() for text in texts for word in text.split(","))
-    for word in words:
-        if word not in (*known, ALL):
-            raise click.BadParameter(f"{word!r} is none of {', '.join(known)}, {ALL}.")
-    return words
-
-
-def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...]:
-    """The names in `known` that `words` ask for, in the order of `known`, each once."""
-    return tuple(name for name in known if name in words or ALL in words)
+def only_option(known: Collection[str], nouns: str) -> Callable[[Any], Any]:
+    """Gives a command the argument `only`: the names of these parts of it that are asked for, none
+    for all."""
+    return names_option("--only", known=known, help=f"Run only these {nouns}")
 
 
 def refuse(*names: str, why: Callable[[Mapping[str, Any]], str]) -> Callable[[Any], Any]:
@@ -216,9 +230,9 @@ def refuse(*names: str, why: Callable[[Mapping[str, Any]], str]) -> Callable[[An
     return decorate
 
 
-def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], Any]:
-    """Options that need another parameter, the one keyword given, with one of these values, or with
-    any (`ANY`)."""
+def only_with(name: str, **condition: tuple[object, ...]) -> Callable[[Any], Any]:
+    """The option `name` needs another parameter, the one keyword given, with one of these values,
+    or with any (`ANY`)."""
     ((other, values),) = condition.items()
 
     def why(given: Mapping[str, Any]) -> str:
@@ -232,7 +246,7 @@ def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], A
             f"has no effect with {flag} {value}: it is for {flag} {' or '.join(map(str, values))}"
         )
 
-    return refuse(*names, why=why)
+    return refuse(name, why=why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,13 +276,12 @@ class RunOptions:
     see: Path | None = flag(
         None,
         "Record what the ranks do, and render it: .html plays it, .svg is a picture, .txt says it "
-        "in words, "
-        ".json is a trace for Perfetto, .playground keeps the recording for `see`.",
+        "in words, .json is a trace for Perfetto, .playground keeps the recording for `see`.",
         metavar="FILE",
     )
 
 
-COMMON = ("size", "backend", "timeout", "seed", "wide", "as_json", "see")
+COMMON = ("size", "backend", "timeout", "wide", "as_json", "see")
 """The options of nearly every run: fields of `RunOptions`."""
 
 
@@ -290,14 +303,7 @@ def check_writable(flag: str, file: Path) -> None:
 
 
 HEADINGS = {
-    "Training": (
-        "epochs",
-        "batch_size",
-        "lr",
-        "momentum",
-        "accumulate",
-        "loader",
-    ),
+    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader"),
     "Ranks": ("size", "backend", "timeout", "seed"),
     "Data": ("dataset", "data_dir", "limit"),
     "Snapshots": ("snapshots", "snapshot_every", "restarts"),

@@ -18,7 +18,7 @@ import click
 
 from playground.console import terminal
 from playground.console.options import COMMON, RunOptions, options, pack_options
-from playground.console.tables import Column, Rows, Text
+from playground.console.tables import Text
 from playground.console.terminal import Bar
 from playground.runtime import signals
 from playground.runtime.errors import RankFailed, RankTimeout
@@ -144,9 +144,6 @@ class Session:
         if self.world.is_main and not self.run.as_json:
             terminal.say(*texts, wide=self.run.wide)
 
-    def rows(self, *columns: Column) -> Rows:
-        return Rows(self.say, *columns)
-
     def print_document(self, steps: Mapping[str, Sequence[object]], **more: object) -> None:
         """End with one JSON document, if that is wanted. `steps`: by name, the results of each
         step, rank by rank; dataclasses become objects with their fields."""
@@ -182,9 +179,7 @@ def session_command(
             with session.bar:
                 function(session, **values)
 
-        pack = pack_options(
-            "run", RunOptions, only=only, changes={"size": {"show_default": str(size)}}
-        )
+        pack = pack_options("run", RunOptions, *only, shown={"size": str(size)})
         make: Callable[..., click.Command] = click.command(name, click.Command, **about)
         return make(options(pack, *decorators)(with_session))
 

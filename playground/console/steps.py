@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import click
 
 from playground.console.lesson import Lesson
+from playground.console.options import only_option
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell, numbers
-from playground.console.text import heading, prose, rank_number
+from playground.console.text import RANK, Styled, heading, prose
 from playground.console.units import plural
 from playground.runtime.remote import remote
 
@@ -33,7 +34,7 @@ def step_texts(
         # a step that a reader has changed may return other names
         with contextlib.suppress(KeyError):
             texts += [
-                prose(before, rank_number(rank), after.format(**values))
+                prose(before, Styled(str(rank), RANK), after.format(**values))
                 for rank, values in enumerate(ranks)
             ]
     return texts
@@ -82,13 +83,8 @@ RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")
 
 def steps_command(lesson: Lesson) -> click.Command:
     """Run the steps, show what every rank had before and after each."""
-    about = f"Run only this step; may be repeated: {', '.join(lesson.steps)}."
 
-    @lesson.run_by(
-        click.option(
-            "--only", type=click.Choice(lesson.steps), metavar="STEP", multiple=True, help=about
-        )
-    )
+    @lesson.run_by(only_option(lesson.steps, "steps"))
     def command(session: Session, only: tuple[str, ...]) -> None:
         steps = [lesson.remote(step) for step in lesson.steps if not only or step in only]
         session.world.warm_up(RUN_STEPS, *steps)

@@ -10,7 +10,7 @@
 A table fits the terminal. Columns with `wide` are shown with --wide only; a line names them. If the
 others do not fit, those with `wraps` become narrower, and the rightmost follow below, beside the
 first column again. Rows that are printed one by one, as they become known, are those of
-`session.rows`: their rightmost columns are left out and named, too.
+`Rows`: their rightmost columns are left out and named, too.
 """
 
 from __future__ import annotations

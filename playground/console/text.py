@@ -35,10 +35,6 @@ def heading(text: str) -> Styled:
     return Styled(text, "bold cyan")
 
 
-def rank_number(rank: int) -> Styled:
-    return Styled(str(rank), RANK)
-
-
 def good(text: str) -> Styled:
     """A verdict: as it must be."""
     return Styled(text, "green")

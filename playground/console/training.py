@@ -16,7 +16,7 @@ from playground.checkpoint.folder import SnapshotSettings
 from playground.console.lesson import Lesson
 from playground.console.options import pack_options
 from playground.console.session import Session
-from playground.console.tables import Column, Text, figures
+from playground.console.tables import Column, Rows, Text, figures
 from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.console.units import format_bytes
@@ -34,7 +34,6 @@ from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
 
 DIVERGED = "training diverged: the loss is no longer a finite number; try a smaller --lr"
-MAX_RESTARTS = 1000
 GRACE = 30.0
 """Seconds for a last snapshot after SIGTERM."""
 
@@ -57,7 +56,7 @@ class SnapshotOptions:
         0,
         "How often to restart all ranks after a failure.",
         least=0,
-        most=MAX_RESTARTS,
+        most=1000,
         metavar="K",
     )
 
@@ -82,7 +81,7 @@ class DataOptions:
     data_dir: Path | None = flag(
         None,
         "Directory of the data; what is missing is put there.",
-        click={"envvar": "PLAYGROUND_DATA_DIR", "show_default": "~/.cache/playground"},
+        shown_default=f"${prepare.DATA_DIR}, else ~/.cache/playground",
     )
     limit: int | None = flag(None, "Train on the first N samples only.", least=1, metavar="N")
 
@@ -93,8 +92,9 @@ class DataOptions:
         return self.data_dir or prepare.default_data_dir()
 
 
-data_options = pack_options("data", DataOptions)
-"""Gives a command the argument `data`: its `DataOptions`."""
+def data_options(*names: str) -> Callable[[Any], Any]:
+    """Gives a command the argument `data`: its `DataOptions`, made of these options, or of all."""
+    return pack_options("data", DataOptions, *names)
 
 
 def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
@@ -111,16 +111,15 @@ def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
 EPOCH_COLUMNS = (
     Column("epoch", right=True, width=5),
     Column("train\nloss", "", ".4f", right=True, width=8),
-    Column("train\naccuracy", "%", ".2f", right=True, width=8),
-    Column("test\naccuracy", "%", ".2f", right=True, width=8),
+    Column("train\naccuracy", "%", ".2f", 100, right=True, width=8),
+    Column("test\naccuracy", "%", ".2f", 100, right=True, width=8),
     Column("speed", "samples/s", ",.0f", right=True, width=11),
     Column("time", "s", ".1f", right=True, width=7),
     Column("train loss\nof each rank", width=12, wide=True),
 )
 EPOCH_LEGEND = (
     "train loss, accuracy: means over the epoch's samples, while the model changes; test accuracy: "
-    "after the epoch, "
-    "on all test images; speed, time: training only, without the test"
+    "after the epoch, on all test images; speed, time: training only, without the test"
 )
 
 
@@ -141,7 +140,7 @@ class EpochPrinter:
     once."""
 
     def __init__(self, session: Session) -> None:
-        self.session, self.rows = session, session.rows(*EPOCH_COLUMNS)
+        self.session, self.rows = session, Rows(session.say, *EPOCH_COLUMNS)
         self.shown, self.problems = 0, set[str]()
         session.say("", EPOCH_LEGEND)
 
@@ -162,7 +161,7 @@ class EpochPrinter:
             click.echo(printable(event["problem"]), err=True)
 
     def show(self, epoch: Epoch) -> None:
-        accuracies = 100 * epoch.train_accuracy, 100 * epoch.test_accuracy
+        accuracies = epoch.train_accuracy, epoch.test_accuracy
         of_ranks = (
             f"Rank {rank}, epoch {epoch.epoch}: {'-' if loss is None else f'{loss:.4f}'}"
             for rank, loss in enumerate(epoch.loss_per_rank)
@@ -189,12 +188,12 @@ def announce_data(
     return prepared, prepared.settings(asked)
 
 
-def check_link(session: Session, settings: TrainingSettings) -> None:
-    """Raise `UsageError` where a link cannot be simulated."""
-    if settings.link and session.world.device != "cpu":
-        raise UsageError(
-            f"--link {settings.link:g}: the simulation delays CPUs, on gloo: leave it out"
-        )
+def over_links(session: Session, link: float) -> str:
+    """The words on simulated links of `link` Gbit/s; none for 0. Raises `UsageError` where a link
+    cannot be simulated."""
+    if link and session.world.device != "cpu":
+        raise UsageError(f"--link {link:g}: the simulation delays CPUs, on gloo: leave it out")
+    return f", over simulated links of {link:g} Gbit/s" if link else ""
 
 
 RUN_TRAINING = remote("playground.training.loop:run_training")
@@ -224,8 +223,8 @@ def train_and_show(
     board = lesson.remote("run")
     function, more = (RUN_BOARD, (board,)) if asked.is_tutorial else (general, ())
     session.world.warm_up(board, function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
-    check_link(session, asked)
-    about = [f"training: {lesson.name}{asked.over_links}"] if asked.link else []
+    links = over_links(session, asked.link)
+    about = [f"training: {lesson.name}{links}"] if links else []
     prepared, settings = announce_data(session, data, asked, *about, check=asked.check_accumulation)
     printer = EpochPrinter(session)
     grace = GRACE if checkpoint.snapshots else None  # without snapshots there is nothing to store
@@ -244,7 +243,7 @@ def train_and_show(
             sys.exit(preemption.exit_code)
         preemption.hint = "the same command resumes from there"
         raise
-    show_result(session, lesson, settings, prepared, result)
+    show_result(session, lesson, settings, prepared, result, links)
 
 
 def show_result(
@@ -253,9 +252,10 @@ def show_result(
     settings: TrainingSettings,
     data: PreparedData,
     result: TrainingResult,
+    links: str,
 ) -> None:
-    """Show the result of training with `settings` on `data`. Raises `PlaygroundError` if replicas
-    differ that must not."""
+    """Show the result of training with `settings` on `data`, over `links`. Raises `PlaygroundError`
+    if replicas differ that must not."""
     best = result.best
     session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
     if kept := result.kept:
@@ -274,7 +274,7 @@ def show_result(
     values = {"averaged": averaged, "accuracy": best.test_accuracy}
     session.say(
         prose(
-            f"Shown: {lesson.conclude(session.world.size, **values)}{settings.over_links}; ",
+            f"Shown: {lesson.conclude(session.world.size, **values)}{links}; ",
             good(verdict),
             ".",
         )

@@ -6,6 +6,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
 from playground.exercises.work import Workbook, check_file, find_workbook, list_solutions, read_text
 from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import flag, like
 from playground.runtime.launcher import server
 from playground.runtime.launcher.kept import keeping_worlds
 from playground.runtime.untrusted import printable
@@ -44,10 +46,20 @@ class Name(click.Choice[str]):
         return value if value in self.choices else find_exercise(value, self.choices).name
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExerciseOptions(RunOptions):
+    """The options of `exercise`, `check` and `solution`."""
+
+    reset: bool = flag(False, "Begin again; a file that is there gets another name.")
+    watch: bool = flag(False, "Check again whenever a file is saved, until Ctrl-C.")
+    size: int | None = like(RunOptions, "size", help="Check on this number of ranks only.")
+    seed: int = like(RunOptions, "seed", 0, help="Seed of random inputs.")
+    give_up: bool = flag(False, "Show it although yours has not passed.")
+
+
 @click.command("exercise", short_help=EXERCISES["exercise"].purpose)
 @click.argument("name", metavar="[NAME]", type=Name((*CATALOGUE, *LESSONS)), required=False)
-@click.option("--reset", is_flag=True, help="Begin again; a file that is there gets another name.")
-@flags(RunOptions, "wide")
+@flags(ExerciseOptions, "reset", "wide")
 def exercise(name: str | None, reset: bool, wide: bool) -> None:
     """List the exercises, those of a lesson where NAME is one, and how far you are; with the NAME
     of an exercise, write the file to be completed into this folder and show the task."""
@@ -158,15 +170,7 @@ def show_markdown(text: str) -> None:
 
 @click.command("check", short_help=EXERCISES["check"].purpose)
 @click.argument("files", metavar="[FILE]...", type=FILE, nargs=-1)
-@click.option("--watch", is_flag=True, help="Check again whenever a file is saved, until Ctrl-C.")
-@flags(
-    RunOptions,
-    *("as_json", "size", "seed"),
-    changes={
-        "size": {"type": click.IntRange(1), "help": "Check on this number of ranks only."},
-        "seed": {"default": 0, "help": "Seed of random inputs."},
-    },
-)
+@flags(ExerciseOptions, "watch", "as_json", "size", "seed")
 def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int) -> None:
     """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them.
     FILE may be the name of an exercise; several files of one exercise get a line each. Solutions
@@ -265,7 +269,7 @@ def hint(name: str, number: int | None) -> None:
 
 @click.command("solution", short_help=EXERCISES["solution"].purpose)
 @click.argument("name", metavar="NAME", type=Name(CATALOGUE))
-@click.option("--give-up", is_flag=True, help="Show it although yours has not passed.")
+@flags(ExerciseOptions, "give_up")
 def solution(name: str, give_up: bool) -> None:
     """Show the reference solution of an exercise, after yours has passed."""
     chosen = CATALOGUE[name]

@@ -5,11 +5,12 @@ from a run on this machine. A run is made once, however many figures are drawn f
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from playground.console.options import FILE, check_writable
+from playground.console.options import FILE, check_writable, flags
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
 from playground.console.units import plural
@@ -17,6 +18,7 @@ from playground.figures import SEE
 from playground.figures.catalogue import FIGURES
 from playground.runtime.errors import UsageError
 from playground.runtime.files import temporary_folder
+from playground.runtime.flags import flag
 from playground.runtime.host import cores
 from playground.runtime.remote import ROOT
 from playground.trace.analyse.waits import Waits, seconds_by_cause
@@ -29,32 +31,31 @@ from playground.trace.render.words import recording_texts
 PICTURE = ".svg"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeeOptions:
+    output: Path | None = flag(
+        None,
+        "Render FILE: .html plays it, .svg is a picture, .txt is words, .json is a trace for "
+        "Perfetto.",
+        name="-o --output",
+        metavar="OUT",
+    )
+    steps: bool = flag(False, "With -o, in a picture: logical steps in place of seconds.")
+    figures: tuple[tuple[str, Path], ...] = flag(
+        (),
+        "Run what a figure is drawn from, F1 to F21 of the tutorials or a chapter's, and "
+        "render it.",
+        name="--figure",
+        choices=FIGURES,
+        metavar="NAME OUT",
+    )
+    chapters: bool = flag(False, "The pictures of the chapters' READMEs, where they stand.")
+
+
 @session_command(
     SEE.name,
     click.argument("file", type=FILE, required=False),
-    click.option(
-        "-o",
-        "--output",
-        type=FILE,
-        metavar="OUT",
-        help="Render FILE: .html plays it, .svg is a picture, .txt is words, .json is a trace for "
-        "Perfetto.",
-    ),
-    click.option(
-        "--steps", is_flag=True, help="With -o, in a picture: logical steps in place of seconds."
-    ),
-    click.option(
-        "--figure",
-        "figures",
-        type=(click.Choice(tuple(FIGURES), case_sensitive=False), FILE),
-        multiple=True,
-        metavar="NAME OUT",
-        help="Run what a figure is drawn from, F1 to F21 of the tutorials or a chapter's, and "
-        "render it.",
-    ),
-    click.option(
-        "--chapters", is_flag=True, help="The pictures of the chapters' READMEs, where they stand."
-    ),
+    flags(SeeOptions),
     only=("wide", "as_json"),
     size=1,
     short_help=SEE.purpose,

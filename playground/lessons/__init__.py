@@ -12,8 +12,8 @@ from itertools import groupby
 
 from playground.console.lesson import Lesson
 
-BARE = ("size", "backend", "timeout", "wide", "as_json", "see")
-"""Options of steps that draw no random numbers."""
+SEEDED = ("size", "backend", "timeout", "seed", "wide", "as_json", "see")
+"""Options of lessons whose results depend on the seed."""
 HAS_DATA = "Rank {rank} has data {after}"
 ORIGINS, SHAPES = "Where it came from", "Other shapes"
 FURTHER = "Long runs, slow links"
@@ -27,7 +27,6 @@ PATH = (
         teaches="N processes become one world: who am I?",
         shown="{ranks} met: rank 0 has heard from all of {who_am_i[0][heard_from]}",
         default_size=4,
-        options=BARE,
     ),
     lesson(
         name="p2p",
@@ -36,7 +35,6 @@ PATH = (
         "one has come home as {ring[0][after]}",
         default_size=2,
         min_size=2,
-        options=BARE,
         says={
             "blocking": (HAS_DATA,),
             "two_tensors": ("Rank {rank} has data {tensor}, {received}",),
@@ -52,7 +50,6 @@ PATH = (
         "{all_gather[0][after]} after all_gather, and {reduce_scatter[0][after]} after "
         "reduce_scatter",
         default_size=4,
-        options=BARE,
         brief=("groups", "scatter", "all_reduce", "all_gather"),
         says={"groups": (HAS_DATA,)},
     ),
@@ -62,6 +59,7 @@ PATH = (
         shown="{ranks} trained one model to a test accuracy of {accuracy:.2%} by averaging "
         "{averaged}",
         default_size=2,
+        options=SEEDED,
     ),
     lesson(
         name="allreduce",
@@ -96,7 +94,6 @@ PATH = (
         "{ranks} reach {utilization[0][mfu]:.0%} of a core's peak",
         default_size=2,
         min_size=2,
-        options=BARE,
     ),
     lesson(
         name="ddp",
@@ -104,6 +101,7 @@ PATH = (
         shown="{ranks} trained one model to a test accuracy of {accuracy:.2%} with "
         "DistributedDataParallel",
         default_size=2,
+        options=SEEDED,
     ),
     lesson(
         name="prove",
@@ -111,6 +109,7 @@ PATH = (
         "break it",
         shown="{ranks} equal one process with the whole batch",
         default_size=4,
+        options=SEEDED,
     ),
     lesson(
         name="memory",
@@ -122,7 +121,6 @@ PATH = (
         "{checkpointing[0][kept_after_forward][all]} KiB, for {checkpointing[0][work][by_hand]} "
         "times the work",
         default_size=2,
-        options=BARE,
     ),
     lesson(
         name="zero",
@@ -163,6 +161,7 @@ PATH = (
         shown="the fullest expert gets {fullest} times the mean; tokens that go to experts on "
         "{ranks} and back train as in one process (largest difference {largest:.1e})",
         default_size=2,
+        options=SEEDED,
     ),
     lesson(
         name="mesh",
@@ -177,6 +176,7 @@ PATH = (
         teaches="ranks are killed, all restart from a snapshot, and finish bit-identical",
         shown="{ranks} redid {redone} of {steps} steps and finished with the same bits",
         default_size=4,
+        options=SEEDED,
     ),
     lesson(
         name="data-parallel",
@@ -184,7 +184,7 @@ PATH = (
         teaches="DataParallel by its parts: one process, many devices, and where that ends",
         shown="the fullest device holds {held}; {speed_up}",
         default_size=1,
-        options=("timeout", "seed", "wide", "as_json", "see"),
+        options=("timeout", "wide", "as_json", "see"),
     ),
     lesson(
         name="bert",
@@ -193,6 +193,7 @@ PATH = (
         "DDP",
         shown="{found}",
         default_size=2,
+        options=SEEDED,
     ),
     lesson(
         name="rpc",
@@ -202,7 +203,6 @@ PATH = (
         "gradient of {distributed_autograd[0][gradient_there]} there",
         default_size=3,
         min_size=2,
-        options=BARE,
     ),
     lesson(
         name="parameter-server",
@@ -223,7 +223,6 @@ PATH = (
         "{reshard[0][pairs]} pairs of layouts; {samples[0][with_state][twice]} samples count twice "
         "with the sampler's state, and {samples[0][skipping][twice]} without it",
         default_size=4,
-        options=BARE,
     ),
     lesson(
         name="bytes",
@@ -237,7 +236,6 @@ PATH = (
         "{ladder[0][rungs][top 2 %][loss]}",
         default_size=2,
         min_size=2,
-        options=BARE,
     ),
 )
 """All lessons: first those of the path, then those beside it, part by part."""

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 
 import click
 
+from playground.console.options import RunOptions, flags
 from playground.console.session import Session, session_command
 from playground.play import PLAY
 from playground.play.world import OPERATION_LIMIT
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import like
 from playground.runtime.launcher import server
 from playground.runtime.signals import TERMINATING
 
 
-@session_command(
-    PLAY.name,
-    click.option(
-        "--timeout",
-        type=click.FloatRange(0, 1e6, min_open=True, max_open=True),
-        default=OPERATION_LIMIT,
-        show_default=True,
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    timeout: float = like(
+        RunOptions,
+        "timeout",
+        OPERATION_LIMIT,
         help="Seconds that an operation waits for other ranks, if it cannot be proved before that "
         "they do not come.",
-    ),
+    )
+
+
+@session_command(
+    PLAY.name,
+    flags(PlayOptions),
     only=("size", "backend"),
     size=4,
     short_help=PLAY.purpose,

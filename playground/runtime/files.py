@@ -143,7 +143,8 @@ def lock_directory(data_dir: Path) -> Iterator[None]:
         lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR | NO_LINK, 0o644)
     except OSError as error:
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
-        raise NoData(f"data directory {data_dir}: {why}; choose another with --data-dir") from None
+        todo = "choose another with PLAYGROUND_DATA_DIR"
+        raise NoData(f"data directory {data_dir}: {why}; {todo}") from None
     with open(lock):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -163,10 +164,10 @@ def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iter
             folder = stack.enter_context(passing_folder(raw, ".unfinished-"))
         except OSError as error:
             why = f"{raw} cannot be written to ({error.strerror})"
-            raise NoData(f"{why}: choose another folder with --data-dir") from None
+            raise NoData(f"{why}: choose another folder with PLAYGROUND_DATA_DIR") from None
         if belongs_to_another(raw, own=folder.stat().st_uid):
             why = f"{raw} belongs to another user, whose links would lead to your files"
-            raise NoData(f"{why}: choose a folder of your own with --data-dir", why=why)
+            raise NoData(f"{why}: choose a folder of your own with PLAYGROUND_DATA_DIR", why=why)
         try:
             yield folder
             if checksums and (wrong := find_damaged(folder, checksums)):
@@ -179,7 +180,7 @@ def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iter
                 raise
             why = f"there is no room in {raw} ({error.strerror})"
             raise NoData(
-                f"{why}: make room, or choose another folder with --data-dir", why=why
+                f"{why}: make room, or choose another folder with PLAYGROUND_DATA_DIR", why=why
             ) from None
 
 

@@ -24,12 +24,9 @@ class Flag:
     name: str = ""
     """Spelling of the option, if the field has another name. Several spellings have a space between
     them."""
-    group: str = ""
-    """Options that only some commands take, always together."""
     choices: Collection[str] | None = None
-    """The values; of a field that is a tuple, those of its elements."""
-    one_or_all: bool = False
-    """Whether the option takes one of `choices`, or "all". The field is a tuple."""
+    """The values; of a field that is a tuple, those of its elements: the option takes several of
+    them, or "all"."""
     least: float | None = None
     most: float | None = None
     above: float | None = None
@@ -38,11 +35,13 @@ class Flag:
     """The exclusive upper bound, in place of `most`."""
     in_megabytes: bool = False
     """Whether the field counts in bytes what the option counts in units of 2^20 bytes."""
+    is_size: bool = False
+    """Whether the option takes a number of bytes with or without K, M or G."""
+    shown_default: str = ""
+    """What --help shows as the default, where that is not the field's."""
     metavar: str | None = None
     needs: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """By field: values with which the option has an effect; `ANY` but None."""
-    click: Mapping[str, Any] | None = None
-    """Further arguments of `click.option`."""
 
     def check(self, name: str, value: float) -> None:
         """Raise `UsageError` unless the value of the field `name` is finite and not out of

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import click
 
 from playground.console import terminal
+from playground.console.options import flags
 from playground.console.rendering import render_markdown
 from playground.figures import SEE
 from playground.lessons import PATH
+from playground.runtime.flags import flag
 from playground.runtime.remote import ROOT
 from playground.site import READ
 from playground.tools import TOOLS
@@ -77,6 +80,11 @@ def link_text(chapter: Path, link: re.Match[str]) -> str:
     return f"{text} ({where})"
 
 
+@dataclass(frozen=True)
+class ReadOptions:
+    answers: bool = flag(False, "With the outcomes of what there is to try.")
+
+
 @click.command(
     READ.name,
     short_help=READ.purpose,
@@ -84,7 +92,7 @@ def link_text(chapter: Path, link: re.Match[str]) -> str:
     f"{', '.join(CHAPTERS)}.",
 )
 @click.argument("chapter", metavar="NAME", type=click.Choice([*CHAPTERS]))
-@click.option("--answers", is_flag=True, help="With the outcomes of what there is to try.")
+@flags(ReadOptions)
 def command(chapter: str, answers: bool) -> None:
     text = render_markdown(chapter_text(chapter, answers), terminal.width())
     if sys.stdout.isatty():

@@ -88,14 +88,20 @@ MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.
 """Where torchvision looks for MNIST."""
 
 
+DATA_DIR = "PLAYGROUND_DATA_DIR"
+"""Environment variable: the folder in which data is kept."""
+
+
 def default_data_dir() -> Path:
-    """Where data is kept unless the user says otherwise. Raises `NoData` for a user who has no home
-    directory."""
+    """Where data is kept: the folder that `DATA_DIR` names, or one in the user's cache. Raises
+    `NoData` if it names none and the user has no home directory."""
+    if folder := os.environ.get(DATA_DIR):
+        return Path(folder)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "playground"
     except RuntimeError:
         raise NoData(
-            "there is no home directory to keep data in: choose a folder with --data-dir"
+            f"there is no home directory to keep data in: choose a folder with {DATA_DIR}"
         ) from None
 
 
@@ -178,6 +184,7 @@ def find_or_draw_digits(
                 write_checksums(folder, MNIST)
         except OSError as error:
             raise NoData(
-                f"digits cannot be written to {raw} ({error.strerror}): choose another --data-dir"
+                f"digits cannot be written to {raw} ({error.strerror}): choose another folder "
+                "with PLAYGROUND_DATA_DIR"
             ) from None
     return describe_data("digits", raw, why)

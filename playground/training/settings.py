@@ -65,22 +65,18 @@ class TrainingSettings:
         LOADERS[0],
         "Load whole batches at once or, as tutorials do, sample by sample.",
         choices=LOADERS,
-        group="loader",
     )
     sync: str = flag(
         "per-parameter",
         f"How gradients are averaged: {', '.join(GRAD_SYNCS)}. With parameters each rank takes its "
-        "own steps, and "
-        "parameters are averaged: local SGD.",
+        "own steps, and parameters are averaged: local SGD.",
         choices=GRAD_SYNCS,
-        group="sync",
         metavar="NAME",
     )
     sync_every: int = flag(
         1,
         "With --sync parameters: number of steps between two averages.",
         least=1,
-        group="sync",
         metavar="STEPS",
         needs=syncs_with("sync_every"),
     )
@@ -89,7 +85,6 @@ class TrainingSettings:
         "All-reduce that adds the gradients, the backend's or one of ours: "
         f"{', '.join(ALL_REDUCES)}.",
         choices=ALL_REDUCES,
-        group="sync",
         metavar="NAME",
     )
     link: float = flag(
@@ -97,7 +92,6 @@ class TrainingSettings:
         "Simulate a link of GBIT 10^9 bits per second for each rank: no message is faster. 0: "
         "none.",
         least=0,
-        group="sync",
         metavar="GBIT",
     )
     bucket_cap: int = flag(
@@ -106,11 +100,10 @@ class TrainingSettings:
         least=1,
         name="--bucket-cap-mb",
         in_megabytes=True,
-        group="buckets",
         metavar="MB",
     )
     """Bytes after which a bucket of gradients is full."""
-    dtype: str = like(MemorySettings, "dtype", group="dtype")
+    dtype: str = like(MemorySettings, "dtype")
     snapshots: SnapshotSettings | None = None
     """When snapshots are taken; None for never."""
 
@@ -141,11 +134,6 @@ class TrainingSettings:
             getattr(self, name) == getattr(TrainingSettings, name) for name in BEYOND_TUTORIAL
         )
 
-    @property
-    def over_links(self) -> str:
-        """The words on simulated links."""
-        return f", over simulated links of {self.link:g} Gbit/s" if self.link else ""
-
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if a global batch is too small for each of `size` ranks to get a
         sample."""
@@ -171,8 +159,7 @@ class TrainingSettings:
             )
             raise UsageError(
                 f"--accumulate {self.accumulate} does not divide the {batches} batches of an "
-                "epoch: choose one of "
-                f"{divisors}, or another --batch-size or --limit"
+                f"epoch: choose one of {divisors}, or another --batch-size or --limit"
             )
 
     def on_all_ranks(self) -> dict[str, object]:

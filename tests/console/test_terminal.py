@@ -18,10 +18,10 @@ from terminal import Terminal, open_terminal
 from playground.console import terminal
 from playground.console.tables import Column, Table
 from playground.console.terminal import Bar
-from playground.console.text import heading, prose, rank_number
+from playground.console.text import RANK, Styled, heading, prose
 
 ESCAPE = re.compile(r"\033\[[0-9;?]*[a-zA-Z]")
-HEADING = prose(heading("ring"), ": sent by rank ", rank_number(3))
+HEADING = prose(heading("ring"), ": sent by rank ", Styled("3", RANK))
 
 
 @pytest.fixture(autouse=True)

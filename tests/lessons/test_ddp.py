@@ -226,7 +226,7 @@ def test_the_lab_shows_its_parts_in_order(run_cli: Callable[..., Any], data_dir:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lab", "everything"], "'everything' is none of buckets, hooks, "),
+        (["--lab", "everything"], "'everything' is not one of 'buckets', 'hooks', "),
         (["--lab", "--epochs", "2"], "--epochs is for training"),
         (["--lab", "--batch-size", "601"], "there are 600 samples to train on"),
     ],

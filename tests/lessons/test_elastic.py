@@ -154,13 +154,11 @@ def test_the_board_s_snapshot_is_on_the_disk_before_it_has_its_name(
 
 
 @pytest.fixture
-def elastic(run_cli: Run, data_dir: Path) -> Run:
+def elastic(run_cli: Run, few_digits: None) -> Run:
     """The command, on a few digits."""
 
     def run(*words: Any) -> Any:
-        return run_cli(
-            "elastic", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, *words
-        )
+        return run_cli("elastic", "--dataset", "digits", "--limit", 600, *words)
 
     return run
 

@@ -58,11 +58,11 @@ RUNG = Rung(
 
 
 @pytest.fixture
-def ladder(run_cli: Run, data_dir: Path) -> Callable[..., Any]:
+def ladder(run_cli: Run, few_digits: None) -> Callable[..., Any]:
     """The document of a small run."""
 
     def run(*words: Any) -> Any:
-        data = ("--dataset", "digits", "--data-dir", data_dir, "--json")
+        data = ("--dataset", "digits", "--json")
         shown = run_cli("ladder", "--steps", 2, "--batch-size", 16, *data, *words)
         assert (shown.code, shown.err) == (0, "")
         return json.loads(shown.out)
@@ -154,10 +154,10 @@ def test_replicas_must_agree(
 
 
 def test_messages_are_counted(ladder: Run) -> None:
-    """Also where the first epoch, of 3 whole batches of 16, ends with the warm-up. And times add
+    """Also where the first epoch, of 3 whole batches, ends with the warm-up. And times add
     up."""
-    document = ladder("--limit", 63, "--steps", 1)
-    assert document["dataset"]["train"] == 63
+    document = ladder("--batch-size", 190, "--steps", 1)
+    assert document["dataset"]["train"] == 600
     assert max(by_name(document, "difference_to_ddp").values()) < 1e-6
     assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
     assert by_name(document, "messages") == {
@@ -240,22 +240,20 @@ def test_bert(run_cli: Run) -> None:
     ("words", "message"),
     [
         (("--batch-size", "1"), "--batch-size 1 for 2 ranks"),
-        (
-            ("--batch-size", "601", "--dataset", "digits", "--data-dir", "{data_dir}"),
-            "there are 600 samples",
-        ),
+        (("--batch-size", "601", "--dataset", "digits"), "there are 600 samples"),
         (
             ("--model", "resnet18", "--batch-size", "3"),
             "BatchNorm needs two samples or more on each, so at least 4",
         ),
         (
-            ("--model", "bert", "--limit", "100"),
-            "--limit has no effect with --model bert: it is for --model net or",
+            ("--model", "bert", "--dataset", "digits"),
+            "--dataset has no effect with --model bert: it is for --model net or",
         ),
     ],
 )
-def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run, data_dir: Path) -> None:
-    shown = run_cli("ladder", *(word.format(data_dir=data_dir) for word in words))
+@pytest.mark.usefixtures("few_digits")
+def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run) -> None:
+    shown = run_cli("ladder", *words)
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err
     assert shown.err.count("\n") == 1

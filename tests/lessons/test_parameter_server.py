@@ -222,20 +222,9 @@ def test_the_slow_worker_is_slow_by_what_its_device_takes(world: Worlds) -> None
 
 
 @pytest.fixture
-def parameter_server(run_cli: Run, data_dir: Path) -> Run:
-    """The command, on a few digits."""
-    words = (
-        "--dataset",
-        "digits",
-        "--data-dir",
-        data_dir,
-        "--limit",
-        200,
-        "--batch-size",
-        40,
-        "--steps",
-        6,
-    )
+def parameter_server(run_cli: Run, few_digits: None) -> Run:
+    """The command, on a few digits: five batches."""
+    words = ("--dataset", "digits", "--batch-size", 120, "--steps", 6)
     return lambda *more: run_cli("parameter-server", *words, *more)
 
 
@@ -248,16 +237,16 @@ def test_as_json(parameter_server: Run) -> None:
     for mode in modes.values():
         assert sum(mode["gradients_by_worker"]) == sum(mode["staleness"].values()) == 12
     assert modes["sync"]["staleness"] == {"0": 12}
-    assert modes["sync"]["samples"] == modes["all-reduce"]["samples"] == 240
+    assert modes["sync"]["samples"] == modes["all-reduce"]["samples"] == 720
     assert modes["sync"]["last_loss"] == pytest.approx(modes["all-reduce"]["last_loss"], abs=1e-4)
     assert modes["all-reduce"]["bytes_per_step"] == 2 * 21_840 * 4
     assert modes["sync"]["bytes_per_step"] >= 2 * modes["all-reduce"]["bytes_per_step"]
 
 
 def test_less_than_a_batch_is_refused(parameter_server: Run) -> None:
-    shown = parameter_server("-n", 3, "--limit", 30)
+    shown = parameter_server("-n", 3, "--batch-size", 601)
     assert (shown.code, shown.out, len(shown.err.splitlines())) == (2, "", 1)
-    assert "--batch-size 40" in shown.err
+    assert "--batch-size 601" in shown.err
 
 
 def test_a_server_that_goes_elsewhere_is_no_success() -> None:

@@ -291,18 +291,20 @@ def test_the_formulas_are_those_of_the_schedules(name: str, stages: int, microba
     [
         (["-n", "5"], "choose a divisor of 24"),
         (["--batch-size", "12"], "choose a multiple of 8"),
-        (["--batch-size", "8", "--limit", "4", "--dataset", "digits"], "choose no more"),
+        (["--batch-size", "608", "--dataset", "digits"], "choose no more"),
     ],
 )
-def test_bad_input(words: list[str], message: str, run_cli: Run, data_dir: Path) -> None:
-    shown = run_cli("pipeline", "--data-dir", data_dir, *words)
+@pytest.mark.usefixtures("few_digits")
+def test_bad_input(words: list[str], message: str, run_cli: Run) -> None:
+    shown = run_cli("pipeline", *words)
     assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
     assert message in shown.err
 
 
-def test_the_lesson_as_json(run_cli: Run, data_dir: Path) -> None:
+@pytest.mark.usefixtures("few_digits")
+def test_the_lesson_as_json(run_cli: Run) -> None:
     words = "--dataset digits --batch-size 8 --steps 1 --microbatches 2"
-    shown = run_cli("pipeline", *words.split(), "--data-dir", data_dir, "--json")
+    shown = run_cli("pipeline", *words.split(), "--json")
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
     assert (document["stages"], document["microbatches"]) == (2, 2)
@@ -352,16 +354,13 @@ def test_a_killed_stage_is_named(world: Worlds) -> None:
 
 
 @pytest.mark.gpu
-def test_no_kernel_is_launched_first_beside_a_receive(
-    run_cli: Run, pair: int, data_dir: Path
-) -> None:
+@pytest.mark.usefixtures("few_digits")
+def test_no_kernel_is_launched_first_beside_a_receive(run_cli: Run, pair: int) -> None:
     """A kernel is loaded when the device is idle: a stage that waits for its neighbour never is,
     nor is that one."""
     data = (
         "--dataset",
         "digits",
-        "--data-dir",
-        data_dir,
         "--batch-size",
         16,
         "--microbatches",

@@ -7,6 +7,7 @@ import copy
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -267,14 +268,13 @@ def test_our_batch_norm_is_right_where_the_mean_is_large(world: Worlds) -> None:
     assert max(world(2).run(far_from_zero)) < 0.01
 
 
-def prove(run_cli: Run, data_dir: Path, *words: Any) -> Any:
-    return run_cli("prove", "--dataset", "digits", "--data-dir", data_dir, *words)
+@pytest.fixture
+def prove(run_cli: Run, few_digits: None) -> Run:
+    return partial(run_cli, "prove", "--dataset", "digits")
 
 
-def test_as_text(run_cli: Run, data_dir: Path) -> None:
-    shown = prove(
-        run_cli, data_dir, "-n", 2, "--batch-size", 7, "--steps", 3, "--all-reduce", "tutorial-ring"
-    )
+def test_as_text(prove: Run) -> None:
+    shown = prove("-n", 2, "--batch-size", 7, "--steps", 3, "--all-reduce", "tutorial-ring")
     lines = shown.out.splitlines()
     assert (shown.code, shown.err) == (0, "")
     assert lines[2] == "training: 3 steps, batches of 7 = 1 x 4 + 1 x 3, without dropout"
@@ -293,8 +293,8 @@ def test_as_text(run_cli: Run, data_dir: Path) -> None:
     assert text.endswith("; broken in 4 of 4 ways.")
 
 
-def test_one_rank_is_bit_identical_and_cannot_be_broken(run_cli: Run, data_dir: Path) -> None:
-    shown = prove(run_cli, data_dir, "-n", 1, "--batch-size", 8, "--steps", 2)
+def test_one_rank_is_bit_identical_and_cannot_be_broken(prove: Run) -> None:
+    shown = prove("-n", 1, "--batch-size", 8, "--steps", 2)
     assert (shown.code, shown.err) == (0, "")
     text = " ".join(shown.out.split())
     assert (
@@ -305,10 +305,8 @@ def test_one_rank_is_bit_identical_and_cannot_be_broken(run_cli: Run, data_dir: 
 
 
 @pytest.mark.stress
-def test_as_json(run_cli: Run, data_dir: Path) -> None:
-    document = json.loads(
-        prove(run_cli, data_dir, "-n", 2, "--batch-size", 7, "--steps", 3, "--json").out
-    )
+def test_as_json(prove: Run) -> None:
+    document = json.loads(prove("-n", 2, "--batch-size", 7, "--steps", 3, "--json").out)
     assert document["steps"] == [{"name": "equal", "ranks": [{"samples": 4}, {"samples": 3}]}]
     assert (
         document["recipe"].items() >= {"batch_size": 7, "all_reduce": "backend", "lr": 0.01}.items()
@@ -317,8 +315,8 @@ def test_as_json(run_cli: Run, data_dir: Path) -> None:
     assert list(document["breaks"]) == BREAKS
 
 
-def test_a_run_that_diverges_fails_and_says_what_helps(run_cli: Run, data_dir: Path) -> None:
-    shown = prove(run_cli, data_dir, "-n", 2, "--batch-size", 8, "--steps", 3, "--lr", 1e20)
+def test_a_run_that_diverges_fails_and_says_what_helps(prove: Run) -> None:
+    shown = prove("-n", 2, "--batch-size", 8, "--steps", 3, "--lr", 1e20)
     assert shown.code == 1
     assert "Why not 0" not in shown.out
     assert "faster with a larger --lr: try a smaller one" in shown.err

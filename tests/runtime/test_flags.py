@@ -22,7 +22,7 @@ class Settings:
     dropout: float = flag(0.0, "Probability.", least=0, below=1)
     shift: float = flag(0.0, "Any number.")
     way: str = flag("one", "How.", choices=NAMES)
-    ways: tuple[str, ...] = flag(NAMES, "How.", name="--way", choices=NAMES, one_or_all=True)
+    ways: tuple[str, ...] = flag(NAMES, "How.", name="--way", choices=NAMES)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,11 @@ from playground.tools.bench import benchmark, page
 from playground.tools.bench.benchmark import all_gather_single, reduce_scatter_single
 from playground.tools.bench.settings import COLLECTIVES, BenchSettings, available_algorithms
 
-QUICK = ("--iterations", 2, "--warmup", 0)
+QUICK = ("--iterations", 2)
 SETTINGS = BenchSettings(
-    algorithms=("backend", "ring"), sizes=(64,), iterations=1, warmup=0, seed=1
+    algorithms=("backend", "ring"),
+    sizes=(64,),
+    iterations=1,
 )
 
 

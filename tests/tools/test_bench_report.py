@@ -11,6 +11,7 @@ import torch.distributed as dist
 from hypothesis import given, strategies as st
 from widths import too_wide
 
+from playground.console.options import Size
 from playground.console.rendering import render
 from playground.console.tables import Table
 from playground.tools.bench import page, settings
@@ -79,7 +80,7 @@ def test_the_widest_row_fits_80_columns() -> None:
 
 
 def test_a_size_that_is_written_is_read() -> None:
-    sizes = [page.read_size(None, None, text) for text in ("7", "7k", "7M", " 2G")]  # type: ignore[arg-type]
+    sizes = [Size().convert(text, None, None) for text in ("7", "7k", "7M", " 2G")]
     assert sizes == [7, 7 << 10, 7 << 20, 2 << 30]
 
 

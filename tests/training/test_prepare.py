@@ -184,7 +184,7 @@ def test_where_there_is_no_room_the_folder_is_named_and_not_the_mirror(
         prepare.prepare("mnist", tmp_path / "data", str(mirror))
     assert str(caught.value) == (
         f"there is no room in {tmp_path}/data/MNIST/raw (File too large): "
-        "make room, or choose another folder with --data-dir"
+        "make room, or choose another folder with PLAYGROUND_DATA_DIR"
     )
     assert not list((tmp_path / "data").rglob(".unfinished-*"))
 
@@ -202,14 +202,24 @@ def test_without_room_for_mnist_auto_says_so_of_digits(
     )
 
 
+def test_the_environment_names_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for given, folder in ((str(tmp_path / "data"), "data"), ("", "playground")):
+        monkeypatch.setenv(prepare.DATA_DIR, given)
+        assert prepare.default_data_dir() == tmp_path / folder
+
+
 def test_who_has_no_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(number: int) -> None:
         raise KeyError(number)
 
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv(prepare.DATA_DIR, raising=False)
     monkeypatch.setattr("pwd.getpwuid", nobody)
-    with pytest.raises(NoData, match=r"no home directory .* --data-dir"):
+    with pytest.raises(NoData, match=r"no home directory .* PLAYGROUND_DATA_DIR"):
         prepare.default_data_dir()
 
 
@@ -266,7 +276,7 @@ def test_a_data_directory_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for bad in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/no/such")):
         for dataset in prepare.DATASETS:
-            with pytest.raises(NoData, match="--data-dir"):
+            with pytest.raises(NoData, match=prepare.DATA_DIR):
                 prepare.prepare(dataset, bad)
 
 
@@ -292,7 +302,7 @@ def test_the_real_mnist(real_mnist: Path, tmp_path: Path) -> None:
 def test_no_link_is_locked_or_made_a_file_of(tmp_path: Path) -> None:
     (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
     with (
-        pytest.raises(NoData, match=r"symbolic links; choose another with --data-dir$"),
+        pytest.raises(NoData, match=r"symbolic links; choose another with PLAYGROUND_DATA_DIR$"),
         lock_directory(tmp_path),
     ):
         pass
@@ -308,7 +318,8 @@ def test_nothing_is_written_where_another_user_may_have_put_links(tmp_path: Path
     os.chown(tmp_path / "link", 12345, -1, follow_symlinks=False)
     with (
         pytest.raises(
-            NoData, match=r"belongs to another user.*choose a folder of your own with --data-dir$"
+            NoData,
+            match=r"belongs to another user.*choose a folder of your own with PLAYGROUND_DATA_DIR$",
         ),
         replace_files(tmp_path / "link") as folder,
     ):

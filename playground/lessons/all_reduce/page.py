@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-import click
-
 from playground.algorithms import ALGORITHMS
+from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, numbers
 from playground.console.text import heading, prose
 from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
+from playground.runtime.flags import flag
 
 LESSON = LESSONS["allreduce"]
 RUN = LESSON.remote("run", "trace")
@@ -183,22 +183,20 @@ def cost_table(cost: Mapping[str, Load]) -> Table:
     return table
 
 
-@LESSON.run_by(
-    click.option(
-        "--algorithm",
-        "algorithms",
-        type=click.Choice(list(TRACEABLE)),
-        metavar="NAME",
-        multiple=True,
-        help=f"Show only this algorithm, step by step; may be repeated: {', '.join(TRACEABLE)}.",
-    ),
-    click.option(
-        "--elements",
-        type=click.IntRange(1, MAX_ELEMENTS),
-        show_default="the world size",
-        help="Number of elements.",
-    ),
-)
+@dataclass(frozen=True, kw_only=True)
+class AllReduceOptions:
+    algorithms: tuple[str, ...] = flag(
+        (),
+        "Show only these algorithms, step by step",
+        name="--algorithm",
+        choices=TRACEABLE,
+    )
+    elements: int | None = flag(
+        None, "Number of elements.", least=1, most=MAX_ELEMENTS, shown_default="the world size"
+    )
+
+
+@LESSON.run_by(flags(AllReduceOptions))
 def command(session: Session, algorithms: tuple[str, ...], elements: int | None) -> None:
     names = tuple(name for name in TRACEABLE if name in (algorithms or TRACEABLE))
     elements = elements or session.world.size

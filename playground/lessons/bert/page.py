@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from playground.console.options import ALL, flags, pack_options
+from playground.console.options import flags, pack_options
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, bars, figures, numbers, tabulate
 from playground.console.text import Prose, good, heading, prose
@@ -447,17 +447,14 @@ ENCODER = ("transformers.models.bert.modeling_bert",)
 """Imports of ranks that load pretrained weights."""
 WORKERS_AT_LEAST = 2
 """One device gets as many cores as each of two, so that the two can be twice as fast."""
-DROPOUT = "0, pretrained as published"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertOptions:
     """The options of `bert` beside its settings."""
 
-    way: str = flag(ALL, "How to train.", choices=(*WAYS, ALL))
-    only: tuple[str, ...] = flag(
-        (), "Run only this part; may be repeated.", choices=PARTS, click={"multiple": True}
-    )
+    ways: tuple[str, ...] = flag(WAYS, "How to train", name="--way", choices=WAYS)
+    only: tuple[str, ...] = flag((), "Run only these parts", choices=PARTS)
     weights: str = flag(
         SCRATCH,
         f"Pretrained weights, through transformers: a model on the hub, such as {BASE}, or a "
@@ -478,12 +475,8 @@ class BertOptions:
         "Probability that dropout zeroes a feature.",
         least=0,
         below=1,
-        click={"show_default": DROPOUT},
+        shown_default="0, pretrained as published",
     )
-
-    @property
-    def ways(self) -> tuple[str, ...]:
-        return WAYS if self.way == ALL else (self.way,)
 
 
 @LESSON.run_by(
@@ -502,7 +495,8 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     without = "" if DDP in asked.ways else AVERAGING.name
     if without in asked.only:
         raise UsageError(
-            f"--only {without} is about ranks that average gradients: leave out --way {asked.way}"
+            f"--only {without} is about ranks that average gradients: leave out --way "
+            f"{','.join(asked.ways)}"
         )
     world.warm_up(RUN_TRAINING, TRAIN, SPEED, *(ENCODER if asked.weights != SCRATCH else ()))
     config: BertSizes | None = None

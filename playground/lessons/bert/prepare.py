@@ -144,7 +144,8 @@ def tokenise(
             (unfinished / SIZES).write_text(json.dumps(sizes))
     except OSError as error:
         raise NoData(
-            f"pairs cannot be written to {folder} ({error.strerror}): choose another --data-dir"
+            f"pairs cannot be written to {folder} ({error.strerror}): choose another folder "
+            "with PLAYGROUND_DATA_DIR"
         ) from None
 
 

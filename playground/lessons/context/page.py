@@ -182,7 +182,7 @@ def check_all(
 @LESSON.run_by(flags(ContextSettings, "batch_size", "steps"))
 def command(session: Session, **chosen: Any) -> None:
     world = session.world
-    settings = ContextSettings(size=world.size, seed=session.run.seed, **chosen)
+    settings = ContextSettings(size=world.size, **chosen)
     world.warm_up(EXPERIMENT)
     model = (
         f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, {settings.batch_size} "

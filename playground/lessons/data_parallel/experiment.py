@@ -74,7 +74,7 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Devic
     """One training step: what each part of it moves from where to where, and what every device
     holds after it."""
     devices = resolve_devices(settings.devices)
-    output_device = torch.device(settings.output_device or devices[0])
+    output_device = devices[0]
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     optimizer = new_optimizer(model)
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypedDict
 
-import click
-
 from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Text, Texts, bars, figures, numbers, tabulate
@@ -34,8 +32,6 @@ class DataParallelSettings:
 
     devices: tuple[str, ...]
     """As torch calls them: cpu:0, cpu:1, … or cuda:0, cuda:1, … The model lies on the first."""
-    output_device: str | None = None
-    """One of them, where `one_step` gathers; None for the first."""
     ways: tuple[tuple[str, str], ...] = ()
     """To be compared: one of `WAYS`, and the device where the loss ends up."""
     batch_size: int = flag(32, "Number of samples per step.", least=1, most=MAX_BATCH_SIZE)
@@ -49,11 +45,6 @@ class DataParallelSettings:
             raise UsageError(
                 f"--devices {names}: a device named twice would count twice, name each once"
             )
-        if (output := self.output_device) and output not in self.devices:
-            known = ", ".join(self.devices)
-            raise UsageError(
-                f"output device {output} is none of the devices {known}: choose one of them"
-            )
         check_flags(self)
 
 
@@ -65,13 +56,11 @@ def check_device_count(count: float) -> None:
         )
 
 
-def ways_to_compare(
-    devices: tuple[str, ...], gather: str | None, output_device: str | None = None
-) -> tuple[tuple[str, str], ...]:
+def ways_to_compare(devices: tuple[str, ...], gather: str | None) -> tuple[tuple[str, str], ...]:
     """The one way that is asked for or, if `gather` is None, the usual one and its three cures."""
     if gather:
-        return ((gather, output_device or devices[0]),)
-    elsewhere = output_device or devices[min(1, len(devices) - 1)]
+        return ((gather, devices[0]),)
+    elsewhere = devices[min(1, len(devices) - 1)]
     return tuple(dict.fromkeys([*((way, devices[0]) for way in WAYS), ("logits", elsewhere)]))
 
 
@@ -211,34 +200,29 @@ LESSON = LESSONS["data-parallel"]
 SPLIT, ONE_STEP, COMPARE, THREADS = (
     LESSON.remote(name, "experiment") for name in ("split", "one_step", "ways", "threads")
 )
-ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1."
 
 
-@LESSON.run_by(
-    click.option("--devices", default="4", show_default=True, metavar="N|LIST", help=ABOUT_DEVICES),
-    click.option(
-        "--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."
-    ),
-    click.option(
-        "--output-device",
-        metavar="DEVICE",
-        show_default="the first device",
-        help="Where to gather.",
-    ),
-    flags(DataParallelSettings),
-)
-def command(
-    session: Session, devices: str, gather: str | None, output_device: str | None, **chosen: Any
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DataParallelOptions:
+    """The options of `data-parallel` beside its settings."""
+
+    devices: str = flag(
+        "4",
+        "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1.",
+        metavar="N|LIST",
+    )
+    gather: str | None = flag(None, "What to gather. By default all are compared.", choices=WAYS)
+
+
+@LESSON.run_by(flags(DataParallelOptions), flags(DataParallelSettings))
+def command(session: Session, devices: str, gather: str | None, **chosen: Any) -> None:
     server.preload(SPLIT.module)
     server.warm_up()
     # imports torch, at the same time as the ranks' server does
     from playground.lessons.data_parallel.machine import resolve_devices
 
     names = tuple(map(str, resolve_devices(list_devices(devices))))
-    output = str(*resolve_devices([output_device])) if output_device else None
-    chosen |= {"ways": ways_to_compare(names, gather, output), "seed": session.run.seed}
-    settings = DataParallelSettings(devices=names, output_device=output, **chosen)
+    settings = DataParallelSettings(devices=names, ways=ways_to_compare(names, gather), **chosen)
     session.run = replace(session.run, backend=backend_for(names[0].partition(":")[0]).name)
     if session.world.rank_env:
         raise UsageError(
@@ -279,9 +263,7 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     )
     devices: list[DeviceStep] = run(ONE_STEP)
     show(ONE_STEP, *step_texts(devices))
-    on_first = replace(
-        settings, devices=(first,), output_device=None, ways=(("logits", first),), steps=1
-    )
+    on_first = replace(settings, devices=(first,), ways=(("logits", first),), steps=1)
     ways: list[WayResult] = run(COMPARE)
     [alone] = run(COMPARE, on_first)
     show(COMPARE, *ways_texts(ways, alone))
@@ -302,7 +284,7 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
             "split": shares, "one_step": devices,
             **{f"gather {way.gather} on {way.output_device}": way.devices for way in ways},
         },
-        devices=settings.devices, output_device=settings.output_device or first,
+        devices=settings.devices, output_device=first,
         batch_size=settings.batch_size,
         ways=ways, one_device=alone, threads=threads,
     )  # fmt: skip

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import click
-
-from playground.console.options import ALL, flags, read_names, refuse, select_names
+from playground.console.options import ALL, flags, names_option, refuse
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
@@ -184,11 +182,6 @@ TRAIN = remote("playground.training.loop:train_with_ddp")
 RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
 
 
-def read_parts(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
-    """Names of parts with commas between them, in the order of the lab."""
-    return select_names(PARTS, () if text is None else read_names(PARTS, [text]))
-
-
 @dataclass(frozen=True, kw_only=True)
 class LabSettings:
     training: TrainingSettings
@@ -206,16 +199,16 @@ class LabSettings:
 
 
 @LESSON.run_by(
-    flags(TrainingSettings),
-    data_options,
+    flags(TrainingSettings, "epochs", "batch_size", "lr", "momentum", "accumulate"),
+    data_options(),
     snapshot_options,
-    click.option(
+    names_option(
         "--lab",
+        known=PARTS,
+        help="Take DDP apart instead of training, or only these parts",
+        metavar="[PART,…]",
         is_flag=False,
         flag_value=ALL,
-        callback=read_parts,
-        metavar="[PART,…]",
-        help=f"Take DDP apart instead of training, or only these parts: {', '.join(PARTS)}.",
     ),
     refuse(
         *("snapshots", "restarts", "epochs", "accumulate"),

@@ -191,7 +191,7 @@ def new_world(world: CommandWorld, size: int, restarts: int = 0) -> CommandWorld
     )
 
 
-@LESSON.run_by(pack_options("asked", ElasticOptions), data_options)
+@LESSON.run_by(pack_options("asked", ElasticOptions), data_options("dataset", "limit"))
 def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
     world = session.world
     if world.rank_env:

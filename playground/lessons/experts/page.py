@@ -33,7 +33,7 @@ class ExpertsSettings:
     size: int
     """Number of ranks."""
     ways: tuple[str, ...] = flag(
-        tuple(WAYS), "Free: without balance loss.", name="--way", choices=WAYS, one_or_all=True
+        tuple(WAYS), "Ways to train, free without balance loss", name="--way", choices=WAYS
     )
     seed: int = 1234
     batch_size: int = flag(24, "Sequences in a batch, of which each rank has as many.", least=1)

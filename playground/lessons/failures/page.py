@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
+from playground.console.options import only_option
 from playground.console.session import Ending, Session, run_to_its_end
 from playground.console.tables import Texts
 from playground.console.text import good, heading, prose
@@ -187,12 +186,7 @@ def outcome_texts(outcome: Outcome) -> Texts:
     return texts
 
 
-@LESSON.run_by(
-    click.option(
-        "--only", type=click.Choice([*PROGRAMS]), metavar="PROGRAM", multiple=True,
-        help=f"Run only this program; may be repeated: {', '.join(PROGRAMS)}.",
-    )
-)  # fmt: skip
+@LESSON.run_by(only_option(PROGRAMS, "programs"))
 def command(session: Session, only: tuple[str, ...]) -> None:
     names = [name for name in PROGRAMS if not only or name in only]
     world = session.world

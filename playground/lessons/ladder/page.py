@@ -12,7 +12,7 @@ from playground.console.options import flags, only_with
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
-from playground.console.training import DataOptions, announce_data, check_link, data_options
+from playground.console.training import DataOptions, announce_data, data_options, over_links
 from playground.lessons import LESSONS
 from playground.measurement.environment import Environment
 from playground.runtime.errors import UsageError
@@ -41,12 +41,6 @@ TOKENS = PreparedData(
 """Token ids, which each rank draws for itself."""
 OF_BERT = {"steps": 10, "batch_size": 16, "bucket_cap": 2 * 2**20}
 """Defaults for bert, which differ from those of `LadderSettings`."""
-BY_MODEL = {
-    name: {"default": None, "show_default": shown}
-    for name, shown in zip(
-        OF_BERT, ("100, for bert 10", "128, for bert 16", "0.05, for bert 2"), strict=True
-    )
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +154,19 @@ class LadderSettings(TrainingSettings):
     DistributedDataParallel."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ByModel:
+    """Settings whose defaults depend on the model."""
+
+    steps: int | None = like(LadderSettings, "steps", None, shown_default="100, for bert 10")
+    batch_size: int | None = like(
+        LadderSettings, "batch_size", None, shown_default="128, for bert 16"
+    )
+    bucket_cap: int | None = like(
+        LadderSettings, "bucket_cap", None, shown_default="0.05, for bert 2"
+    )
+
+
 def agreement(rungs: Sequence[Rung], all_reduce: str) -> str:
     """The verdict on the replicas, after the same number of steps on every rung. Raises
     `PlaygroundError` if those of a rung that adds with `all_reduce`, or those of
@@ -220,18 +227,17 @@ def hidden_text(rungs: Sequence[Rung]) -> str:
 
 
 @LESSON.run_by(
-    flags(LadderSettings, "model", *BY_MODEL, "all_reduce", "link", changes=BY_MODEL),
-    data_options,
-    only_with("dataset", "data_dir", "limit", model=tuple(IMAGE_MODELS)),
+    flags(LadderSettings, "model", "all_reduce", "link"),
+    flags(ByModel),
+    data_options("dataset"),
+    only_with("dataset", model=tuple(IMAGE_MODELS)),
 )
 def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> None:
     world, is_bert = session.world, model == BERT
     folder = Path() if is_bert else data.folder
     given = {name: value for name, value in chosen.items() if value is not None}
     chosen = OF_BERT | given if is_bert else given
-    asked = LadderSettings(
-        folder=folder, model=model, limit=data.limit, seed=session.run.seed, **chosen
-    )
+    asked = LadderSettings(folder=folder, model=model, **chosen)
     asked.check_batch(world.size)
     if model == "resnet18" and asked.batch_size < 2 * world.size:
         why = (
@@ -239,8 +245,8 @@ def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> N
         )
         raise UsageError(f"--batch-size {asked.batch_size} for {world.size} ranks: {why}")
     world.warm_up(RUN)
-    work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples{asked.over_links}"
-    check_link(session, asked)
+    links = over_links(session, asked.link)
+    work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples{links}"
     about = Table(
         "rung", Column("what it does", wraps=True), rows=candidates(model, asked.link).items()
     )
@@ -251,7 +257,7 @@ def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> N
     verdict = agreement(rungs, settings.all_reduce)
     session.say("", *result_texts(rungs), "")
     shown = LESSON.conclude(
-        world.size, fastest=f"{fastest_text(rungs)}{asked.over_links}", hidden=hidden_text(rungs)
+        world.size, fastest=f"{fastest_text(rungs)}{links}", hidden=hidden_text(rungs)
     )
     session.say(prose(f"Shown: {shown}; ", good(verdict), "."))
     recipe = {

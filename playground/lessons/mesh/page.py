@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-import click
-
 from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
@@ -15,7 +13,7 @@ from playground.console.training import TRAINED
 from playground.lessons import LESSONS
 from playground.lessons.mesh.costs import CLUSTER, MESHES, MODEL, SHARDED, Shape, name_of, predict
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_flags, flag
+from playground.runtime.flags import check_flags, flag, like
 from playground.training.one_process import ComparedTraining, check, check_counts
 
 LESSON = LESSONS["mesh"]
@@ -106,19 +104,18 @@ def check_mesh(shape: Shape, found: MeshTraining) -> None:
         check_counts(f"{name_of(shape)}: {axis}", {"sent": group.sent}, {"sent": group.form})
 
 
-@LESSON.run_by(
-    click.option(
-        "--grid",
-        type=click.IntRange(1),
-        nargs=4,
-        metavar="D P C T",
-        help="Ranks of data, pipeline, context, tensor.",
-    ),
-    flags(MeshSettings, "steps"),
-)
+@dataclass(frozen=True, kw_only=True)
+class MeshOptions:
+    grid: Shape | None = flag(
+        None, "Ranks of data, pipeline, context, tensor.", least=1, metavar="D P C T"
+    )
+    steps: int = like(MeshSettings, "steps")
+
+
+@LESSON.run_by(flags(MeshOptions))
 def command(session: Session, grid: Shape | None, steps: int) -> None:
     world, shapes = session.world, shapes_for(session.world.size, grid)
-    settings = MeshSettings(shapes=shapes, seed=session.run.seed, steps=steps)
+    settings = MeshSettings(shapes=shapes, steps=steps)
     world.warm_up(EXPERIMENT)
     session.say(f"{LESSON.name}: {world}, {MODEL}")
     *_, last = by_rank = session.launch(EXPERIMENT, settings)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from playground.console.options import flags, select_names
+from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
@@ -42,10 +42,9 @@ class ServerSettings(TrainingSettings):
     )
     modes: tuple[str, ...] = flag(
         tuple(MODES),
-        "When the server takes a step; may be repeated.",
+        "When the server takes a step",
         name="--mode",
         choices=MODES,
-        click={"multiple": True, "show_default": "all of them"},
     )
     staleness: int = flag(
         3,
@@ -132,12 +131,11 @@ COLUMNS = {"mode": Column("mode")} | figures(
     flags(
         ServerSettings, "modes", "staleness", "slow_worker", "steps", "batch_size", "lr", "momentum"
     ),
-    data_options,
+    data_options("dataset"),
 )
 def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     world, workers = session.world, session.world.size - 1
-    chosen["modes"] = select_names(MODES, chosen["modes"])
-    asked = ServerSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
+    asked = ServerSettings(folder=data.folder, **chosen)
     asked.check_batch(workers)
     world.warm_up(RUN)
     shared = f"shared by {plural(workers, 'worker')}"

@@ -69,10 +69,9 @@ class PipelineSettings(TrainingSettings):
     """Number of ranks, each with a stage."""
     schedules: tuple[str, ...] = flag(
         tuple(SCHEDULES),
-        "The order in which stages work.",
+        "The order in which stages work",
         name="--schedule",
         choices=SCHEDULES,
-        one_or_all=True,
     )
     """Names of `SCHEDULES`, in the order of running."""
     microbatches: int = flag(
@@ -255,11 +254,10 @@ def cost_texts(found: Mapping[str, ScheduleResult]) -> Texts:
 
 @LESSON.run_by(
     flags(PipelineSettings, "schedules", "microbatches", "batch_size", "steps"),
-    data_options,
+    data_options("dataset"),
 )
 def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     world = session.world
-    chosen |= {"limit": data.limit, "seed": session.run.seed}
     asked = PipelineSettings(size=world.size, folder=data.folder, **chosen)
     world.warm_up(RUN_TRAINING, EXPERIMENT)
     prepared, settings = announce_data(session, data, asked, model_text(asked))

@@ -20,7 +20,7 @@ from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["prove"]
 EXPERIMENT = LESSON.remote("experiment", "experiment")
-RECIPE = ("seed", "batch_size", "lr", "momentum", "all_reduce", "limit", "bucket_cap")
+RECIPE = ("seed", "batch_size", "lr", "momentum", "all_reduce", "bucket_cap")
 """The settings that the figures depend on, beside the data and the number of steps."""
 EXACT = 1e-12
 """How far float64 may be from one process after any step, and float32, in as many epsilons, after
@@ -204,10 +204,12 @@ def ending(proof: Proof, breaks: Mapping[str, Break]) -> str:
     return f" (largest difference of parameters after the last step: {', '.join(ends)}); {broken}."
 
 
-@LESSON.run_by(flags(ProveSettings, "batch_size", "steps", "lr", "all_reduce"), data_options)
+@LESSON.run_by(
+    flags(ProveSettings, "batch_size", "steps", "lr", "all_reduce"), data_options("dataset")
+)
 def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     world = session.world
-    asked = ProveSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
+    asked = ProveSettings(folder=data.folder, seed=session.run.seed, **chosen)
     asked.check_batch(world.size)
     world.warm_up(RUN_TRAINING, EXPERIMENT)
     shares = shares_text(asked.batch_size, world.size)
@@ -215,9 +217,11 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     prepared, settings = announce_data(session, data, asked, work)
 
     proof, breaks = session.launch(RUN_TRAINING, EXPERIMENT, settings)[0]
-    session.say("", prose(heading("equal"), f": {LESSON.texts['compare']}"), *proof_texts(proof))
+    head = prose(heading("equal"), f": {LESSON.remote('compare').summary}")
+    session.say("", head, *proof_texts(proof))
     for name, found in breaks.items():
-        session.say("", prose(heading(name), f": {LESSON.texts[name]}"), break_table(found))
+        head = prose(heading(name), f": {LESSON.remote(name).summary}")
+        session.say("", head, break_table(found))
     samples = [
         {"samples": (asked.batch_size + world.size - 1 - rank) // world.size}
         for rank in range(world.size)

@@ -11,7 +11,7 @@ from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
-from playground.console.training import COMPARED, TRAINED
+from playground.console.training import COMPARED, TRAINED, over_links
 from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag, like
@@ -35,9 +35,7 @@ class TensorSettings:
 
     size: int
     """Number of ranks."""
-    ways: tuple[str, ...] = flag(
-        tuple(WAYS), "What is sharded.", name="--way", choices=WAYS, one_or_all=True
-    )
+    ways: tuple[str, ...] = flag(tuple(WAYS), "What is sharded", name="--way", choices=WAYS)
     seed: int = 1234
     batch_size: int = flag(24, "Sequences in a batch, which all ranks work on.", least=1)
     steps: int = flag(70, "Number of training steps, for each way.", least=1)
@@ -94,11 +92,11 @@ COSTS = {"way": Column("way")} | TRAINED
 @LESSON.run_by(flags(TensorSettings, "ways", "batch_size", "steps", "link"))
 def command(session: Session, **chosen: Any) -> None:
     world = session.world
-    settings = TensorSettings(size=world.size, seed=session.run.seed, **chosen)
+    settings = TensorSettings(size=world.size, **chosen)
     world.warm_up(EXPERIMENT)
-    link = f", over simulated links of {settings.link:g} Gbit/s" if settings.link else ""
+    links = over_links(session, settings.link)
     model = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, sequences of {LENGTH}"
-    session.say(f"{LESSON.name}: {world}, {model}, {settings.batch_size} in a batch{link}")
+    session.say(f"{LESSON.name}: {world}, {model}, {settings.batch_size} in a batch{links}")
     found = dict(
         zip(settings.ways, zip(*session.launch(EXPERIMENT, settings), strict=True), strict=True)
     )

@@ -42,9 +42,7 @@ class ZeroSettings:
     """Raises `UsageError` for what cannot be cut or trained."""
 
     size: int
-    ways: tuple[str, ...] = flag(
-        NAMES, "Train by this way alone.", name="--way", choices=NAMES, one_or_all=True
-    )
+    ways: tuple[str, ...] = flag(NAMES, "Train by these ways alone", name="--way", choices=NAMES)
     layers: int = flag(2, "Number of the GPT's blocks.", least=1)
     width: int = flag(96, "Width of the GPT, a multiple of its 12 heads.", least=12)
     batch_size: int = flag(24, "Global batch size: sequences per step, over all ranks.", least=1)
@@ -74,8 +72,8 @@ class ZeroSettings:
         if self.dtype == BFLOAT16:
             if not {*CASTING} & {*self.ways}:
                 raise UsageError(
-                    f"--dtype {BFLOAT16} --way {self.ways[0]}: this way has no float32 shards "
-                    f"beside what it computes with, choose {' or '.join(CASTING)}"
+                    f"--dtype {BFLOAT16} --way {','.join(self.ways)}: no float32 shards "
+                    f"beside what is computed with, choose {' or '.join(CASTING)}"
                 )
             ways = tuple(way for way in CASTING if way in self.ways)
             object.__setattr__(self, "ways", ways)
@@ -96,7 +94,7 @@ class ZeroSettings:
 @LESSON.run_by(flags(ZeroSettings))
 def command(session: Session, **chosen: Any) -> None:
     world = session.world
-    settings = ZeroSettings(size=world.size, seed=session.run.seed, **chosen)
+    settings = ZeroSettings(size=world.size, **chosen)
     world.warm_up(RUN_TRAINING, MEASURE)
     about = f"batches of {settings.batch_size} sequences to copy"
     if settings.cap:

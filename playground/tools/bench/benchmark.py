@@ -41,6 +41,8 @@ from playground.tools.bench.settings import (
 )
 
 PASSES = 4
+WARM_UP = 5
+"""Calls of each algorithm before the first trial of a size."""
 TRIAL = 0.006
 """Seconds a trial is to take."""
 MAX_CALLS = 200
@@ -217,8 +219,7 @@ class Measurement:
             buffer.zero_()
         candidates = list(calls.values())
         heartbeat = Heartbeat()
-        warm_up = min(1, self.settings.warmup) if self.calls else self.settings.warmup
-        for candidate, _ in product(candidates, range(warm_up)):
+        for candidate, _ in product(candidates, range(1 if self.calls else WARM_UP)):
             heartbeat.beat()
             candidate()
         if not self.calls:  # find how many calls of each candidate fill a trial
@@ -281,7 +282,7 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
         raise UsageError(
             f"--limit on {hosts} hosts: it measures the memory that all ranks share, leave it out"
         )
-    order = Random(settings.seed)
+    order = Random(0)  # the same on all ranks
     if rank == 0:
         report(start=environment.describe())
     what = product(settings.collectives, settings.sizes)

@@ -4,8 +4,8 @@ torch."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -14,23 +14,21 @@ from typing import Any
 import click
 
 from playground.console import terminal
-from playground.console.options import COMMON, FILE, flags, names_option, refuse, select_names
+from playground.console.options import flags, refuse
 from playground.console.session import Session, session_command, to_document
-from playground.console.tables import Column, Texts, figures, tabulate
+from playground.console.tables import Column, Rows, Texts, figures, tabulate
 from playground.console.text import bad, good, heading, prose
 from playground.console.units import format_bytes, format_digits, plural
 from playground.measurement import environment
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import flag, flags_of
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.bench.plot import check, plot_bandwidth
 from playground.tools.bench.results import Change, Row, average_busbw, compare, load
 from playground.tools.bench.settings import (
-    ALGORITHMS,
     COLLECTIVES,
-    DEFAULT_ALGORITHMS,
-    DEFAULT_COLLECTIVES,
     FACTOR,
     BenchSettings,
     geometric_range,
@@ -38,19 +36,6 @@ from playground.tools.bench.settings import (
 
 TOOL = TOOLS["bench"]
 RUN = remote("playground.tools.bench.benchmark:run")
-MEASURED = (
-    "begin",
-    "end",
-    "iterations",
-    "warmup",
-    "collectives",
-    "algorithms",
-    "dtype",
-    "op",
-    "limit",
-    "plot",
-)
-"""Parameters of a measurement, beside those of every run."""
 
 
 def figure(heading: str, unit: str, width: int, format: str = "", *, wide: bool = False) -> Column:
@@ -102,7 +87,7 @@ class Report:
 
     def __init__(self, session: Session, settings: BenchSettings) -> None:
         self.session, self.settings, self.columns = session, settings, columns_of(settings)
-        self.printed = session.rows(*self.columns.values())
+        self.printed = Rows(session.say, *self.columns.values())
         self.environment: environment.Environment | None = None
         self.rows: list[Row] = []
 
@@ -203,70 +188,47 @@ def shown_change(row: Change) -> dict[str, object]:
     }
 
 
-def read_size(ctx: click.Context, param: click.Parameter, text: str) -> int:
-    """A number of bytes, written with or without K, M or G."""
-    match = re.fullmatch(r"(\d{1,18})([KMG]?)", text.strip(), re.ASCII | re.IGNORECASE)
-    if not match or not int(match[1]):
-        about = "write a whole number of bytes above 0, or one with K, M or G, as 64K"
-        raise click.BadParameter(f"{text!r} is no size: {about}")
-    return int(match[1]) << 10 * " KMG".index(match[2].upper() or " ")
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """The options of `bench` beside its settings."""
 
-
-def size_option(*names: str, default: str, help: str) -> Callable[[Any], Any]:
-    return click.option(
-        *names, callback=read_size, default=default, metavar="SIZE", show_default=True, help=help
+    begin: int = flag(
+        2**10,
+        f"Smallest size in bytes, the next is {FACTOR} times it.",
+        name="-b --begin",
+        is_size=True,
+        shown_default="1K",
+    )
+    end: int = flag(
+        2**24, "Largest size in bytes.", name="-e --end", is_size=True, shown_default="16M"
+    )
+    plot: Path | None = flag(
+        None, "Also draw bus bandwidth against size: .svg or .png.", metavar="FILE"
+    )
+    diff: tuple[Path, Path] | None = flag(
+        None,
+        "Compare two files that --json printed, instead of measuring.",
+        metavar="BEFORE AFTER",
     )
 
 
-WHICH = "All-reduce algorithms to measure (ring: also reduce_scatter and all_gather)"
-bench_options = (
-    size_option(
-        "-b",
-        "--begin",
-        default="1K",
-        help=f"Smallest size in bytes, the next is {FACTOR} times it.",
-    ),
-    size_option("-e", "--end", default="16M", help="Largest size in bytes."),
-    flags(BenchSettings, "iterations", "warmup"),
-    names_option(
-        "--collective",
-        "collectives",
-        known=COLLECTIVES,
-        default=DEFAULT_COLLECTIVES,
-        help="Collectives to measure",
-    ),
-    names_option(
-        "--algorithm",
-        "algorithms",
-        known=ALGORITHMS,
-        default=DEFAULT_ALGORITHMS["all_reduce"],
-        help=WHICH,
-    ),
-    flags(BenchSettings, "dtype", "op", "limit"),
-    click.option(
-        "--plot",
-        type=FILE,
-        metavar="FILE",
-        help="Also draw bus bandwidth against size: .svg or .png.",
-    ),
-    click.option(
-        "--diff",
-        type=FILE,
-        nargs=2,
-        metavar="BEFORE AFTER",
-        help="Compare two files that --json printed, instead of measuring.",
-    ),
+OF_WORLD = ("size", "backend", "timeout")
+
+
+@session_command(
+    TOOL.name,
+    flags(BenchOptions),
+    flags(BenchSettings),
     refuse(
-        *({*COMMON, *MEASURED} - {"wide", "as_json"}),
+        *(*OF_WORLD, *flags_of(BenchSettings), "begin", "end", "plot"),
         why=lambda given: (
             given["diff"]
             and "has no effect with --diff, which measures nothing: leave one of them out"
         ),
     ),
+    only=(*OF_WORLD, "wide", "as_json"),
+    short_help=TOOL.purpose,
 )
-
-
-@session_command(TOOL.name, *bench_options, short_help=TOOL.purpose)
 def command(
     session: Session,
     begin: int,
@@ -300,9 +262,7 @@ def command(
             f"--begin {format_bytes(begin)} is beyond --end {format_bytes(end)}: sizes go from "
             "small to large"
         )
-    asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
-    asked["algorithms"] = select_names(ALGORITHMS, asked["algorithms"])
-    settings = BenchSettings(sizes=geometric_range(begin, end), seed=session.run.seed, **asked)
+    settings = BenchSettings(sizes=geometric_range(begin, end), **asked)
     world = session.world
     settings.check_world(world.size)
     if world.device == "cpu":

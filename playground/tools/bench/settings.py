@@ -93,10 +93,6 @@ MEMORY = "memory"
 """A row beside the algorithms, with --limit: all ranks copy their tensors at once."""
 FACTOR = 4
 """Ratio of each size to the one before."""
-DEFAULT_COLLECTIVES = ("all_reduce",)
-DEFAULT_ALGORITHMS = {"all_reduce": (BACKEND, "auto")}
-"""Algorithms by collective, the backend's alone for the others. The program's default, and ours
-that is best: the ring that is taught is neither, and one word away."""
 DTYPES = {
     "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4,
     "int64": 8,
@@ -117,20 +113,25 @@ def available_algorithms(collective: str) -> tuple[str, ...]:
 class BenchSettings:
     """Raises `UsageError` for what cannot be measured."""
 
-    collectives: tuple[str, ...] = DEFAULT_COLLECTIVES
-    algorithms: tuple[str, ...] = ()
-    """The same for every collective, which takes those that it has; none of them: its default."""
+    collectives: tuple[str, ...] = flag(
+        ("all_reduce",), "Collectives to measure", name="--collective", choices=COLLECTIVES
+    )
+    algorithms: tuple[str, ...] = flag(
+        (BACKEND, "auto"),
+        "All-reduce algorithms to measure (ring: also reduce_scatter and all_gather)",
+        name="--algorithm",
+        choices=ALGORITHMS,
+    )
+    """The same for every collective, which takes those that it has. By default the program's own,
+    and ours that is best: the ring that is taught is neither, and one word away."""
     sizes: tuple[int, ...]
     """Bytes, from small to large."""
     dtype: str = flag("float32", "Data type of the elements.", choices=DTYPES)
     op: str = flag("sum", "Reduction operation.", choices=OPS)
     iterations: int = flag(20, "Number of trials per size.", least=1, most=MAX_TRIALS)
-    warmup: int = flag(5, "Number of warm-up calls before timing starts.", least=0, most=MAX_TRIALS)
     limit: bool = flag(
         False, "Also measure the memory: a row in which all ranks copy their tensors at once."
     )
-    seed: int = 1234
-    """Seed of the order in which algorithms have their turns."""
 
     def __post_init__(self) -> None:
         check_flags(self)
@@ -170,8 +171,7 @@ class BenchSettings:
 
     def algorithms_of(self, collective: str) -> tuple[str, ...]:
         """Algorithms to measure for this collective, in the order of the table."""
-        wanted = self.algorithms or DEFAULT_ALGORITHMS.get(collective, (BACKEND,))
-        return tuple(name for name in available_algorithms(collective) if name in wanted)
+        return tuple(name for name in available_algorithms(collective) if name in self.algorithms)
 
     def count(self, collective: str, nbytes: int, size: int) -> int:
         """Elements of the tensor, or of a rank's share of it."""

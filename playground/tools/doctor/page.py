@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
-from playground.console.options import RunOptions, flags, pack_options
+from playground.console.options import RunOptions, pack_options
 from playground.console.session import Session, session_command
 from playground.console.text import Prose, bad, good, prose
 from playground.console.units import plural
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import flag
+from playground.runtime.flags import flag, like
 from playground.runtime.rendezvous.rendezvous import is_loopback
 from playground.tools import TOOLS
 from playground.tools.doctor import (
@@ -52,6 +52,10 @@ class DoctorSettings:
         above=0,
         below=1e6,
     )
+    check: str | None = flag(
+        None, "Run the checks of one tier only.", choices=TIERS, metavar="TIER"
+    )
+    timeout: float = like(RunOptions, "timeout", help="Seconds to wait for torch, and for hosts.")
 
     @property
     def hosts(self) -> list[str]:
@@ -81,11 +85,7 @@ def finding_text(finding: Finding) -> Prose:
 
 
 def examine(
-    session: Session,
-    settings: DoctorSettings,
-    tiers: Sequence[str],
-    words: Sequence[str],
-    timeout: float,
+    session: Session, settings: DoctorSettings, tiers: Sequence[str], words: Sequence[str]
 ) -> tuple[list[Finding], dict[str, object]]:
     """Examine tier by tier, and say what each has found: this machine, its torch, a script with its
     arguments (`words`), the other hosts. Returns all findings, and the facts of each tier."""
@@ -106,16 +106,16 @@ def examine(
         )
     if "torch" in tiers:
         session.bar.show("torch, in a process of its own")
-        torch = software.examine(timeout)
+        torch = software.examine(settings.timeout)
         conclude("torch", torch, software.summarize(torch))
     if "script" in tiers:
         session.bar.show(f"running {words[0]}")
-        ran = script.examine(Path(words[0]), words[1:], settings.seconds, timeout)
+        ran = script.examine(Path(words[0]), words[1:], settings.seconds, settings.timeout)
         conclude("script", ran, script.summarize(ran))
     if "hosts" in tiers:
         with hosts.listen(settings.hosts, settings.port) as listener:
             session.bar.show("waiting for the other hosts")
-            met = hosts.meet(listener, settings.hosts, timeout)
+            met = hosts.meet(listener, settings.hosts, settings.timeout)
         conclude("hosts", met, hosts.summarize(met))
     return findings, facts
 
@@ -124,29 +124,12 @@ def examine(
     TOOL.name,
     click.argument("words", metavar="[SCRIPT.py [ARGS]…]", nargs=-1, type=click.UNPROCESSED),
     pack_options("settings", DoctorSettings),
-    click.option(
-        "--check",
-        type=click.Choice([*TIERS]),
-        metavar="TIER",
-        help="Run the checks of one tier only.",
-    ),
-    flags(
-        RunOptions,
-        "timeout",
-        changes={"timeout": {"help": "Seconds to wait for torch, and for hosts."}},
-    ),
     only=("as_json",),
     size=1,
     short_help=TOOL.purpose,
     context_settings={"allow_interspersed_args": False},
 )
-def command(
-    session: Session,
-    words: Sequence[str],
-    settings: DoctorSettings,
-    check: str | None,
-    timeout: float,
-) -> None:
+def command(session: Session, words: Sequence[str], settings: DoctorSettings) -> None:
     """Examine this machine, torch, and, with --hosts, the connections between hosts. Or a script
     for torchrun: what would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks,
     then on 3, unseen, in a copy of the working folder.
@@ -167,14 +150,15 @@ def command(
     if words and settings.hosts:
         raise UsageError(f"doctor {words[0]} starts ranks of its own, here: run it without --hosts")
     tiers = ["script"] if words else ["machine", "torch", *["hosts"] * bool(settings.hosts)]
-    if check and check not in tiers:
+    if settings.check and settings.check not in tiers:
         raise UsageError(
-            f"--check {check}: this run has {', '.join(tiers)}; hosts need --hosts, a script its "
-            "name"
+            f"--check {settings.check}: this run has {', '.join(tiers)}; hosts need --hosts, a "
+            "script its name"
         )
     system = f"{platform.platform()}, Python {platform.python_version()}"
     session.say(f"{TOOL.name}: {platform.node()}, {system}", "")
-    findings, facts = examine(session, settings, [check] if check else tiers, words, timeout)
+    tiers = [settings.check] if settings.check else tiers
+    findings, facts = examine(session, settings, tiers, words)
     session.print_document({}, findings=findings, **facts)
     if checks := dict.fromkeys(each.check for each in findings if each.severity == ERROR):
         raise PlaygroundError(f"not fit for distributed training: {', '.join(checks)}")

@@ -160,10 +160,9 @@ WITHOUT_RANKS = "has no effect with --alpha and --beta, which start no ranks: le
     pack_options("settings", ScaleSettings),
     refuse(
         "timeout",
-        "see",
         why=lambda given: "" if None in (given["alpha"], given["beta"]) else WITHOUT_RANKS,
     ),
-    only=("timeout", "wide", "as_json", "see"),
+    only=("timeout", "wide", "as_json"),
     size=DEFAULT_RANKS,
     short_help=TOOL.purpose,
 )

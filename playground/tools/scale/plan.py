@@ -36,7 +36,7 @@ class ScaleSettings:
         least=MIN_RANKS,
         most=MAX_RANKS,
         name="-n --world-size",
-        click={"show_default": str(DEFAULT_RANKS)},
+        shown_default=str(DEFAULT_RANKS),
     )
     alpha: float | None = flag(
         None, "Latency of a message. With --alpha and --beta nothing is measured.", **ABOVE_ZERO
@@ -48,7 +48,7 @@ class ScaleSettings:
         None,
         "Time to add or copy one byte.",
         least=0,
-        click={"show_default": "0"},
+        shown_default="0",
         most=MAX_SECONDS,
         metavar="SECONDS",
     )

@@ -19,10 +19,17 @@ from playground.runtime.remote import remote
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["sgd"]
-TRAINING = [flags(TrainingSettings, group=group) for group in ("", "sync", "loader", "dtype")]
 
 
-@LESSON.run_by(*TRAINING, data_options, snapshot_options)
+@LESSON.run_by(
+    flags(
+        TrainingSettings,
+        *("epochs", "batch_size", "lr", "momentum", "accumulate", "loader"),
+        *("sync", "sync_every", "all_reduce", "link", "dtype"),
+    ),
+    data_options(),
+    snapshot_options,
+)
 def command(
     session: Session, data: DataOptions, checkpoint: SnapshotOptions, **training: Any
 ) -> None:
