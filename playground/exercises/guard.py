@@ -152,9 +152,7 @@ def hear_events() -> None:
 def hidden() -> Iterator[None]:
     """Without the modules of the judges, for what looks them up."""
     package = sys.modules[OURS.rpartition(".")[0]]
-    kept = {
-        name: module for name, module in sys.modules.items() if f"{name}.".startswith(f"{OURS}.")
-    }
+    kept = {name: module for name, module in sys.modules.items() if name.startswith(OURS)}
     for name in kept:
         del sys.modules[name]
     exercises = vars(package).pop("exercises")
