@@ -73,7 +73,7 @@ def test_rows_are_printed(
     rows = [
         Row("say {on}", verdict=lambda out: f"said | {last_line(out)}"), Row("fail",
         environ={"WHY": "1"}),
-        Row("hang", limit=0.2),
+        Row("hang", limit=0.05),
     ]  # fmt: skip
     monkeypatch.setenv("PLAYGROUND_SIMULATED_GPU", "1")
     assert not carry_out_all(rows, MACHINE)
@@ -86,7 +86,7 @@ def test_rows_are_printed(
     assert simulated[0] == ["`say`", "1", "-", "0", "as it should be"]
     assert simulated[1:] == [
         ["`WHY=1 fail`", "1", "-", "3", "no luck"],
-        ["`hang`", "1", "-", "none", "not done after 1 s"],
+        ["`hang`", "1", "-", "none", "not done after 0.25 s"],
     ]
     assert float(real[0][2]) >= 0  # seconds, where it has a GPU
     assert real[0][3:] == ["0", "said / --backend nccl -n 1"]

@@ -3,6 +3,8 @@ somewhere."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import re
 import shlex
@@ -12,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +96,13 @@ HEAVIER = (
     "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20",
     "zero -n 4 --layers 6 --cap-mb 7",
     "zero -n 4 --layers 5 --width 516 --cap-mb 170 --kernel",
-    "bytes -n 4", "memory", "scaling -n 4 --only noise",
+    "bytes", "bytes -n 4", "memory",
+    "scaling", "scaling --only noise", "scaling -n 4 --only noise",
+    "checkpoint --only beside_torch", "site DIR",
 )  # fmt: skip
 """Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test,
-is in the suite."""
+is in the suite (that of the site's pages: tests/site/test_site.py). That they can be run as they
+stand: tests/lessons/test_commands_named.py."""
 EXACT = ("p2p", "collectives", "allreduce")
 """Commands whose numbers are the same in every run."""
 FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
@@ -293,6 +298,29 @@ def test_commands_print_what_is_shown(
             check_output(result.out, list(shown.output), words[0] in EXACT)
 
 
+@pytest.mark.parametrize(
+    "lesson", [each for each in PATH if each.command is None], ids=lambda lesson: lesson.name
+)
+def test_a_chapter_shows_its_steps_in_their_own_words(lesson: Lesson) -> None:
+    """What its commands print before and after the values: the summaries of steps, the
+    conclusion."""
+    steps = {name: lesson.remote(name).summary for name in lesson.steps}
+    found = set[str]()
+    for shown in chain(*consoles(chapters.CHAPTERS[lesson.name].read_text(encoding="utf-8"))):
+        if shown.words[3:4] != [lesson.name] or "--json" in shown.words:
+            continue
+        for piece in pieces(list(shown.output)):
+            text = " ".join(" ".join(piece).split())
+            for name in {line.partition(":")[0] for line in piece} & {*steps}:
+                assert f"{name}: {steps[name]}" in text
+                found.add(name)
+            if shown.words[3:] == [lesson.name] and (conclusion := text.partition("Shown: ")[2]):
+                parts = re.split(r"\{.*?\}", lesson.shown)
+                assert re.fullmatch(".+?".join(map(re.escape, parts)) + r"\.", conclusion)
+                found.add("Shown")
+    assert found
+
+
 def test_what_is_not_run_is_there() -> None:
     found = {
         shown.command
@@ -399,7 +427,9 @@ def test_the_two_line_difference_is_the_real_one() -> None:
             assert all(line[1:] in lines for lines in source.values())
 
 
-LONG = ("bert", "experts", "ladder", "parameter_server", "pipeline", "prove")
+LONG = (
+    "bert", "bytes", "experts", "ladder", "mesh", "parameter_server", "pipeline", "prove", "tensor",
+)  # fmt: skip
 """Lessons whose cells take as long as their own tests."""
 
 
@@ -440,6 +470,22 @@ def test_cells_run(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     exec(compile(block, "<cell>", "exec"), {"__name__": "cell"})
     check_printed(block, capsys.readouterr().out)
+
+
+def test_what_blocks_import_of_ours_is_there() -> None:
+    """Those that wait for `make stress`, too."""
+    blocks = [
+        param.values[0] for kind in ("cell", "script", "test") for param in python_blocks(kind)
+    ]
+    found = 0
+    for node in chain.from_iterable(ast.walk(ast.parse(block)) for block in blocks):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("playground"):
+            module = importlib.import_module(node.module or "")
+            for each in node.names:
+                name = f"{module.__name__}.{each.name}"
+                assert hasattr(module, each.name) or importlib.util.find_spec(name), name
+                found += 1
+    assert found > 20
 
 
 @pytest.mark.parametrize("block", python_blocks("script"))

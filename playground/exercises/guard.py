@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from operator import is_not
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
@@ -125,8 +126,10 @@ class Guard:
         """A function that the solution has replaced and not put back; empty if there is none."""
         for owner, functions, inherited in self.in_place:
             space = vars(owner)
-            names = [name for name in functions if space.get(name) is not functions[name]]
-            names += [name for name in inherited if name in space]
+            names = [*filter(space.__contains__, inherited)]
+            # one by one where there is a difference: torch has 2,000 functions
+            if any(map(is_not, map(space.get, functions), functions.values())):
+                names += [name for name in functions if space.get(name) is not functions[name]]
             for name in names:
                 if not is_of_torch(space.get(name)):
                     return f"{owner.__name__}.{name} {REPLACES}"
@@ -152,9 +155,7 @@ def hear_events() -> None:
 def hidden() -> Iterator[None]:
     """Without the modules of the judges, for what looks them up."""
     package = sys.modules[OURS.rpartition(".")[0]]
-    kept = {
-        name: module for name, module in sys.modules.items() if f"{name}.".startswith(f"{OURS}.")
-    }
+    kept = {name: module for name, module in sys.modules.items() if name.startswith(OURS)}
     for name in kept:
         del sys.modules[name]
     exercises = vars(package).pop("exercises")

@@ -10,6 +10,7 @@ user may. Does not import torch.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import secrets
 import symtable
@@ -267,6 +268,15 @@ def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int
     return made
 
 
+@functools.lru_cache(256)
+def attempt_mistake(
+    exercise: Exercise, text: str, before: tuple[Solution, ...], size: int, seed: int
+) -> Attempt:
+    """The attempt of a catalogued mistake. It runs once per world size: all wrong solutions of a
+    class are compared with the same one."""
+    return attempt(Solution(exercise, text, exercise.file), before, size, seed)
+
+
 def check_solution(
     solution: Solution, before: Sequence[Solution] = (), world: int | None = None, seed: int = 0
 ) -> Verdict:
@@ -381,7 +391,7 @@ def name_mistake(
     for mistake in exercise.mistakes:
         if mistake.status == found.status and mistake.name not in NAMED:
             for size in sizes:
-                other = attempt(replace(solution, text=mistake.text), before, size, seed)
+                other = attempt_mistake(exercise, mistake.text, tuple(before), size, seed)
                 if size not in made:
                     made[size] = attempt(solution, before, size, seed)
                 if size == world:

@@ -36,12 +36,13 @@ def new_model() -> nn.Module:
 def batch_of(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Points around the center of their class: [batch, features], [batch]. A rank has the classes
     whose number leaves its rank as the remainder (or all, if there are more ranks than classes)."""
-    torch.manual_seed(0)
-    centers = torch.randn(CLASSES, FEATURES)
-    torch.manual_seed(1 + step * size + rank)
+    generator = torch.Generator(torch.get_default_device())
+    generator.manual_seed(0)
+    centers = torch.randn(CLASSES, FEATURES, generator=generator)
+    generator.manual_seed(1 + step * size + rank)
     own = torch.arange(CLASSES)[rank % CLASSES :: min(size, CLASSES)]
-    labels = own[torch.randint(len(own), (BATCH,))]
-    return centers[labels] + 1.5 * torch.randn(BATCH, FEATURES), labels
+    labels = own[torch.randint(len(own), (BATCH,), generator=generator)]
+    return centers[labels] + 1.5 * torch.randn(BATCH, FEATURES, generator=generator), labels
 
 
 def loss_of_all(model: nn.Module) -> float:

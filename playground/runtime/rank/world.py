@@ -43,6 +43,7 @@ from playground.runtime.rendezvous.store import (
 )
 from playground.runtime.tap.replacement import Replacement, calling
 from playground.runtime.threads import OurThread
+from playground.runtime.upstream import list_groups
 
 Arguments = dict[str, Any]
 RENAMED = r"`torch\.distributed\.\w+_tensor` is deprecated"
@@ -238,13 +239,13 @@ class Member:
 
     def drop_groups(self) -> None:
         """Destroy all process groups, ours or not. A thread closes gloo's sockets, which takes 20
-        ms."""
+        ms for each."""
         self.backend.synchronize()
-        group = [self.group]
+        groups = [self.group, *list_groups()]
         self.group = None
         if dist.is_initialized():
             dist.destroy_process_group()
-        OurThread(target=group.clear, name="close the process group").start()
+        OurThread(target=groups.clear, name="close the process group").start()
 
     def leave(self, present: int | None = None) -> None:
         """Leave the world, with all others: the ranks that are still there, if some have ended by
