@@ -17,7 +17,7 @@ from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event as Report
 from playground.runtime.remote import Remote
 from playground.trace.analyse import MatchedMessage, match_messages
-from playground.trace.record import Event, Recording
+from playground.trace.record import RankRecording, Recording
 from playground.trace.record.run import record_run
 from playground.trace.render import Scene
 
@@ -48,22 +48,15 @@ class Evidence:
 
     @property
     def last_step(self) -> Recording:
-        """The recorded events after the last barrier, from time 0 on."""
-        ranks = []
-        for rank in self.recorded.ranks:
-            begin = ([0.0] + [event.end for event in rank.events if event.name == "barrier"])[-1]
-            ranks.append(
-                replace(rank, events=tuple(event for event in rank.events if event.start >= begin))
-            )
-        first = min((event.start for rank in ranks for event in rank.events), default=0.0)
+        """The recorded events after the last barrier."""
 
-        def shift(event: Event) -> Event:
-            return replace(event, start=event.start - first, end=event.end - first)
+        def without_earlier(rank: RankRecording) -> RankRecording:
+            barriers = (event.end for event in rank.events if event.name == "barrier")
+            begin = max(barriers, default=0.0)
+            events = tuple(event for event in rank.events if event.start >= begin)
+            return replace(rank, events=events)
 
-        return replace(
-            self.recorded,
-            ranks=tuple(replace(rank, events=tuple(map(shift, rank.events))) for rank in ranks),
-        )
+        return replace(self.recorded, ranks=tuple(map(without_earlier, self.recorded.ranks)))
 
 
 @dataclass(frozen=True)
@@ -133,9 +126,6 @@ class Figure:
     is_played: bool = True
     """Whether the pages of `site` play its run beside it: not if it is one moment of a longer run,
     or moves by itself."""
-
-    def __call__(self, run: Evidence) -> Scene:
-        return self.draw(run)
 
 
 def figure(
