@@ -19,6 +19,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -50,7 +51,7 @@ def make_recording() -> Files:
         SEND,
         VALUES,
     )
-    from playground.trace.record.layout import LANE_CODES, RUN
+    from playground.trace.record.layout import LANE_CODES, LOG, RUN
     from playground.trace.record.recorder import Recorder
     from playground.trace.record.run import describe_run
 
@@ -59,7 +60,7 @@ def make_recording() -> Files:
         for rank in range(2):
             ticks = iter(range(rank * 50, 10**9, 1000))
             recorder = Recorder(
-                folder, rank, capacity=200, value_capacity=500,
+                folder, rank, log=replace(LOG, capacity=200, words=500),
                 clock=lambda ticks=ticks: next(ticks),  # type: ignore[misc]
                 device="cpu",
             )  # fmt: skip

@@ -59,10 +59,9 @@ MAX_VALUES = 64
 SPAN = 128
 """More than `MAX_VALUES`: see `EventRecord.values`."""
 
-CAPACITY, VALUE_CAPACITY = 2**18, 2**20
-"""Maximum numbers of events and of values of small tensors: 21 and 8 MB on the disk, until the run
-is over. The text takes 4 MB."""
-LOG = Format(title=b"PLAYREC2", record=RECORD, mark=KIND, capacity=CAPACITY, words=VALUE_CAPACITY)
+LOG = Format(title=b"PLAYREC2", record=RECORD, mark=KIND, capacity=2**18, words=2**20)
+"""Events, and values of small tensors, take 21 and 8 MB on the disk until the run is over; the text
+takes 4 MB."""
 VALUES_USED = OWN
 """Place of the number of values in the log's header, in units of 8 bytes."""
 
@@ -90,11 +89,6 @@ SOURCE = "source"
 START = "start"
 ENDED = "end"
 """Subjects of a line of the tables: its first element."""
-
-
-def place_of(number: int) -> int:
-    """The offset of a record in `rank-R.events`, in bytes."""
-    return HEADER.size + RECORD.size * number
 
 
 def file_name(rank: int, kind: str) -> str:
