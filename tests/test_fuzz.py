@@ -124,11 +124,12 @@ def see(file: Path) -> None:
     """All that `see` does with a recording but PNGs, which take long."""
     from playground.console import rendering
     from playground.console.session import to_document
-    from playground.figures.command import document_of, read
+    from playground.figures.command import document_of
     from playground.trace.files import RENDERED, amount, render, render_steps
+    from playground.trace.record.run import read_recording
     from playground.trace.render.words import recording_texts
 
-    recording = read(file)
+    recording = read_recording(file)
     amount(recording)
     rendering.render(recording_texts(recording), 80)
     to_document(document_of(recording))

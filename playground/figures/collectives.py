@@ -477,17 +477,21 @@ def moving(run: Evidence) -> Scene:
         add_numbers(scene, x, y, holdings)
         for event in rank.events:
             if event.kind == COMPUTE and event.offset is not None:
-                look = {"style": "optimizer", "title": event.name, "event": ref_of(event)}
-                when = {"start": event.start, "end": event.end}
-                scene.add(BOX, x + event.offset * CHUNK[0], y, *CHUNK, text="+", **look, **when)
+                plus = Mark(
+                    kind=BOX, text="+", style="optimizer", title=event.name, event=ref_of(event),
+                    start=event.start, end=event.end,
+                )  # fmt: skip
+                scene.place(plus, x + event.offset * CHUNK[0], y, *CHUNK)
     messages, _ = match_messages(recording)
     for message in messages:
         send, receive = message
         (x, y), (to_x, to_y) = corners[send.rank], corners[receive.rank]
-        look = {"style": "communication", "title": message_title(message), "event": ref_of(send)}
-        look |= {"text": " ".join(f"{value:g}" for value in send.values or ())}
-        way = {"start": send.start, "end": receive.end, "travels": (to_x - x, to_y - y)}
-        scene.add(BOX, x + (send.offset or 0) * CHUNK[0], y, *CHUNK, **look, **way)
+        values = " ".join(f"{value:g}" for value in send.values or ())
+        number = Mark(
+            kind=BOX, text=values, style="communication", title=message_title(message),
+            event=ref_of(send), start=send.start, end=receive.end, travels=(to_x - x, to_y - y),
+        )  # fmt: skip
+        scene.place(number, x + (send.offset or 0) * CHUNK[0], y, *CHUNK)
     y = scene.bottom + 1.5 * CELL[1]
     phases = [
         (event.name, event.start, event.end)
@@ -524,5 +528,5 @@ def add_numbers(scene: Scene, x: float, y: float, holdings: Sequence[HeldValues]
         new = [values[0], *(after for before, after in pairwise(values) if after[1] != before[1])]
         for (start, value), (end, _) in pairwise([*new, (FOREVER, at_end)]):
             style = "value" if value == at_end else "plain" if start == began else "compute"
-            look = {"style": style, "text": f"{value:g}", "start": start, "end": end}
-            scene.add(BOX, x + number * CHUNK[0], y, *CHUNK, **look)
+            mark = Mark(kind=BOX, text=f"{value:g}", style=style, start=start, end=end)
+            scene.place(mark, x + number * CHUNK[0], y, *CHUNK)

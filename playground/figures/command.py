@@ -102,7 +102,7 @@ def see_file(session: Session, file: Path, output: Path | None, steps: bool) -> 
     if output:
         check_ending(output, RENDERED, "-o")
         check_writable("-o", output)
-    recording = read(file)
+    recording = read_recording(file)
     session.say(f"{SEE.name}: {file}", "")
     if output:
         (render_steps if steps else render)(recording, output)
@@ -111,14 +111,6 @@ def see_file(session: Session, file: Path, output: Path | None, steps: bool) -> 
     session.say(f"Shown: {amount(recording)}{f', in {output}' if output else ''}.")
     if session.run.as_json:
         session.print_document({}, file=output, **document_of(recording))
-
-
-def read(file: Path) -> Recording:
-    """Read a recording. Raises `UsageError` if it is none, or cannot be read."""
-    try:
-        return read_recording(file)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def document_of(recording: Recording) -> dict[str, object]:

@@ -163,8 +163,10 @@ def backward_and_step(run: Evidence) -> Scene:
     for number, (name, formula) in enumerate(FORMULAS.items()):
         look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
         scene.add(BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
-    times = [(part, getattr(rung, part)) for part in ("forward", "backward", "step")]
-    bars = [(part, [piece(it, PARTS[part])], f"{it * 1e3:.3g} ms") for part, it in times]
+    bars = []
+    for part in ("forward", "backward", "step"):
+        time = f"{getattr(rung, part) * 1e3:.3g} ms"
+        bars.append((part, [piece(getattr(rung, part), PARTS[part], f"{part}: {time}")], time))
     add_bars(scene, bars)
     return scene.with_caption(
         f"backward takes {rung.backward / rung.step:.3g} times as long as step. "
@@ -343,7 +345,7 @@ def same_on_both(run: Evidence) -> Scene:
         [(f"rank {rank.rank}", [*bucket_bands(rank)]) for rank in ranks],
         f"Gradients of {sum(map(len, sent[0]))} parameters on {len(ranks)} ranks; in this run the "
         f"buckets are {'the same' if all(each == sent[0] for each in sent) else 'NOT the same'} on "
-        "all.",
+        "all of them.",
         f"{left} left: a bucket leaves when all its gradients are ready, and the last parameters' "
         "are ready first.",
     )
@@ -548,9 +550,9 @@ def server_modes(run: Evidence) -> Scene:
         for worker, spans in enumerate(of_mode):
             computing = [(one[1], other[0]) for one, other in pairwise(spans)]
             lanes[f"worker {worker}"] = [
-                bar(*each, style, f"worker {worker}: {style}")
+                bar(start, end, style, f"worker {worker}: {style}")
                 for style, them in (("compute", computing), ("wait", spans))
-                for each in them
+                for start, end in them
             ]
         add_lanes(scene, f"{mode}: {ends[mode] * 1e3:,.0f} ms", axis, lanes)
     add_key(scene, {"compute": "computes a gradient", "wait": "waits for the server"})

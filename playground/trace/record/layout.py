@@ -75,8 +75,8 @@ LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 EVENTS, VALUES, TABLES = "events", "values", "tables"
 RUN = "run.json"
 """A description of the run."""
-RANK_FILE = re.compile(rf"rank-(\d{{1,9}})\.({TABLES}|{EVENTS}|{VALUES})")
-"""The name of a rank's member of the zip file."""
+TABLES_FILE = re.compile(rf"rank-(\d{{1,9}})\.{TABLES}")
+"""The name of the member of the zip file with a rank's tables."""
 LOG_FILE = re.compile(r"rank-(\d{1,9})\.log")
 LOGS = "rank-*.log"
 """The name of a rank's log in the folder, and a pattern for `glob`."""
