@@ -113,13 +113,7 @@ def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
     ]
 
 
-@figure(
-    "F6",
-    "all_reduce/allreduce",
-    SIX_COLLECTIVES,
-    "all-reduce: the same sum on every rank",
-    is_played=False,
-)
+@figure("F6", "all_reduce/allreduce", SIX_COLLECTIVES, is_played=False)
 def all_reduce_sum(run: Evidence) -> Scene:
     own: Sequence[Held] = [each["all_reduce"] for each in run.results]
     ranks = range(len(own))
@@ -138,7 +132,7 @@ def all_reduce_sum(run: Evidence) -> Scene:
     return bands_scene("All-reduce: the same sum on every rank", bands, about, DASHED)
 
 
-@figure("F21", "collectives/communication", SIX_COLLECTIVES, "six collectives: before and after")
+@figure("F21", "collectives/communication", SIX_COLLECTIVES)
 def six_collectives(run: Evidence) -> Scene:
     ranks: Sequence[dict[str, Held]] = run.results
     return panels_scene(
@@ -160,7 +154,7 @@ def collective_panel(name: str, rows: Sequence[Held]) -> Panel:
     return name, [Band(given), Band(received, meant_arrows(sources, targets))]
 
 
-@figure("F7", "all_reduce/allreduce_1", REDUCE_BROADCAST, "all-reduce as reduce, then broadcast")
+@figure("F7", "all_reduce/allreduce_1", REDUCE_BROADCAST)
 def reduce_broadcast(run: Evidence) -> Scene:
     messages = run.messages
     root = messages[0].receive.rank
@@ -186,7 +180,7 @@ def reduce_broadcast(run: Evidence) -> Scene:
     )
 
 
-@figure("F8", "all_reduce/allreduce_2", ALL_TO_ALL, "all-reduce as all to all")
+@figure("F8", "all_reduce/allreduce_2", ALL_TO_ALL)
 def all_to_all(run: Evidence) -> Scene:
     messages, size = run.messages, len(run.results)
     sizes = [message.send.nbytes for message in messages]
@@ -206,7 +200,7 @@ RING_RADII = (200.0, 120.0)
 RING_BOX = (112.0, 64.0)
 
 
-@figure("F9", "all_reduce/ring", RING, "ring all-reduce: the way of one chunk")
+@figure("F9", "all_reduce/ring", RING)
 def ring_chunk(run: Evidence) -> Scene:
     size = len(run.results)
     first = next(message.send for message in run.messages if message.send.rank == 0)
@@ -251,7 +245,7 @@ def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
     scene.add(ARROW, begin.real, begin.imag, way.real, way.imag, text=text, title=title, **look)
 
 
-@figure("F10", "prove/ring_end", SGD, "the end of an all-reduce: the same step everywhere")
+@figure("F10", "prove/ring_end", SGD)
 def step_everywhere(run: Evidence) -> Scene:
     steps: Sequence[SgdStep] = run.results
     ranks, first = range(len(steps)), steps[0]
@@ -274,7 +268,7 @@ def step_everywhere(run: Evidence) -> Scene:
     )
 
 
-@figure("F20", "p2p/p2p", SEND, "point to point: one rank sends, another receives")
+@figure("F20", "p2p/p2p", SEND)
 def point_to_point(run: Evidence) -> Scene:
     messages = run.messages
     idle = {*range(len(run.results))} - {event.rank for message in messages for event in message}
@@ -288,7 +282,7 @@ def point_to_point(run: Evidence) -> Scene:
     )
 
 
-@figure("hello", "hello/one_world", HELLO, "processes meet at the master, and are one world")
+@figure("hello", "hello/one_world", HELLO)
 def one_world(run: Evidence) -> Scene:
     ranks = run.results
     everyone = range(len(ranks))
@@ -311,12 +305,7 @@ def one_world(run: Evidence) -> Scene:
     )
 
 
-@figure(
-    "reduce-scatter",
-    "collectives/reduce_scatter",
-    REDUCE_SCATTER,
-    "each rank gets its share of the sum",
-)
+@figure("reduce-scatter", "collectives/reduce_scatter", REDUCE_SCATTER)
 def reduce_scatter(run: Evidence) -> Scene:
     ranks = range(len(run.results))
     given = boxes(tuple(row["before"]) for row in run.results)
@@ -329,7 +318,7 @@ def reduce_scatter(run: Evidence) -> Scene:
     )
 
 
-@figure("rpc", "rpc/call", RPC, "a call, and its reply")
+@figure("rpc", "rpc/call", RPC)
 def remote_call(run: Evidence) -> Scene:
     before, after = run.results[0]["before"], run.results[0]["after"]
     idle = box("rank 1\nits program\nis busy", "idle")
@@ -347,12 +336,7 @@ def remote_call(run: Evidence) -> Scene:
     return bands_scene("A function runs on another rank", bands, about)
 
 
-@figure(
-    "tensor",
-    "tensor/sharded_mlp",
-    TENSOR,
-    "one token through an MLP that is sharded over the ranks, and the gradient back",
-)
+@figure("tensor", "tensor/sharded_mlp", TENSOR)
 def sharded_mlp(run: Evidence) -> Scene:
     ranks: Sequence[Mapping[str, tuple[float, ...]]] = run.results
     everyone = range(len(ranks))
@@ -382,12 +366,7 @@ def sharded_mlp(run: Evidence) -> Scene:
     )
 
 
-@figure(
-    "context",
-    "context/causal_square",
-    CONTEXT,
-    "which rank computes which pair of a query and a key, in both orders",
-)
+@figure("context", "context/causal_square", CONTEXT)
 def causal_square(run: Evidence) -> Scene:
     scene, length = Scene("Who computes which pairs of causal attention"), run.arguments[0]
     cell, top = (WIDTH / 2 - 4 * MARGIN) / length, 1.5 * CELL[1]
@@ -414,12 +393,7 @@ RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
 or of pp."""
 
 
-@figure(
-    "mesh",
-    "mesh/cube",
-    MESH,
-    "ranks on a device mesh of four axes, the groups of one of them, and what it sends in each",
-)
+@figure("mesh", "mesh/cube", MESH)
 def cube(run: Evidence) -> Scene:
     results: Sequence[MeshTraining] = [each[0] for each in run.results]
     shown, groups = len(results) - 1, results[-1].groups
@@ -445,7 +419,7 @@ def cube(run: Evidence) -> Scene:
     )
 
 
-@figure("see", "trace/ring", RING, "a recorded ring all-reduce: ranks, waits and messages")
+@figure("see", "trace/ring", RING)
 def ring(run: Evidence) -> Scene:
     recording = to_logical_time(run.last_step)
     title = "A ring all-reduce, as it was recorded, in logical steps"
@@ -458,13 +432,7 @@ CHUNK = (40.0, 32.0)
 """Width and height of the box of one number."""
 
 
-@figure(
-    "moving",
-    "trace/moving",
-    RING,
-    "a ring all-reduce that moves: messages on their way, and their sums",
-    is_played=False,
-)
+@figure("moving", "trace/moving", RING, is_played=False)
 def moving(run: Evidence) -> Scene:
     recording = to_logical_time(run.last_step)  # a step takes a second
     held = [[*holdings_of(rank)] for rank in recording.ranks]

@@ -173,7 +173,7 @@ def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
     return panels_scene(title, numbered, *caption)
 
 
-@figure("F1", "data_parallel/dp_forward", STEPS, "DataParallel: forward, in five panels")
+@figure("F1", "data_parallel/dp_forward", STEPS)
 def forward(run: Evidence) -> Scene:
     devices = Devices(run, LOGITS)
     outputs = devices.step.outputs
@@ -193,7 +193,7 @@ def forward(run: Evidence) -> Scene:
     )
 
 
-@figure("F2", "data_parallel/dp_backward", STEPS, "DataParallel: backward and step")
+@figure("F2", "data_parallel/dp_backward", STEPS)
 def backward(run: Evidence) -> Scene:
     devices = Devices(run, LOGITS)
     gradients = devices.row("grad", "value", devices.moved(GRADIENTS))
@@ -211,12 +211,7 @@ def backward(run: Evidence) -> Scene:
     return numbered_scene("DataParallel: backward and step", panels, RECORDED, total)
 
 
-@figure(
-    "F5",
-    "data_parallel/dp_forward_2",
-    STEPS,
-    "DataParallel with the loss inside forward: reduced twice",
-)
+@figure("F5", "data_parallel/dp_forward_2", STEPS)
 def loss_in_forward(run: Evidence) -> Scene:
     devices = Devices(run, LOSS)
     mean = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
@@ -233,13 +228,7 @@ def loss_in_forward(run: Evidence) -> Scene:
     return numbered_scene("DataParallel with the loss inside forward", panels, total)
 
 
-@figure(
-    "F17",
-    "data_parallel/dp_criterion",
-    STEPS,
-    "DataParallelModel and DataParallelCriterion, in eight panels",
-    in_chapter=False,
-)
+@figure("F17", "data_parallel/dp_criterion", STEPS, in_chapter=False)
 def parallel_criterion(run: Evidence) -> Scene:
     devices = Devices(run, OUTPUTS)
     inputs, after = slice(devices.count), slice(devices.count, None)
@@ -298,13 +287,7 @@ def memory_scene(
     return scene, way
 
 
-@figure(
-    "F4",
-    "data_parallel/dp_training",
-    MEMORY,
-    "DataParallel: memory and utilisation of each device",
-    in_chapter=False,
-)
+@figure("F4", "data_parallel/dp_training", MEMORY, in_chapter=False)
 def memory_and_utilisation(run: Evidence) -> Scene:
     scene, way = memory_scene(
         run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True
@@ -317,13 +300,7 @@ def memory_and_utilisation(run: Evidence) -> Scene:
     )
 
 
-@figure(
-    "F18",
-    "data_parallel/dp_memory",
-    MEMORY,
-    "DataParallel: memory per device where logits are gathered",
-    is_played=False,
-)
+@figure("F18", "data_parallel/dp_memory", MEMORY, is_played=False)
 def imbalance(run: Evidence) -> Scene:
     scene, way = memory_scene(
         run, LOGITS, "DataParallel: memory per device where logits are gathered"

@@ -2,7 +2,7 @@
 
 RING = FigureRun("ring", ALL_REDUCE, 4, ("ring",), recorded=True)
 
-@figure("F9", "all_reduce/ring", RING, "ring all-reduce: the way of one chunk")
+@figure("F9", "all_reduce/ring", RING)
 def ring_chunk(run: Evidence) -> Scene:
 """
 
@@ -119,8 +119,6 @@ class Figure:
     """The chapter that it is about, a lesson or `trace`, and the name of its file, without the
     ending."""
     run: FigureRun
-    shows: str
-    """A description in one line."""
     draw: Callable[[Evidence], Scene]
     in_chapter: bool = True
     is_played: bool = True
@@ -129,7 +127,7 @@ class Figure:
 
 
 def figure(
-    name: str, path: str, run: FigureRun, shows: str, **more: bool
+    name: str, path: str, run: FigureRun, **more: bool
 ) -> Callable[[Callable[[Evidence], Scene]], Figure]:
     """A decorator that makes a figure of the function that draws it."""
-    return lambda draw: Figure(name, path, run, shows, draw, **more)
+    return lambda draw: Figure(name, path, run, draw, **more)

@@ -151,12 +151,7 @@ def rung_of(run: Evidence, name: str) -> Rung:
     return next(rung for rung in result.rungs if rung.rung == name)
 
 
-@figure(
-    "F3",
-    "ladder/backward_step",
-    LADDER,
-    "backward computes the gradient, step applies it: what each costs",
-)
+@figure("F3", "ladder/backward_step", LADDER)
 def backward_and_step(run: Evidence) -> Scene:
     rung = rung_of(run, "flat")
     scene = Scene("Backward computes the gradient, step applies it")
@@ -174,7 +169,7 @@ def backward_and_step(run: Evidence) -> Scene:
     )
 
 
-@figure("F11", "sgd/ddp", SGD_ON_THREE, "synchronous SGD in five phases")
+@figure("F11", "sgd/ddp", SGD_ON_THREE)
 def five_phases(run: Evidence) -> Scene:
     steps: Sequence[SgdStep] = run.results
     size, ranks = len(steps), range(len(steps))
@@ -200,17 +195,17 @@ def five_phases(run: Evidence) -> Scene:
     return bands_scene("Synchronous SGD in five phases", bands, about, DASHED)
 
 
-@figure("F12", "ladder/after_backward", FLAT, "all-reduce after backward")
+@figure("F12", "ladder/after_backward", FLAT)
 def after_backward(run: Evidence) -> Scene:
     return averaging(run, "All-reduce after backward")
 
 
-@figure("F13", "ladder/inside_backward", OVERLAPPED, "all-reduce inside backward")
+@figure("F13", "ladder/inside_backward", OVERLAPPED)
 def inside_backward(run: Evidence) -> Scene:
     return averaging(run, "All-reduce inside backward")
 
 
-@figure("bert", "bert/step", BERT, "a step of BERT: buckets leave while backward goes on")
+@figure("bert", "bert/step", BERT)
 def bert_step(run: Evidence) -> Scene:
     return averaging(run, "A step of BERT by DistributedDataParallel")
 
@@ -250,7 +245,7 @@ def pieces_of(rung: Rung, whole: float, *, with_text: bool) -> list[Mark]:
     ]
 
 
-@figure("F14", "ladder/step_parts", LADDER, "what a training step's time goes into, rung by rung")
+@figure("F14", "ladder/step_parts", LADDER)
 def normalised_parts(run: Evidence) -> Scene:
     scene, bars = Scene("What a training step's time goes into"), []
     result: LadderResult = run.results[0]
@@ -264,7 +259,7 @@ def normalised_parts(run: Evidence) -> Scene:
     return scene.with_caption(f"{about} {len(run.results)} ranks.")
 
 
-@figure("F15", "ladder/overlap", LADDER, "a step without and with overlap")
+@figure("F15", "ladder/overlap", LADDER)
 def with_and_without_overlap(run: Evidence) -> Scene:
     scene = Scene("A step without and with overlap")
     for pair in (("bucketed", "overlapped"), ("flat", "ddp")):
@@ -304,7 +299,7 @@ def buckets_of(rank: RankRecording) -> list[tuple[Event, list[Event]]]:
     return found
 
 
-@figure("F16", "ddp/buckets", DDP_NET, "DistributedDataParallel's buckets fill and leave")
+@figure("F16", "ddp/buckets", DDP_NET)
 def filling(run: Evidence) -> Scene:
     rank = run.last_step.ranks[0]
     scene, lines = Scene("Buckets fill in backward, the last layers' first"), []
@@ -333,7 +328,7 @@ def filling(run: Evidence) -> Scene:
     return scene.with_caption(f"Rank 0 of {len(run.results)}.", *(f"{line}." for line in lines))
 
 
-@figure("F19", "ddp/bucket", DDP_FOUR, "the same buckets on every rank")
+@figure("F19", "ddp/bucket", DDP_FOUR)
 def same_on_both(run: Evidence) -> Scene:
     ranks = run.last_step.ranks
     sent = [
@@ -359,12 +354,7 @@ def bucket_bands(rank: RankRecording) -> Iterator[Band]:
         yield Band([box(text, bucket_style(number))])
 
 
-@figure(
-    "elastic",
-    "elastic/attempts",
-    ELASTIC,
-    "ranks are killed, and the training goes on from a snapshot",
-)
+@figure("elastic", "elastic/attempts", ELASTIC)
 def attempts(run: Evidence) -> Scene:
     steps, starts, ends = steps_of_attempts(run)
     scene = Scene("A rank is killed; all restart, and resume from a snapshot")
@@ -398,12 +388,7 @@ def pieces_of_starts(starts: Sequence[int], ends: Sequence[int]) -> list[list[Ma
     return bars
 
 
-@figure(
-    "hosts",
-    "elastic/hosts",
-    HOSTS,
-    "the number of ranks changes, and the training goes on from a snapshot",
-)
+@figure("hosts", "elastic/hosts", HOSTS)
 def hosts(run: Evidence) -> Scene:
     scene = Scene("A host leaves and another joins: all ranks restart, from the newest snapshot")
     sizes, ends = zip(*run.arguments, strict=True)
@@ -434,7 +419,7 @@ def hosts(run: Evidence) -> Scene:
     )
 
 
-@figure("zero", "zero/step", ZERO, "the bytes that one rank holds over a step, by four ways")
+@figure("zero", "zero/step", ZERO)
 def bytes_over_a_step(run: Evidence) -> Scene:
     ways: Sequence[CountedStep] = run.results[0]
     most = max(way.peak for way in ways)
@@ -458,12 +443,7 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     )
 
 
-@figure(
-    "experts",
-    "experts/rows",
-    ROUTED,
-    "tokens from each rank to each expert, without and with the balance loss",
-)
+@figure("experts", "experts/rows", ROUTED)
 def routed_tokens(run: Evidence) -> Scene:
     settings: ExpertsSettings = run.arguments[0]
     ways = dict(zip(settings.ways, run.results[0], strict=True))
@@ -501,9 +481,7 @@ def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
     return steps, starts, [*ends, steps]
 
 
-@figure(
-    "pipeline", "pipeline/schedules", PIPELINE, "a pipeline's stages at work, by three schedules"
-)
+@figure("pipeline", "pipeline/schedules", PIPELINE)
 def schedules(run: Evidence) -> Scene:
     settings: PipelineSettings = run.arguments[0]
     stages, microbatches = settings.size, settings.microbatches
@@ -535,7 +513,7 @@ def bar_of_slot(slot: Slot, began: float) -> Mark:
     return bar(slot.start - began, slot.end - began, style, title, str(slot.microbatch))
 
 
-@figure("parameter-server", "parameter_server/modes", SERVER, "when workers wait, in three modes")
+@figure("parameter-server", "parameter_server/modes", SERVER)
 def server_modes(run: Evidence) -> Scene:
     settings: ServerSettings = run.arguments[0]
     scene = Scene("Three workers, one of them slow: who computes, and who waits")
