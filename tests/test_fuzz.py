@@ -102,9 +102,9 @@ def make_recording() -> Files:
             recorder.end(copy)
             recorder.stop()
         (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))
-        from playground.trace.record.layout import read_files
+        from playground.trace.record.layout import read_folder
 
-        return dict(read_files(folder))
+        return dict(read_folder(folder))
 
 
 def write_recording(folder: Path, files: Files) -> None:

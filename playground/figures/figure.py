@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event as Report
 from playground.runtime.remote import Remote
 from playground.trace.analyse import MatchedMessage, match_messages
 from playground.trace.record import RankRecording, Recording
-from playground.trace.record.run import record_run
+from playground.trace.record.run import Recorded, collect, describe_run, merge
 from playground.trace.render import Scene
 
 
@@ -80,9 +81,12 @@ class FigureRun:
         """Run it. Raises what `launch` raises."""
         arguments = self.arguments_in(folder)
         if self.recorded:
-            command = (self.name, "-n", str(self.size))
-            results, recording = record_run(self.work, self.size, *arguments, command=command)
-            return Evidence(results=results, recording=recording, arguments=arguments)
+            about = describe_run((self.name, "-n", str(self.size)), "gloo", self.size)
+            with temporary_folder("recording") as recording:
+                work = Recorded(self.work, recording, about)
+                results = launch(work, self.size, args=arguments)
+                recorded = merge(collect(recording / "0"))
+            return Evidence(results=results, recording=recorded, arguments=arguments)
         reports: list[tuple[int, Report]] = []
         results = launch(
             self.work,

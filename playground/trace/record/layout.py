@@ -104,13 +104,6 @@ Files = Mapping[str, bytes]
 """The contents of a zip file or a folder, by name."""
 
 
-def read_files(path: Path) -> Files:
-    """Read a zip file, or the folder that ranks have written to. Raises `UsageError` if it is no
-    recording, `ValueError` or `zlib.error` if it is damaged or far larger than it is on the disk,
-    and `OSError` if it cannot be read."""
-    return read_folder(path) if path.is_dir() else read_zip(path)
-
-
 def check_expansion(expanded: int, stored: int) -> None:
     """Raise `ValueError` if what takes `stored` bytes on the disk is too large for a recording when
     it is read."""
@@ -119,7 +112,8 @@ def check_expansion(expanded: int, stored: int) -> None:
 
 
 def read_folder(folder: Path) -> Files:
-    """Read a folder; of several recordings in it, the last one."""
+    """Read a folder that ranks have written to; of several recordings in it, the last one. Raises
+    what `read_zip` raises."""
     logs = sorted(file for depth in range(3) for file in folder.glob(f"{'*/' * depth}{LOGS}"))
     if not logs:
         raise UsageError(
@@ -158,6 +152,8 @@ def read_log(file: Path, rank: int) -> Files:
 
 
 def read_zip(path: Path) -> Files:
+    """Read a zip file. Raises `UsageError` if it is no recording, `ValueError` or `zlib.error` if
+    it is damaged or far larger than it is on the disk, and `OSError` if it cannot be read."""
     if path.exists() and not path.is_file():
         raise UsageError(
             f"{path} is neither a file nor a folder: make a recording with --see FILE.playground"
@@ -191,8 +187,3 @@ def write_zip(path: Path, files: Files) -> None:
     ):
         for name, content in files.items():
             packed.writestr(name, content)
-
-
-def read_header(events: bytes) -> tuple[bytes, int, int, int]:
-    """The header of a rank's events; one of none if it is missing."""
-    return HEADER.unpack_from(events) if len(events) >= HEADER.size else (MAGIC, 0, 0, 0)

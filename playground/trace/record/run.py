@@ -16,9 +16,7 @@ from typing import Any
 
 from playground.runtime.errors import UsageError
 from playground.runtime.event_log import NONE, read_lines
-from playground.runtime.files import temporary_folder
 from playground.runtime.flight_recorder.diagnosis import Diagnosis
-from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.work import call
 from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import restart_count
@@ -186,7 +184,8 @@ def read_recording(path: str | Path) -> Recording:
     """
     try:
         with refused_if_damaged(path):
-            files = layout.read_files(Path(path))
+            is_folder = Path(path).is_dir()
+            files = (layout.read_folder if is_folder else layout.read_zip)(Path(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     return merge(files, path)
@@ -277,7 +276,9 @@ def read_rank(
     content, values = (
         files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES)
     )
-    magic, capacity, dropped, _ = layout.read_header(content)
+    if len(content) < HEADER.size:
+        content = HEADER.pack(layout.MAGIC, 0, 0, 0)
+    magic, capacity, dropped, _ = HEADER.unpack_from(content)
     if magic != layout.MAGIC:
         raise UsageError(f"the events of rank {rank} are none: record the run again")
     whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
@@ -312,24 +313,6 @@ class Recorded:
 
 MAX_TEXT = 2**18
 """Size in bytes above which a file is not taken for a program."""
-
-
-def record_run(
-    fn: Callable[..., Any],
-    size: int,
-    *args: Any,
-    backend: str = "gloo",
-    command: Sequence[str] = (),
-) -> tuple[list[Any], Recording]:
-    """Run `fn(rank, size, *args)` on `size` ranks. Returns their results, and the recording of the
-    run.
-
-    Raises what `launch` raises.
-    """
-    with temporary_folder("recording") as folder:
-        recorded = Recorded(fn, folder, describe_run(command, backend, size))
-        results = launch(recorded, size, backend=backend, args=args)
-        return results, merge(collect(folder / "0"))
 
 
 def describe_run(command: Sequence[str], backend: str, size: int) -> str:

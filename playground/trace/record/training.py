@@ -220,9 +220,8 @@ class TrainingHooks:
         recorder, here = self.recorder, self.here
         if recorder.thread.lane != LANE_CODES[MAIN]:
             return  # a replica of DataParallel, or a remote call: the step is the caller's
-        step = getattr(here, "step", None)
-        has_been_backward = step is not None and step == recorder.thread.parent and here.gradients
-        if has_been_backward and has_no_gradients(module):
+        step, around = getattr(here, "step", None), recorder.thread.parent
+        if step is not None and step == around and here.gradients and has_no_gradients(module):
             recorder.close(step)
         if step is None or not recorder.is_open(step):
             number = recorder.begin(PHASE, self.name, source=recorder.sources.find())
