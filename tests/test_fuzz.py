@@ -19,6 +19,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -50,7 +51,7 @@ def make_recording() -> Files:
         SEND,
         VALUES,
     )
-    from playground.trace.record.layout import LANE_CODES, RUN
+    from playground.trace.record.layout import LANE_CODES, LOG, RUN
     from playground.trace.record.recorder import Recorder
     from playground.trace.record.run import describe_run
 
@@ -59,7 +60,7 @@ def make_recording() -> Files:
         for rank in range(2):
             ticks = iter(range(rank * 50, 10**9, 1000))
             recorder = Recorder(
-                folder, rank, capacity=200, value_capacity=500,
+                folder, rank, log=replace(LOG, capacity=200, words=500),
                 clock=lambda ticks=ticks: next(ticks),  # type: ignore[misc]
                 device="cpu",
             )  # fmt: skip
@@ -101,9 +102,9 @@ def make_recording() -> Files:
             recorder.end(copy)
             recorder.stop()
         (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))
-        from playground.trace.record.layout import read_files
+        from playground.trace.record.layout import read_folder
 
-        return dict(read_files(folder))
+        return dict(read_folder(folder))
 
 
 def write_recording(folder: Path, files: Files) -> None:
@@ -123,11 +124,12 @@ def see(file: Path) -> None:
     """All that `see` does with a recording but PNGs, which take long."""
     from playground.console import rendering
     from playground.console.session import to_document
-    from playground.figures.command import document_of, read
+    from playground.figures.command import document_of
     from playground.trace.files import RENDERED, amount, render, render_steps
+    from playground.trace.record.run import read_recording
     from playground.trace.render.words import recording_texts
 
-    recording = read(file)
+    recording = read_recording(file)
     amount(recording)
     rendering.render(recording_texts(recording), 80)
     to_document(document_of(recording))

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import cos, pi, sin
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import playground.trace.render as render
 from playground.console.units import format_bytes
 from playground.figures.figure import Evidence, FigureRun, figure
 from playground.lessons.mesh.page import MeshSettings, MeshTraining
@@ -29,11 +28,19 @@ from playground.trace.analyse import (
 )
 from playground.trace.record import COMPUTE, PHASE
 from playground.trace.render import (
+    ALPHA,
+    ARROW,
+    BOX,
     CELL,
+    FOREVER,
+    LANE,
+    MARGIN,
+    WIDTH,
     Band,
     Mark,
     Panel,
     Scene,
+    add_key,
     arrow,
     bands_scene,
     box,
@@ -87,49 +94,48 @@ def boxes(held: Iterable[Vector], style: str = "plain", **styles: Iterable[int])
     ]
 
 
-def boxes_before(rows: Sequence[Held], idle: Iterable[int] = ()) -> list[Mark]:
-    return boxes((row.before for row in rows), idle=idle)
+def before_band(rows: Sequence[Held], idle: Iterable[int] = ()) -> Band:
+    """What every rank holds before; `idle` ranks take no part."""
+    return Band(boxes((row.before for row in rows), idle=idle), label="before")
 
 
-def boxes_after(rows: Sequence[Held], idle: Iterable[int] = ()) -> list[Mark]:
-    return boxes((row.after for row in rows), "value", idle=idle)
+def after_band(rows: Sequence[Held], arrows: Sequence[Mark], idle: Iterable[int] = ()) -> Band:
+    """What every rank holds after these messages."""
+    return Band(boxes((row.after for row in rows), "value", idle=idle), arrows, "after")
 
 
 def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
     """The arrows of recorded messages."""
-    titles = ((each, message_title(each)) for each in messages)
-    ends = ((send.rank, receive.rank, title, ref_of(send)) for (send, receive), title in titles)
     return [
-        arrow(source, target, text, title=title, event=event)
-        for source, target, title, event in ends
+        arrow(send.rank, receive.rank, text, title=message_title(message), event=ref_of(send))
+        for message in messages
+        for send, receive in [message]
     ]
 
 
-@figure(
-    "F6",
-    "all_reduce/allreduce",
-    SIX_COLLECTIVES,
-    "all-reduce: the same sum on every rank",
-    is_played=False,
-)
+@figure("F6", "all_reduce/allreduce", SIX_COLLECTIVES, is_played=False)
 def all_reduce_sum(run: Evidence) -> Scene:
     own: Sequence[Held] = [each["all_reduce"] for each in run.results]
     ranks = range(len(own))
     terms = " + ".join(f"t{rank}" for rank in ranks)
-    before = [box(f"rank {rank}\nt{rank} = {numbers(row.before)}") for rank, row in enumerate(own)]
-    after = [box(f"rank {rank}\nT = {numbers(row.after)}", "value") for rank, row in enumerate(own)]
-    total = Band(
-        [box(f"T = {terms} = {numbers(own[0].after)}", meant=True)], meant_arrows(ranks, [0])
-    )
-    bands = [Band(before, label="before"), total, Band(after, meant_arrows([0], ranks), "after")]
+    own_boxes = [
+        box(f"rank {rank}\nt{rank} = {numbers(row.before)}") for rank, row in enumerate(own)
+    ]
+    sums = [box(f"rank {rank}\nT = {numbers(row.after)}", "value") for rank, row in enumerate(own)]
+    total = box(f"T = {terms} = {numbers(own[0].after)}", meant=True)
+    bands = [
+        Band(own_boxes, label="before"),
+        Band([total], meant_arrows(ranks, [0])),
+        Band(sums, meant_arrows([0], ranks), "after"),
+    ]
     about = f"dist.all_reduce on {len(own)} ranks: values before and after are those of the run."
     return bands_scene("All-reduce: the same sum on every rank", bands, about, DASHED)
 
 
-@figure("F21", "collectives/communication", SIX_COLLECTIVES, "six collectives: before and after")
+@figure("F21", "collectives/communication", SIX_COLLECTIVES)
 def six_collectives(run: Evidence) -> Scene:
     ranks: Sequence[dict[str, Held]] = run.results
-    return render.panels_scene(
+    return panels_scene(
         "Six collectives: what each rank holds before and after",
         [collective_panel(name, [each[name] for each in ranks]) for name in ranks[0]],
         f"dist.* on {len(ranks)} ranks: values before and after are those of the run.",
@@ -144,10 +150,11 @@ def collective_panel(name: str, rows: Sequence[Held]) -> Panel:
     targets = [0] if name in ("gather", "reduce") else ranks
     below = [row.after if rank in targets else () for rank, row in enumerate(rows)]
     received = boxes(below, "value", idle={*ranks} - {*targets})
-    return name, [Band(boxes_before(rows)), Band(received, meant_arrows(sources, targets))]
+    given = boxes(row.before for row in rows)
+    return name, [Band(given), Band(received, meant_arrows(sources, targets))]
 
 
-@figure("F7", "all_reduce/allreduce_1", REDUCE_BROADCAST, "all-reduce as reduce, then broadcast")
+@figure("F7", "all_reduce/allreduce_1", REDUCE_BROADCAST)
 def reduce_broadcast(run: Evidence) -> Scene:
     messages = run.messages
     root = messages[0].receive.rank
@@ -156,36 +163,33 @@ def reduce_broadcast(run: Evidence) -> Scene:
     total = from_root[0].send.values or ()
     reduced = [total if rank == root else row.before for rank, row in enumerate(run.results)]
     bands = [
-        Band(boxes_before(run.results), label="before"),
+        before_band(run.results),
         Band(boxes(reduced, value=[root]), arrows_of(to_root), "reduced"),
-        Band(boxes_after(run.results), arrows_of(from_root), "after"),
+        after_band(run.results, arrows_of(from_root)),
     ]
     sent, received = (
         format_bytes(sum(each.send.nbytes for each in every)) for every in (from_root, to_root)
     )
-    about = (
-        f"{len(messages)} messages, recorded. Rank {root} receives {received} and sends "
-        f"{sent}: all of it."
+    return bands_scene(
+        "All-reduce as reduce, then broadcast",
+        bands,
+        f"{len(messages)} messages, recorded. Rank {root} receives {received} and sends {sent}: "
+        "all of it.",
+        f"Every other rank sends {format_bytes(to_root[0].send.nbytes)}: the root's link is the "
+        "limit.",
     )
-    limit = (
-        f"Every other rank sends {format_bytes(to_root[0].send.nbytes)}: the root's link is "
-        "the limit."
-    )
-    return bands_scene("All-reduce as reduce, then broadcast", bands, about, limit)
 
 
-@figure("F8", "all_reduce/allreduce_2", ALL_TO_ALL, "all-reduce as all to all")
+@figure("F8", "all_reduce/allreduce_2", ALL_TO_ALL)
 def all_to_all(run: Evidence) -> Scene:
     messages, size = run.messages, len(run.results)
     sizes = [message.send.nbytes for message in messages]
-    after = Band(boxes_after(run.results), arrows_of(messages), "after")
-    total, each = (format_bytes(nbytes) for nbytes in (sum(sizes), sizes[0]))
-    about = (
-        f"{len(messages)} messages, recorded: N(N - 1) = {size} x {size - 1} = {size * (size - 1)}."
-    )
-    bands = [Band(boxes_before(run.results), label="before"), after]
+    product = f"{size} x {size - 1} = {size * (size - 1)}"
     return bands_scene(
-        "All-reduce as all to all", bands, about, f"{total} in all, of tensors of {each}."
+        "All-reduce as all to all",
+        [before_band(run.results), after_band(run.results, arrows_of(messages))],
+        f"{len(messages)} messages, recorded: N(N - 1) = {product}.",
+        f"{format_bytes(sum(sizes))} in all, of tensors of {format_bytes(sizes[0])}.",
     )
 
 
@@ -196,7 +200,7 @@ RING_RADII = (200.0, 120.0)
 RING_BOX = (112.0, 64.0)
 
 
-@figure("F9", "all_reduce/ring", RING, "ring all-reduce: the way of one chunk")
+@figure("F9", "all_reduce/ring", RING)
 def ring_chunk(run: Evidence) -> Scene:
     size = len(run.results)
     first = next(message.send for message in run.messages if message.send.rank == 0)
@@ -207,16 +211,13 @@ def ring_chunk(run: Evidence) -> Scene:
     for rank, row in enumerate(run.results):
         corner = place(rank, size) - complex(*RING_BOX) / 2
         text = f"rank {rank}\n{numbers(row.before)} > {numbers(row.after)}"
-        scene.add(render.BOX, corner.real, corner.imag, *RING_BOX, style="value", text=text)
-    for text, style, y in (
-        ("collected, outside", "chunk", -CELL[1] / 2),
-        ("passed on, inside", "message", CELL[1] / 2),
-    ):
-        scene.add(render.TEXT, render.WIDTH / 2, RING_MIDDLE + y, text=text, style=style)
+        scene.add(BOX, corner.real, corner.imag, *RING_BOX, style="value", text=text)
+    x, y = WIDTH / 2, RING_MIDDLE
+    scene.write("collected, outside", x, y - CELL[1] / 2, "middle", style="chunk")
+    scene.write("passed on, inside", x, y + CELL[1] / 2, "middle", style="message")
     return scene.with_caption(
         f"Recorded messages: {len(hops)} = 2(N - 1) hops of {format_bytes(hops[0].send.nbytes)}; "
-        "the number after each "
-        "hop is what travels.",
+        "the number after each hop is what travels.",
         f"The other {size - 1} chunks do the same at the same time, one rank further on each.",
     )
 
@@ -226,7 +227,7 @@ def place(rank: int, size: int) -> complex:
     left corner."""
     angle, corner = 2 * pi * (rank - 0.5) / size, sin(pi / 4)
     x, y = RING_RADII[0] * sin(angle) / corner, RING_RADII[1] * cos(angle) / corner
-    return complex(render.WIDTH / 2 + x, RING_MIDDLE - y)
+    return complex(WIDTH / 2 + x, RING_MIDDLE - y)
 
 
 def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
@@ -239,15 +240,12 @@ def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
     way = end - begin - 2 * cut * unit
     begin += unit * complex(cut, -CELL[1] if is_collected else CELL[1])
     style, label_at = ("chunk", 0.35) if is_collected else ("message", 0.65)
-    words = {
-        "text": f"{number}: {numbers(hop.send.values)}",
-        "title": f"hop {number}: {message_title(hop)}",
-    }
     look = {"style": style, "label_at": label_at, "event": ref_of(hop.send)}
-    scene.add(render.ARROW, begin.real, begin.imag, way.real, way.imag, **words, **look)
+    text, title = f"{number}: {numbers(hop.send.values)}", f"hop {number}: {message_title(hop)}"
+    scene.add(ARROW, begin.real, begin.imag, way.real, way.imag, text=text, title=title, **look)
 
 
-@figure("F10", "prove/ring_end", SGD, "the end of an all-reduce: the same step everywhere")
+@figure("F10", "prove/ring_end", SGD)
 def step_everywhere(run: Evidence) -> Scene:
     steps: Sequence[SgdStep] = run.results
     ranks, first = range(len(steps)), steps[0]
@@ -260,9 +258,9 @@ def step_everywhere(run: Evidence) -> Scene:
     ]
     bands = [Band(own, label="own"), Band([mean], meant_arrows(ranks, [0]), "mean")]
     return bands_scene(
-        f"The end of the ring: w = w - {render.ALPHA} g, the same everywhere",
+        f"The end of the ring: w = w - {ALPHA} g, the same everywhere",
         [*bands, Band(weights, meant_arrows([0], ranks), "step")],
-        f"One weight of {first.parameters:,}, {render.ALPHA} = {first.lr:g}, "
+        f"One weight of {first.parameters:,}, {ALPHA} = {first.lr:g}, "
         f"{sum(step.samples for step in steps)} samples on {len(steps)} ranks.",
         "After the step the replicas' parameters differ by "
         f"{max(step.difference for step in steps):g} at most.",
@@ -270,26 +268,21 @@ def step_everywhere(run: Evidence) -> Scene:
     )
 
 
-@figure("F20", "p2p/p2p", SEND, "point to point: one rank sends, another receives")
+@figure("F20", "p2p/p2p", SEND)
 def point_to_point(run: Evidence) -> Scene:
     messages = run.messages
     idle = {*range(len(run.results))} - {event.rank for message in messages for event in message}
     send = messages[0].send
-    after = Band(
-        boxes_after(run.results, idle),
-        arrows_of(messages, format_values(send.values or ())),
-        "after",
-    )
+    arrows = arrows_of(messages, format_values(send.values or ()))
     return bands_scene(
         "Point to point: one rank sends, another receives",
-        [Band(boxes_before(run.results, idle), label="before"), after],
+        [before_band(run.results, idle), after_band(run.results, arrows, idle)],
         f"{len(messages)} message of {format_bytes(send.nbytes)}, recorded: rank {send.rank} to "
-        f"rank {send.peer}. "
-        f"Ranks {' and '.join(map(str, sorted(idle)))} have no part in it.",
+        f"rank {send.peer}. Ranks {' and '.join(map(str, sorted(idle)))} have no part in it.",
     )
 
 
-@figure("hello", "hello/one_world", HELLO, "processes meet at the master, and are one world")
+@figure("hello", "hello/one_world", HELLO)
 def one_world(run: Evidence) -> Scene:
     ranks = run.results
     everyone = range(len(ranks))
@@ -312,25 +305,20 @@ def one_world(run: Evidence) -> Scene:
     )
 
 
-@figure(
-    "reduce-scatter",
-    "collectives/reduce_scatter",
-    REDUCE_SCATTER,
-    "each rank gets its share of the sum",
-)
+@figure("reduce-scatter", "collectives/reduce_scatter", REDUCE_SCATTER)
 def reduce_scatter(run: Evidence) -> Scene:
     ranks = range(len(run.results))
-    before = boxes(tuple(row["before"]) for row in run.results)
-    after = boxes(((row["after"],) for row in run.results), "value")
+    given = boxes(tuple(row["before"]) for row in run.results)
+    sums = boxes(((row["after"],) for row in run.results), "value")
     return bands_scene(
         "reduce_scatter: rank r gets the sum of all elements r",
-        [Band(before, label="before"), Band(after, meant_arrows(ranks, ranks), "after")],
+        [Band(given, label="before"), Band(sums, meant_arrows(ranks, ranks), "after")],
         f"dist.reduce_scatter on {len(ranks)} ranks: values before and after are those of the run.",
         DASHED,
     )
 
 
-@figure("rpc", "rpc/call", RPC, "a call, and its reply")
+@figure("rpc", "rpc/call", RPC)
 def remote_call(run: Evidence) -> Scene:
     before, after = run.results[0]["before"], run.results[0]["after"]
     idle = box("rank 1\nits program\nis busy", "idle")
@@ -348,12 +336,7 @@ def remote_call(run: Evidence) -> Scene:
     return bands_scene("A function runs on another rank", bands, about)
 
 
-@figure(
-    "tensor",
-    "tensor/sharded_mlp",
-    TENSOR,
-    "one token through an MLP that is sharded over the ranks, and the gradient back",
-)
+@figure("tensor", "tensor/sharded_mlp", TENSOR)
 def sharded_mlp(run: Evidence) -> Scene:
     ranks: Sequence[Mapping[str, tuple[float, ...]]] = run.results
     everyone = range(len(ranks))
@@ -378,41 +361,30 @@ def sharded_mlp(run: Evidence) -> Scene:
         "An MLP sharded over two ranks",
         [("forward: g adds up", forward), ("backward: f adds up", backward)],
         "Each rank has half of the first matrix's outputs, and of the second's inputs. f is "
-        "copy_to_region, g is "
-        "reduce_from_region; crossed arrows: an all_reduce. d: the gradient of what follows. The "
-        "numbers are those "
-        "that the ranks returned.",
+        "copy_to_region, g is reduce_from_region; crossed arrows: an all_reduce. d: the gradient "
+        "of what follows. The numbers are those that the ranks returned.",
     )
 
 
-@figure(
-    "context",
-    "context/causal_square",
-    CONTEXT,
-    "which rank computes which pair of a query and a key, in both orders",
-)
+@figure("context", "context/causal_square", CONTEXT)
 def causal_square(run: Evidence) -> Scene:
     scene, length = Scene("Who computes which pairs of causal attention"), run.arguments[0]
-    cell, top = (render.WIDTH / 2 - 4 * render.MARGIN) / length, 1.5 * CELL[1]
+    cell, top = (WIDTH / 2 - 4 * MARGIN) / length, 1.5 * CELL[1]
     for column, order in enumerate(run.results[0]):
-        x = 2 * render.MARGIN + column * render.WIDTH / 2
+        x = 2 * MARGIN + column * WIDTH / 2
         ranks = [each[order] for each in run.results]
         counts = [sum(count for *_, count in rows) for rows in ranks]
         about = f"{order}: {min(counts)} to {max(counts)} pairs on a rank"
-        scene.add(render.TEXT, x, CELL[1] / 2, text=about, align="start")
-        for rank, query, key, count in [
-            (rank, *row) for rank, rows in enumerate(ranks) for row in rows
-        ]:
-            look = {
-                "style": f"bucket {rank}",
-                "title": f"rank {rank}: query {query}, keys {key} to {key + count - 1}",
-            }
-            scene.add(render.LANE, x + key * cell, top + query * cell, count * cell, cell, **look)
-    render.add_key(scene, {f"bucket {rank}": f"rank {rank}" for rank in range(len(run.results))})
+        scene.write(about, x, CELL[1] / 2)
+        for rank, rows in enumerate(ranks):
+            for query, key, count in rows:
+                title = f"rank {rank}: query {query}, keys {key} to {key + count - 1}"
+                look = {"style": f"bucket {rank}", "title": title}
+                scene.add(LANE, x + key * cell, top + query * cell, count * cell, cell, **look)
+    add_key(scene, {f"bucket {rank}": f"rank {rank}" for rank in range(len(run.results))})
     return scene.with_caption(
         f"A row for each of {length} queries, a column for each key. The colour is the rank that "
-        "has the query and, as "
-        "blocks of keys come by, computes the pair."
+        "has the query and, as blocks of keys come by, computes the pair."
     )
 
 
@@ -421,12 +393,7 @@ RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
 or of pp."""
 
 
-@figure(
-    "mesh",
-    "mesh/cube",
-    MESH,
-    "ranks on a device mesh of four axes, the groups of one of them, and what it sends in each",
-)
+@figure("mesh", "mesh/cube", MESH)
 def cube(run: Evidence) -> Scene:
     results: Sequence[MeshTraining] = [each[0] for each in run.results]
     shown, groups = len(results) - 1, results[-1].groups
@@ -437,89 +404,77 @@ def cube(run: Evidence) -> Scene:
         y = CELL[1] + (2 * pp + cp) * RANK_PITCH[1] + pp * APART
         shared = [axis for axis, group in groups.items() if rank in group.ranks]
         style = "value" if rank == shown else styles[shared[0]] if shared else "plain"
-        words = (
-            f"rank {rank}: {dp} {pp} {cp} "
-            f"{tp}\n{', '.join(shared) if rank != shown else 'in all of these'}"
-        )
-        scene.add(render.BOX, x, y, *RANK_BOX, style=style, text=words.rstrip())
+        groups_of_rank = "in all of these" if rank == shown else ", ".join(shared)
+        text = f"rank {rank}: {dp} {pp} {cp} {tp}\n{groups_of_rank}".rstrip()
+        scene.add(BOX, x, y, *RANK_BOX, style=style, text=text)
     for axis, group in groups.items():
         others = ", ".join(str(rank) for rank in group.ranks if rank != shown)
         calls = ", ".join(f"{count} {name}" for name, count in group.calls.items())
         sent = format_bytes(round(group.sent))
-        render.add_key(scene, {styles[axis]: f"{axis}, with {others}: {calls}, {sent} sent"})
+        add_key(scene, {styles[axis]: f"{axis}, with {others}: {calls}, {sent} sent"})
     return scene.with_caption(
         f"One step of a GPT, as rank {shown} called its collectives. In a box: places on dp, pp, "
-        "cp and tp; "
-        "ranks whose places differ on one axis alone share its group. With ranks without colour it "
-        "exchanges nothing."
+        "cp and tp; ranks whose places differ on one axis alone share its group. With ranks "
+        "without colour it exchanges nothing."
     )
 
 
-@figure("see", "trace/ring", RING, "a recorded ring all-reduce: ranks, waits and messages")
+@figure("see", "trace/ring", RING)
 def ring(run: Evidence) -> Scene:
     recording = to_logical_time(run.last_step)
-    return lay_out(
-        recording, "A ring all-reduce, as it was recorded, in logical steps", unit="step"
-    )
+    title = "A ring all-reduce, as it was recorded, in logical steps"
+    return lay_out(recording, title, unit="step")
 
 
-SECONDS_PER_STEP = 1.1
-"""Seconds that a logical step takes in the moving picture."""
 PAUSE = 3.0
-"""Seconds before it begins again."""
+"""Seconds before the moving picture begins again."""
 CHUNK = (40.0, 32.0)
 """Width and height of the box of one number."""
 
 
-@figure(
-    "moving",
-    "trace/moving",
-    RING,
-    "a ring all-reduce that moves: messages on their way, and their sums",
-    is_played=False,
-)
+@figure("moving", "trace/moving", RING, is_played=False)
 def moving(run: Evidence) -> Scene:
-    recording = to_logical_time(run.last_step)
+    recording = to_logical_time(run.last_step)  # a step takes a second
     held = [[*holdings_of(rank)] for rank in recording.ranks]
     corners = [
         corner_of(rank, recording.size, len(held[0][0].values)) for rank in range(recording.size)
     ]
     scene = Scene(f"A ring all-reduce on {recording.size} ranks, message by message")
     for rank, (x, y), holdings in zip(recording.ranks, corners, held, strict=True):
-        scene.add(render.TEXT, x, y - CELL[1], text=f"rank {rank.rank}", align="start")
+        scene.write(f"rank {rank.rank}", x, y - CELL[1])
         add_numbers(scene, x, y, holdings)
         for event in rank.events:
             if event.kind == COMPUTE and event.offset is not None:
-                look = {"style": "optimizer", "title": event.name, "event": ref_of(event)}
-                add_number(
-                    scene, x + event.offset * CHUNK[0], y, "+", event.start, event.end, **look
-                )
+                plus = Mark(
+                    kind=BOX, text="+", style="optimizer", title=event.name, event=ref_of(event),
+                    start=event.start, end=event.end,
+                )  # fmt: skip
+                scene.place(plus, x + event.offset * CHUNK[0], y, *CHUNK)
     messages, _ = match_messages(recording)
     for message in messages:
         send, receive = message
         (x, y), (to_x, to_y) = corners[send.rank], corners[receive.rank]
-        look = {"style": "communication", "title": message_title(message), "event": ref_of(send)}
-        left = x + (send.offset or 0) * CHUNK[0]
         values = " ".join(f"{value:g}" for value in send.values or ())
-        add_number(
-            scene, left, y, values, send.start, receive.end, travels=(to_x - x, to_y - y), **look
-        )
+        number = Mark(
+            kind=BOX, text=values, style="communication", title=message_title(message),
+            event=ref_of(send), start=send.start, end=receive.end, travels=(to_x - x, to_y - y),
+        )  # fmt: skip
+        scene.place(number, x + (send.offset or 0) * CHUNK[0], y, *CHUNK)
+    y = scene.bottom + 1.5 * CELL[1]
     phases = [
         (event.name, event.start, event.end)
         for event in recording.ranks[0].events
         if event.kind == PHASE
     ]
-    y = scene.bottom + 1.5 * CELL[1]
     for name, start, end in (
         *phases,
-        ("done: every rank has the same sums", recording.end, render.FOREVER),
+        ("done: every rank has the same sums", recording.end, FOREVER),
     ):
-        scene.add(render.TEXT, render.WIDTH / 2, y, text=name, style="message", **shown(start, end))
-    scene.period = round(recording.end * SECONDS_PER_STEP, 3) + PAUSE
+        scene.write(name, WIDTH / 2, y, "middle", style="message", start=start, end=end)
+    scene.period = recording.end + PAUSE
     return scene.with_caption(
         f"Recorded: {len(messages)} messages. Each rank adds what arrives, until it has one whole "
-        "sum "
-        "(reduce-scatter). Then the sums go round (all-gather)."
+        "sum (reduce-scatter). Then the sums go round (all-gather)."
     )
 
 
@@ -529,21 +484,8 @@ def corner_of(rank: int, size: int, count: int) -> tuple[float, float]:
     clockwise."""
     upper = (size + 1) // 2
     column, row = (rank, 0) if rank < upper else (size - 1 - rank, 1)
-    return render.WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2, 3 * CELL[
-        1
-    ] + row * 5 * CHUNK[1]
-
-
-def add_number(
-    scene: Scene, x: float, y: float, text: str, start: float, end: float, **look: Any
-) -> None:
-    """Add the box of a number, which is there between two logical steps."""
-    scene.add(render.BOX, x, y, CHUNK[0], CHUNK[1], text=text, **look, **shown(start, end))
-
-
-def shown(start: float, end: float) -> dict[str, float]:
-    """The seconds in which a mark is there, given in logical steps."""
-    return {"start": round(start * SECONDS_PER_STEP, 3), "end": round(end * SECONDS_PER_STEP, 3)}
+    x = WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2
+    return x, 3 * CELL[1] + row * 5 * CHUNK[1]
 
 
 def add_numbers(scene: Scene, x: float, y: float, holdings: Sequence[HeldValues]) -> None:
@@ -552,6 +494,7 @@ def add_numbers(scene: Scene, x: float, y: float, holdings: Sequence[HeldValues]
     for number, at_end in enumerate(last):
         values = [(held.time, held.values[number]) for held in holdings]
         new = [values[0], *(after for before, after in pairwise(values) if after[1] != before[1])]
-        for (start, value), (end, _) in pairwise([*new, (render.FOREVER, at_end)]):
+        for (start, value), (end, _) in pairwise([*new, (FOREVER, at_end)]):
             style = "value" if value == at_end else "plain" if start == began else "compute"
-            add_number(scene, x + number * CHUNK[0], y, f"{value:g}", start, end, style=style)
+            mark = Mark(kind=BOX, text=f"{value:g}", style=style, start=start, end=end)
+            scene.place(mark, x + number * CHUNK[0], y, *CHUNK)

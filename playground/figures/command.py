@@ -103,7 +103,7 @@ def see_file(session: Session, file: Path, output: Path | None, steps: bool) -> 
     if output:
         check_ending(output, RENDERED, "-o")
         check_writable("-o", output)
-    recording = read(file)
+    recording = read_recording(file)
     session.say(f"{SEE.name}: {file}", "")
     if output:
         (render_steps if steps else render)(recording, output)
@@ -112,14 +112,6 @@ def see_file(session: Session, file: Path, output: Path | None, steps: bool) -> 
     session.say(f"Shown: {amount(recording)}{f', in {output}' if output else ''}.")
     if session.run.as_json:
         session.print_document({}, file=output, **document_of(recording))
-
-
-def read(file: Path) -> Recording:
-    """Read a recording. Raises `UsageError` if it is none, or cannot be read."""
-    try:
-        return read_recording(file)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def document_of(recording: Recording) -> dict[str, object]:
@@ -180,7 +172,7 @@ def see_figures(session: Session, files: dict[str, Path]) -> None:
             "figures are drawn from worlds of their own: start this as one process, not as a rank"
         )
     figures = [FIGURES[name] for name in files]
-    runs = {each.run.name: each.run for each in figures}
+    runs, titles = {each.run.name: each.run for each in figures}, dict[str, str]()
     count = plural(len(files), "figure")
     session.say(f"{SEE.name}: {plural(len(runs), 'run')} on this machine, for {count}", "")
     session.world.warm_up(RECORDED, *(run.work for run in runs.values()))
@@ -190,14 +182,16 @@ def see_figures(session: Session, files: dict[str, Path]) -> None:
             evidence = run.make(folder)
             for figure in figures:
                 if figure.run == run:
-                    render_scene(figure.draw(evidence), files[figure.name])
+                    scene = figure.draw(evidence)
+                    titles[figure.name] = scene.title
+                    render_scene(scene, files[figure.name])
     common = Path(os.path.commonpath([file.parent for file in files.values()]))
     table = Table(Column("figure"), Column("shows", wraps=True), Column("file"))
     for figure in figures:
-        table.add(figure.name, figure.shows, str(files[figure.name].relative_to(common)))
+        table.add(figure.name, titles[figure.name], str(files[figure.name].relative_to(common)))
     session.say(table, "", f"Shown: {count}, in {common}.")
     rendered = [
-        {"name": name, "shows": figure.shows, "run": figure.run.name, "file": files[name]}
+        {"name": name, "shows": titles[name], "run": figure.run.name, "file": files[name]}
         for name, figure in zip(files, figures, strict=True)
     ]
     session.print_document({}, figures=rendered)

@@ -8,6 +8,7 @@ optimizer compute.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from playground.console.units import format_bytes
@@ -63,7 +64,7 @@ RECORDED = "Copies as they were recorded; the bytes at an arrow are those of eac
 
 
 def device_number(device: str) -> int:
-    """The number of a device: 2 for cpu:2."""
+    """The number of a device: 2 for cpu:2; 0 for the host, which is alone in its row."""
     return int(device.partition(":")[2] or 0)
 
 
@@ -90,28 +91,19 @@ class Devices:
     ) -> Band:
         """A box for each device, with the same text or with its own; those without a text are
         idle."""
-        texts = (
-            [texts] * self.count
-            if isinstance(texts, str)
-            else [*texts, *[""] * (self.count - len(texts))]
-        )
+        each_text = [texts] * self.count if isinstance(texts, str) else texts
         boxes = [
             box(f"dev {number}\n{text or '-'}", style if text else "idle")
-            for number, text in enumerate(texts)
+            for number, text in zip_longest(range(self.count), each_text, fillvalue="")
         ]
         return Band(boxes, arrows)
 
     def copies(self, part: str) -> list[Event]:
         """The copies that a part of the step made, in order."""
-        return [
-            event
-            for event in self.events
-            if event.kind == MOVE and read_move(event.name)[0] == part
-        ]
+        moves = (event for event in self.events if event.kind == MOVE)
+        return [event for event in moves if read_move(event.name)[0] == part]
 
-    def moved(
-        self, part: str, chosen: slice = slice(None), *, from_host: bool = False
-    ) -> list[Mark]:
+    def moved(self, part: str, chosen: slice = slice(None)) -> list[Mark]:
         """An arrow for all of a part's copies between the same two devices; the last one says how
         many bytes."""
         found: dict[tuple[str, str], list[Event]] = {}
@@ -122,18 +114,15 @@ class Devices:
             nbytes = format_bytes(sum(event.nbytes for event in events))
             text = nbytes if place == len(found) else ""
             title = f"{part}: {'host' if source == HOST else source} → {target}, {nbytes}"
-            first = 0 if from_host else device_number(source)
-            arrows.append(
-                arrow(first, device_number(target), text, title=title, event=ref_of(events[0]))
-            )
+            ends = device_number(source), device_number(target)
+            arrows.append(arrow(*ends, text, title=title, event=ref_of(events[0])))
         return arrows
 
     def computed(self, events: Sequence[Event]) -> list[Mark]:
         """An arrow from each device to itself, for a recorded event."""
-        of_devices = enumerate(events)
         return [
             arrow(at, at, "", "muted", title=title_of(event), event=ref_of(event))
-            for at, event in of_devices
+            for at, event in enumerate(events)
         ]
 
     def forwards(self, turn: int = 0) -> list[Mark]:
@@ -160,16 +149,11 @@ class Devices:
 
     def scatter(self, title: str, chosen: slice = slice(None)) -> Panel:
         host = Band([box(f"host {shape_text(self.step.batch)}")])
-        return title, [
-            host,
-            self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True)),
-        ]
+        return title, [host, self.row(self.chunks, "value", self.moved("scatter", chosen))]
 
     def replicate(self) -> Panel:
-        return "broadcast the model", [
-            self.row(["model"]),
-            self.row("model", "forward", self.moved("replicate")),
-        ]
+        copies = self.row("model", "forward", self.moved("replicate"))
+        return "broadcast the model", [self.row(["model"]), copies]
 
     def forward(self, title: str) -> Panel:
         return title, [self.row(self.chunks), self.row(self.outputs, "forward", self.forwards())]
@@ -189,23 +173,18 @@ def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
     return panels_scene(title, numbered, *caption)
 
 
-@figure("F1", "data_parallel/dp_forward", STEPS, "DataParallel: forward, in five panels")
+@figure("F1", "data_parallel/dp_forward", STEPS)
 def forward(run: Evidence) -> Scene:
     devices = Devices(run, LOGITS)
     outputs = devices.step.outputs
     whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
-    loss = devices.row(["loss"], "value", devices.moved("targets", from_host=True))
+    gathered = devices.row(["logits"], "value", devices.moved("gather"))
+    loss = devices.row(["loss"], "value", devices.moved("targets"))
     panels = [
         devices.scatter("scatter"),
         devices.replicate(),
         devices.forward("forward"),
-        (
-            "gather the logits",
-            [
-                devices.row(devices.outputs),
-                devices.row(["logits"], "value", devices.moved("gather")),
-            ],
-        ),
+        ("gather the logits", [devices.row(devices.outputs), gathered]),
         ("loss, reduced on device 0", [Band([box("host: targets")]), loss]),
     ]
     total = f"In all: {devices.traffic('scatter', 'replicate', 'gather')}."
@@ -214,7 +193,7 @@ def forward(run: Evidence) -> Scene:
     )
 
 
-@figure("F2", "data_parallel/dp_backward", STEPS, "DataParallel: backward and step")
+@figure("F2", "data_parallel/dp_backward", STEPS)
 def backward(run: Evidence) -> Scene:
     devices = Devices(run, LOGITS)
     gradients = devices.row("grad", "value", devices.moved(GRADIENTS))
@@ -232,12 +211,7 @@ def backward(run: Evidence) -> Scene:
     return numbered_scene("DataParallel: backward and step", panels, RECORDED, total)
 
 
-@figure(
-    "F5",
-    "data_parallel/dp_forward_2",
-    STEPS,
-    "DataParallel with the loss inside forward: reduced twice",
-)
+@figure("F5", "data_parallel/dp_forward_2", STEPS)
 def loss_in_forward(run: Evidence) -> Scene:
     devices = Devices(run, LOSS)
     mean = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
@@ -249,23 +223,16 @@ def loss_in_forward(run: Evidence) -> Scene:
     ]
     total = (
         f"Gathered: {devices.traffic('gather')}, a number from each other device; with logits "
-        "gathered: "
+        f"gathered: {Devices(run, LOGITS).traffic('gather')}."
     )
-    total += f"{Devices(run, LOGITS).traffic('gather')}."
     return numbered_scene("DataParallel with the loss inside forward", panels, total)
 
 
-@figure(
-    "F17",
-    "data_parallel/dp_criterion",
-    STEPS,
-    "DataParallelModel and DataParallelCriterion, in eight panels",
-    in_chapter=False,
-)
+@figure("F17", "data_parallel/dp_criterion", STEPS, in_chapter=False)
 def parallel_criterion(run: Evidence) -> Scene:
     devices = Devices(run, OUTPUTS)
     inputs, after = slice(devices.count), slice(devices.count, None)
-    targets = devices.row("targets", "value", devices.moved("scatter", after, from_host=True))
+    targets = devices.row("targets", "value", devices.moved("scatter", after))
     criterion = [
         devices.row(devices.outputs),
         devices.row("loss", "value", devices.forwards(turn=1)),
@@ -320,13 +287,7 @@ def memory_scene(
     return scene, way
 
 
-@figure(
-    "F4",
-    "data_parallel/dp_training",
-    MEMORY,
-    "DataParallel: memory and utilisation of each device",
-    in_chapter=False,
-)
+@figure("F4", "data_parallel/dp_training", MEMORY, in_chapter=False)
 def memory_and_utilisation(run: Evidence) -> Scene:
     scene, way = memory_scene(
         run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True
@@ -339,13 +300,7 @@ def memory_and_utilisation(run: Evidence) -> Scene:
     )
 
 
-@figure(
-    "F18",
-    "data_parallel/dp_memory",
-    MEMORY,
-    "DataParallel: memory per device where logits are gathered",
-    is_played=False,
-)
+@figure("F18", "data_parallel/dp_memory", MEMORY, is_played=False)
 def imbalance(run: Evidence) -> Scene:
     scene, way = memory_scene(
         run, LOGITS, "DataParallel: memory per device where logits are gathered"
@@ -353,6 +308,5 @@ def imbalance(run: Evidence) -> Scene:
     peaks = [load.peak for load in way.devices]
     return scene.with_caption(
         f"Device {peaks.index(max(peaks))} holds {max(peaks) / min(peaks):.2f} times as much as "
-        "the emptiest: "
-        f"{' / '.join(map(format_bytes, peaks))}."
+        f"the emptiest: {' / '.join(map(format_bytes, peaks))}."
     )

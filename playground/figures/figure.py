@@ -2,7 +2,7 @@
 
 RING = FigureRun("ring", ALL_REDUCE, 4, ("ring",), recorded=True)
 
-@figure("F9", "all_reduce/ring", RING, "ring all-reduce: the way of one chunk")
+@figure("F9", "all_reduce/ring", RING)
 def ring_chunk(run: Evidence) -> Scene:
 """
 
@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event as Report
 from playground.runtime.remote import Remote
 from playground.trace.analyse import MatchedMessage, match_messages
-from playground.trace.record import Event, Recording
-from playground.trace.record.run import record_run
+from playground.trace.record import RankRecording, Recording
+from playground.trace.record.run import Recorded, collect, describe_run, merge
 from playground.trace.render import Scene
 
 
@@ -48,22 +49,15 @@ class Evidence:
 
     @property
     def last_step(self) -> Recording:
-        """The recorded events after the last barrier, from time 0 on."""
-        ranks = []
-        for rank in self.recorded.ranks:
-            begin = ([0.0] + [event.end for event in rank.events if event.name == "barrier"])[-1]
-            ranks.append(
-                replace(rank, events=tuple(event for event in rank.events if event.start >= begin))
-            )
-        first = min((event.start for rank in ranks for event in rank.events), default=0.0)
+        """The recorded events after the last barrier."""
 
-        def shift(event: Event) -> Event:
-            return replace(event, start=event.start - first, end=event.end - first)
+        def without_earlier(rank: RankRecording) -> RankRecording:
+            barriers = (event.end for event in rank.events if event.name == "barrier")
+            begin = max(barriers, default=0.0)
+            events = tuple(event for event in rank.events if event.start >= begin)
+            return replace(rank, events=events)
 
-        return replace(
-            self.recorded,
-            ranks=tuple(replace(rank, events=tuple(map(shift, rank.events))) for rank in ranks),
-        )
+        return replace(self.recorded, ranks=tuple(map(without_earlier, self.recorded.ranks)))
 
 
 @dataclass(frozen=True)
@@ -87,9 +81,12 @@ class FigureRun:
         """Run it. Raises what `launch` raises."""
         arguments = self.arguments_in(folder)
         if self.recorded:
-            command = (self.name, "-n", str(self.size))
-            results, recording = record_run(self.work, self.size, *arguments, command=command)
-            return Evidence(results=results, recording=recording, arguments=arguments)
+            about = describe_run((self.name, "-n", str(self.size)), "gloo", self.size)
+            with temporary_folder("recording") as recording:
+                work = Recorded(self.work, recording, about)
+                results = launch(work, self.size, args=arguments)
+                recorded = merge(collect(recording / "0"))
+            return Evidence(results=results, recording=recorded, arguments=arguments)
         reports: list[tuple[int, Report]] = []
         results = launch(
             self.work,
@@ -126,20 +123,15 @@ class Figure:
     """The chapter that it is about, a lesson or `trace`, and the name of its file, without the
     ending."""
     run: FigureRun
-    shows: str
-    """A description in one line."""
     draw: Callable[[Evidence], Scene]
     in_chapter: bool = True
     is_played: bool = True
     """Whether the pages of `site` play its run beside it: not if it is one moment of a longer run,
     or moves by itself."""
 
-    def __call__(self, run: Evidence) -> Scene:
-        return self.draw(run)
-
 
 def figure(
-    name: str, path: str, run: FigureRun, shows: str, **more: bool
+    name: str, path: str, run: FigureRun, **more: bool
 ) -> Callable[[Callable[[Evidence], Scene]], Figure]:
     """A decorator that makes a figure of the function that draws it."""
-    return lambda draw: Figure(name, path, run, shows, draw, **more)
+    return lambda draw: Figure(name, path, run, draw, **more)

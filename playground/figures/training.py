@@ -5,13 +5,12 @@ killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import playground.trace.render as render
 from playground.checkpoint.folder import SnapshotSettings
 from playground.console.units import format_bytes
 from playground.figures.collectives import DASHED
@@ -19,24 +18,33 @@ from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
 from playground.lessons.ladder.page import LadderResult, LadderSettings, Rung
 from playground.lessons.parameter_server.page import ServerSettings
-from playground.lessons.pipeline.page import PipelineSettings, Step, bubble, span, typical_step
+from playground.lessons.pipeline.page import PipelineSettings, Slot, bubble, span, typical_step
 from playground.lessons.zero.page import ZeroSettings
 from playground.lessons.zero.results import CountedStep
 from playground.runtime.remote import remote
-from playground.trace.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, Event, RankRecording
+from playground.trace.record import BUCKET, COLLECTIVE, GRADIENT, Event, RankRecording
 from playground.trace.render import (
+    ALPHA,
+    BOX,
+    BUCKETS,
     CELL,
+    LANE,
     WIDTH,
     Band,
+    Mark,
     Scene,
+    TimeAxis,
     add_bars,
     add_key,
-    add_lane,
+    add_lanes,
     bands_scene,
+    bar,
     box,
+    meant_arrows,
+    panels_scene,
     piece,
 )
-from playground.trace.render.timeline import LABELS, ROW, lay_out
+from playground.trace.render.timeline import LABELS, lay_out
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
 
@@ -133,7 +141,7 @@ PHASES = {"forward": "forward", "synced": "backward", "step": "optimizer"}
 COLUMNS, CURVE = 78, 6 * CELL[1]
 """Columns of a curve over a step, and its height."""
 KEY = {style: style for style in PARTS.values()}
-FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {render.ALPHA} ∂J/∂θ"}
+FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {ALPHA} ∂J/∂θ"}
 """Formulas of backward and the optimizer; J is the loss."""
 
 
@@ -143,23 +151,17 @@ def rung_of(run: Evidence, name: str) -> Rung:
     return next(rung for rung in result.rungs if rung.rung == name)
 
 
-@figure(
-    "F3",
-    "ladder/backward_step",
-    LADDER,
-    "backward computes the gradient, step applies it: what each costs",
-)
+@figure("F3", "ladder/backward_step", LADDER)
 def backward_and_step(run: Evidence) -> Scene:
     rung = rung_of(run, "flat")
     scene = Scene("Backward computes the gradient, step applies it")
     for number, (name, formula) in enumerate(FORMULAS.items()):
         look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
-        scene.add(render.BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
-    times = {part: getattr(rung, part) for part in ("forward", "backward", "step")}
-    bars = [
-        (part, [piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms")
-        for part, seconds in times.items()
-    ]
+        scene.add(BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
+    bars = []
+    for part in ("forward", "backward", "step"):
+        time = f"{getattr(rung, part) * 1e3:.3g} ms"
+        bars.append((part, [piece(getattr(rung, part), PARTS[part], f"{part}: {time}")], time))
     add_bars(scene, bars)
     return scene.with_caption(
         f"backward takes {rung.backward / rung.step:.3g} times as long as step. "
@@ -167,11 +169,11 @@ def backward_and_step(run: Evidence) -> Scene:
     )
 
 
-@figure("F11", "sgd/ddp", SGD_ON_THREE, "synchronous SGD in five phases")
+@figure("F11", "sgd/ddp", SGD_ON_THREE)
 def five_phases(run: Evidence) -> Scene:
     steps: Sequence[SgdStep] = run.results
     size, ranks = len(steps), range(len(steps))
-    fan_out = render.meant_arrows([0], ranks)
+    fan_out = meant_arrows([0], ranks)
     average = box(f"all-reduce: g {steps[0].average:+.5f}", "communication", meant=True)
     bands = [
         Band([box(f"a store of {sum(step.samples for step in steps)} samples")]),
@@ -182,7 +184,7 @@ def five_phases(run: Evidence) -> Scene:
         ),
         Band([box(f"w {step.weight:+.5f}", "forward") for step in steps], label="2 model"),
         Band([box(f"g {step.gradient:+.5f}", "backward") for step in steps], label="3 gradient"),
-        Band([average], render.meant_arrows(ranks, [0]), "4 average"),
+        Band([average], meant_arrows(ranks, [0]), "4 average"),
         Band([box(f"w {step.new_weight:+.5f}", "optimizer") for step in steps], fan_out, "5 step"),
     ]
     difference = max(step.difference for step in steps)
@@ -193,36 +195,35 @@ def five_phases(run: Evidence) -> Scene:
     return bands_scene("Synchronous SGD in five phases", bands, about, DASHED)
 
 
-@figure("F12", "ladder/after_backward", FLAT, "all-reduce after backward")
+@figure("F12", "ladder/after_backward", FLAT)
 def after_backward(run: Evidence) -> Scene:
     return averaging(run, "All-reduce after backward")
 
 
-@figure("F13", "ladder/inside_backward", OVERLAPPED, "all-reduce inside backward")
+@figure("F13", "ladder/inside_backward", OVERLAPPED)
 def inside_backward(run: Evidence) -> Scene:
     return averaging(run, "All-reduce inside backward")
 
 
-@figure("bert", "bert/step", BERT, "a step of BERT: buckets leave while backward goes on")
+@figure("bert", "bert/step", BERT)
 def bert_step(run: Evidence) -> Scene:
     return averaging(run, "A step of BERT by DistributedDataParallel")
 
 
 def averaging(run: Evidence, title: str) -> Scene:
     """The last step, with a caption on when averaging began and ended in it."""
-    step = run.last_step
-    lines = []
+    step, lines = run.last_step, []
+
+    def format_span(events: Sequence[Event]) -> str:
+        start = events[0].start - step.start
+        end = max(event.end for event in events) - step.start
+        return f"{start * 1e3:.2f} to {end * 1e3:.2f} ms"
+
     for rank in step.ranks:
-        backward = [
-            event for event in rank.events if event.kind == COMPUTE and event.name == "backward"
-        ]
+        backward = [event for event in rank.events if event.name == "backward"]
         calls = [event for event in rank.events if event.kind in (COLLECTIVE, BUCKET)]
         if backward and calls:
-            spans = (
-                (each[0].start * 1e3, max(event.end for event in each) * 1e3)
-                for each in (backward, calls)
-            )
-            first, last = (f"{start:.2f} to {end:.2f} ms" for start, end in spans)
+            first, last = format_span(backward), format_span(calls)
             lines.append(f"Rank {rank.rank}: backward {first}; averaging {last}.")
     lines.append("What the backend sends inside an all-reduce cannot be seen.")
     scene = lay_out(step, title)
@@ -230,46 +231,44 @@ def averaging(run: Evidence, title: str) -> Scene:
     return scene
 
 
-def shares_of(rung: Rung, whole: Rung) -> dict[str, float]:
-    """The parts of a rung's step, as shares of the step of another."""
-    seconds = sum(getattr(whole, part) for part in PARTS)
-    return {part: getattr(rung, part) / seconds for part in PARTS}
+def parts_of(rung: Rung) -> dict[str, float]:
+    """The seconds of the parts of a rung's step."""
+    return {part: getattr(rung, part) for part in PARTS}
 
 
-@figure("F14", "ladder/step_parts", LADDER, "what a training step's time goes into, rung by rung")
+def pieces_of(rung: Rung, whole: float, *, with_text: bool) -> list[Mark]:
+    """The parts of a rung's step, as shares of `whole` seconds."""
+    shares = {part: seconds / whole for part, seconds in parts_of(rung).items()}
+    return [
+        piece(share, PARTS[part], f"{rung.rung}: {part}", f"{share:.2f}" if with_text else "")
+        for part, share in shares.items()
+    ]
+
+
+@figure("F14", "ladder/step_parts", LADDER)
 def normalised_parts(run: Evidence) -> Scene:
     scene, bars = Scene("What a training step's time goes into"), []
     result: LadderResult = run.results[0]
     for rung in result.rungs:
-        name, shares = rung.rung, shares_of(rung, rung).items()
-        pieces = [
-            piece(share, PARTS[part], f"{name}: {part}", f"{share:.2f}") for part, share in shares
-        ]
-        bars.append((name, pieces, f"{sum(getattr(rung, part) for part in PARTS) * 1e3:.3g} ms"))
+        seconds = sum(parts_of(rung).values())
+        pieces = pieces_of(rung, seconds, with_text=True)
+        bars.append((rung.rung, pieces, f"{seconds * 1e3:.3g} ms"))
     add_bars(scene, bars, most=1.0)
     add_key(scene, KEY)
     about = "Shares of each step; communication is what is exposed: not hidden behind backward."
     return scene.with_caption(f"{about} {len(run.results)} ranks.")
 
 
-@figure("F15", "ladder/overlap", LADDER, "a step without and with overlap")
+@figure("F15", "ladder/overlap", LADDER)
 def with_and_without_overlap(run: Evidence) -> Scene:
     scene = Scene("A step without and with overlap")
     for pair in (("bucketed", "overlapped"), ("flat", "ddp")):
-        bars = []
-        for name in pair:
-            rung = rung_of(run, name)
-            shares = shares_of(rung, rung_of(run, pair[0]))
-            pieces = [
-                piece(share, PARTS[part], f"{name}: {part}") for part, share in shares.items()
-            ]
-            bars.append(
-                (
-                    f"{name:10}",
-                    pieces,
-                    f"{sum(shares.values()):.2f} ({rung.hidden * 100:3.0f} % hidden)",
-                )
-            )
+        rungs, bars = [rung_of(run, name) for name in pair], []
+        whole = sum(parts_of(rungs[0]).values())
+        for rung in rungs:
+            share = sum(parts_of(rung).values()) / whole
+            note = f"{share:.2f} ({rung.hidden * 100:3.0f} % hidden)"
+            bars.append((f"{rung.rung:10}", pieces_of(rung, whole, with_text=False), note))
         add_bars(scene, bars, most=1.3)
     add_key(scene, KEY)
     return scene.with_caption(
@@ -281,11 +280,10 @@ def with_and_without_overlap(run: Evidence) -> Scene:
 
 NAMES = 14 * CELL[0]
 """Width of the names, in pixels."""
-BUCKET_ROW = 2 * CELL[1]
 
 
 def bucket_style(number: int) -> str:
-    return f"bucket {number % render.BUCKETS}"
+    return f"bucket {number % BUCKETS}"
 
 
 def buckets_of(rank: RankRecording) -> list[tuple[Event, list[Event]]]:
@@ -301,93 +299,62 @@ def buckets_of(rank: RankRecording) -> list[tuple[Event, list[Event]]]:
     return found
 
 
-@figure("F16", "ddp/buckets", DDP_NET, "DistributedDataParallel's buckets fill and leave")
+@figure("F16", "ddp/buckets", DDP_NET)
 def filling(run: Evidence) -> Scene:
     rank = run.last_step.ranks[0]
     scene, lines = Scene("Buckets fill in backward, the last layers' first"), []
     [backward] = [event for event in rank.events if event.name == "backward"]
-    axis = render.TimeAxis(x=NAMES, start=backward.start, end=backward.end)
+    axis = TimeAxis(x=NAMES, start=backward.start, end=backward.end)
 
     def after(time: float) -> str:
         return f"{(time - backward.start) * 1e3:.2f} ms"
 
-    for number, (_, gradients) in enumerate(buckets_of(rank)):
+    ready, left = {}, {}
+    for number, (bucket, gradients) in enumerate(buckets_of(rank)):
+        style = bucket_style(number)
         for event in gradients:
-            y, width = scene.bottom, max(axis.at(event.start) - NAMES, 1)
-            add_lane(scene, event.name, NAMES, y, CELL[1])
-            look = {
-                "style": bucket_style(number),
-                "title": f"{event.name} ready after {after(event.start)}",
-            }
-            scene.add(render.BAR, NAMES, y, width, CELL[1], **look)
-    for number, (bucket, _) in enumerate(buckets_of(rank)):
+            title = f"{event.name} ready after {after(event.start)}"
+            ready[event.name] = [bar(backward.start, event.start, style, title)]
         lines.append(
             f"{bucket.name} ({format_bytes(bucket.nbytes)}) left after {after(bucket.start)}, "
             f"its sum was there after {after(bucket.end)}"
         )
-        y, left = scene.bottom + CELL[1], axis.at(bucket.start)
-        add_lane(scene, bucket.name, NAMES, y, BUCKET_ROW)
-        look = {"style": bucket_style(number), "title": lines[-1]}
-        scene.add(render.BAR, left, y, max(axis.at(bucket.end) - left, 2), BUCKET_ROW, **look)
-    over = f"backward over: {after(backward.end)}"
-    scene.add(render.TEXT, NAMES, scene.bottom + CELL[1], text="0 ms", align="start", style="muted")
-    scene.add(render.TEXT, axis.x + axis.w, scene.bottom, text=over, align="end", style="muted")
-    return scene.with_caption(
-        f"Rank 0 of {len(run.results)}. Above: how long backward takes to each gradient, in the "
-        "colour of its bucket. "
-        "Below: each bucket from when it leaves until its sum is there.",
-        *(f"{line}." for line in lines),
-    )
+        left[bucket.name] = [bar(bucket.start, bucket.end, style, lines[-1])]
+    add_lanes(scene, "backward until each gradient, in the colour of its bucket", axis, ready)
+    add_lanes(scene, "each bucket from when it leaves until its sum is there", axis, left)
+    y, over = scene.bottom + CELL[1], f"backward over: {after(backward.end)}"
+    scene.write("0 ms", NAMES, y, style="muted")
+    scene.write(over, axis.x + axis.w, y, "end", style="muted")
+    return scene.with_caption(f"Rank 0 of {len(run.results)}.", *(f"{line}." for line in lines))
 
 
-@figure("F19", "ddp/bucket", DDP_FOUR, "the same buckets on every rank")
+@figure("F19", "ddp/bucket", DDP_FOUR)
 def same_on_both(run: Evidence) -> Scene:
-    scene, ranks = Scene("The same buckets on every rank"), run.last_step.ranks
-    width = (render.WIDTH - CELL[0]) / len(ranks)
-    for rank in ranks:
-        add_process(scene, rank, CELL[0] + rank.rank * width, width - 2 * CELL[0])
+    ranks = run.last_step.ranks
     sent = [
         [[each.name for each in gradients] for _, gradients in buckets_of(rank)] for rank in ranks
     ]
     left = ", then ".join(bucket.name for bucket, _ in buckets_of(ranks[0]))
-    return scene.with_caption(
+    return panels_scene(
+        "The same buckets on every rank",
+        [(f"rank {rank.rank}", [*bucket_bands(rank)]) for rank in ranks],
         f"Gradients of {sum(map(len, sent[0]))} parameters on {len(ranks)} ranks; in this run the "
-        "buckets are "
-        f"{'the same' if all(each == sent[0] for each in sent) else 'NOT the same'} on all.",
+        f"buckets are {'the same' if all(each == sent[0] for each in sent) else 'NOT the same'} on "
+        "all of them.",
         f"{left} left: a bucket leaves when all its gradients are ready, and the last parameters' "
         "are ready first.",
     )
 
 
-def add_process(scene: Scene, rank: RankRecording, x: float, width: float) -> None:
-    """Add a rank's parameters, each in its bucket, in the order in which the buckets left."""
-    scene.add(render.TEXT, x, CELL[1] / 2, text=f"rank {rank.rank}", align="start")
-    y, inner = 2.0 * CELL[1], width - 4 * CELL[0]
+def bucket_bands(rank: RankRecording) -> Iterator[Band]:
+    """A box for each bucket with its gradients, in the order in which the buckets left."""
     for number, (bucket, gradients) in enumerate(buckets_of(rank)):
-        height = (3 + 2.5 * len(gradients)) * CELL[1]
-        label = f"{bucket.name}, {format_bytes(bucket.nbytes)}"
-        look = {"style": bucket_style(number), "title": f"rank {rank.rank}: {label}"}
-        scene.add(render.BOX, x, y, width, height, **look)
-        scene.add(render.TEXT, x + CELL[0], y + CELL[1], text=label, align="start")
-        for place, event in enumerate(gradients):
-            text = render.shorten(f"{event.name}.grad", inner)
-            scene.add(
-                render.BOX,
-                x + 2 * CELL[0],
-                y + (2 + 2.5 * place) * CELL[1],
-                inner,
-                2 * CELL[1],
-                text=text,
-            )
-        y += height + CELL[1]
+        names = [f"{event.name}.grad" for event in gradients]
+        text = "\n".join([f"{bucket.name}, {format_bytes(bucket.nbytes)}", *names])
+        yield Band([box(text, bucket_style(number))])
 
 
-@figure(
-    "elastic",
-    "elastic/attempts",
-    ELASTIC,
-    "ranks are killed, and the training goes on from a snapshot",
-)
+@figure("elastic", "elastic/attempts", ELASTIC)
 def attempts(run: Evidence) -> Scene:
     steps, starts, ends = steps_of_attempts(run)
     scene = Scene("A rank is killed; all restart, and resume from a snapshot")
@@ -406,7 +373,7 @@ def attempts(run: Evidence) -> Scene:
 STEPS_KEY = {"plain": "from a snapshot", "forward": "steps taken", "wait": "lost, and redone"}
 
 
-def pieces_of_starts(starts: Sequence[int], ends: Sequence[int]) -> list[list[render.Mark]]:
+def pieces_of_starts(starts: Sequence[int], ends: Sequence[int]) -> list[list[Mark]]:
     """The steps of a training that was started several times: for each start, the steps that it had
     from a snapshot, those that it took, and those of them that the next start took again."""
     bars = []
@@ -421,34 +388,29 @@ def pieces_of_starts(starts: Sequence[int], ends: Sequence[int]) -> list[list[re
     return bars
 
 
-@figure(
-    "hosts",
-    "elastic/hosts",
-    HOSTS,
-    "the number of ranks changes, and the training goes on from a snapshot",
-)
+@figure("hosts", "elastic/hosts", HOSTS)
 def hosts(run: Evidence) -> Scene:
     scene = Scene("A host leaves and another joins: all ranks restart, from the newest snapshot")
-    bars = []
-    starts, ends = [losses[0][0] - 1 for losses in run.results], [end for _, end in run.arguments]
-    for number, (pieces, (size, _)) in enumerate(
-        zip(pieces_of_starts(starts, ends), run.arguments, strict=True), 1
-    ):
-        bars += [
-            (
-                f"start {number}, rank {rank}",
-                pieces,
-                f"{'all' if size == 1 else f'1/{size}'} of each batch",
-            )
-            for rank in range(size)
-        ]
+    sizes, ends = zip(*run.arguments, strict=True)
+    starts = [losses[0][0] - 1 for losses in run.results]
+    bars = [
+        (
+            f"start {start}, rank {rank}",
+            pieces,
+            f"{'all' if size == 1 else f'1/{size}'} of each batch",
+        )
+        for start, (pieces, size) in enumerate(
+            zip(pieces_of_starts(starts, ends), sizes, strict=True), 1
+        )
+        for rank in range(size)
+    ]
     add_bars(scene, bars, most=ends[-1])
     add_key(scene, STEPS_KEY)
     seen = [dict(losses) for losses in run.results]
     twice = [
-        abs(one[step] - next_[step])
-        for one, next_ in pairwise(seen)
-        for step in one.keys() & next_.keys()
+        abs(one[step] - other[step])
+        for one, other in pairwise(seen)
+        for step in one.keys() & other.keys()
     ]
     return scene.with_caption(
         f"Steps 1 to {ends[-1]}, each with the same batch, whatever the number of ranks. "
@@ -457,37 +419,23 @@ def hosts(run: Evidence) -> Scene:
     )
 
 
-@figure("zero", "zero/step", ZERO, "the bytes that one rank holds over a step, by four ways")
+@figure("zero", "zero/step", ZERO)
 def bytes_over_a_step(run: Evidence) -> Scene:
     ways: Sequence[CountedStep] = run.results[0]
     most = max(way.peak for way in ways)
     scene = Scene("The bytes that one rank holds over a training step, by four ways")
+    width = (WIDTH - 2 * CELL[0]) / COLUMNS
     for way in ways:
         y = scene.bottom + CELL[1]
-        held = [(what, nbytes) for what, part in way.series.items() for nbytes in part]
-        scene.add(
-            render.TEXT,
-            CELL[0],
-            y,
-            text=f"{way.way}: at most {format_bytes(round(way.peak))}",
-            align="start",
-        )
-        bottom, x = y + CURVE + CELL[1], float(CELL[0])
+        scene.write(f"{way.way}: at most {format_bytes(round(way.peak))}", CELL[0], y)
+        held = [(nbytes, what) for what, part in way.series.items() for nbytes in part]
         for column in range(COLUMNS):
-            taken = (
-                held[len(held) * column // COLUMNS : max(1, len(held) * (column + 1) // COLUMNS)]
-                or held[-1:]
-            )
-            what, nbytes = max(taken, key=lambda each: each[1])
-            height = CURVE * nbytes / most
-            look = {
-                "style": PHASES[what],
-                "title": f"{way.way}: {format_bytes(nbytes)} in {PHASES[what]}",
-            }
-            scene.add(
-                render.LANE, x, bottom - height, (WIDTH - 2 * CELL[0]) / COLUMNS, height, **look
-            )
-            x += (WIDTH - 2 * CELL[0]) / COLUMNS
+            first, end = (len(held) * each // COLUMNS for each in (column, column + 1))
+            nbytes, what = max(held[first : max(1, end)] or held[-1:], key=lambda each: each[0])
+            x, height = CELL[0] + column * width, CURVE * nbytes / most
+            title = f"{way.way}: {format_bytes(nbytes)} in {PHASES[what]}"
+            look = {"style": PHASES[what], "title": title}
+            scene.add(LANE, x, y + CELL[1] + CURVE - height, width, height, **look)
     add_key(scene, {style: style for style in PHASES.values()})
     return scene.with_caption(
         f"After each operation, counted on one of {len(run.results)} ranks; parameters of "
@@ -495,44 +443,28 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     )
 
 
-@figure(
-    "experts",
-    "experts/rows",
-    ROUTED,
-    "tokens from each rank to each expert, without and with the balance loss",
-)
+@figure("experts", "experts/rows", ROUTED)
 def routed_tokens(run: Evidence) -> Scene:
     settings: ExpertsSettings = run.arguments[0]
     ways = dict(zip(settings.ways, run.results[0], strict=True))
     tables = {way: counted.after_capacity[0] for way, counted in ways.items()}
-    most = max(sum(column) for table in tables.values() for column in zip(*table, strict=True))
-    pitch = (WIDTH - 2 * CELL[0]) / EXPERTS
+    most = max(sum(tokens) for table in tables.values() for tokens in zip(*table, strict=True))
     scene = Scene("Tokens from each rank to each expert, without and with the balance loss")
     for way, table in tables.items():
-        y = scene.bottom + 2 * CELL[1]
-        scene.add(
-            render.TEXT, CELL[0], y, text=f"{way} (balance loss times {WAYS[way]:g})", align="start"
-        )
+        scene.write(f"{way} (balance loss times {WAYS[way]:g})", CELL[0], scene.bottom + CELL[1])
+        bars = []
         for expert, column in enumerate(zip(*table, strict=True)):
-            x, bottom = CELL[0] + expert * pitch, y + CURVE + CELL[1]
-            label = f"{expert}: rank {expert * settings.size // EXPERTS}"
-            scene.add(render.TEXT, x + pitch / 2, bottom + CELL[1], text=label, style="muted")
-            for rank, tokens in enumerate(column):
-                height = CURVE * tokens / most
-                bottom -= height
-                look = {
-                    "style": bucket_style(rank),
-                    "title": f"rank {rank} to expert {expert}: {tokens} tokens",
-                }
-                text = str(tokens) if height >= CELL[1] else ""
-                scene.add(
-                    render.BAR, x + CELL[0] / 2, bottom, pitch - CELL[0], height, text=text, **look
-                )
+            label = f"expert {expert} on rank {expert * settings.size // EXPERTS}"
+            pieces = [
+                piece(tokens, bucket_style(rank), f"{label}: from rank {rank}", str(tokens))
+                for rank, tokens in enumerate(column)
+            ]
+            bars.append((label, pieces, f"{sum(column)}"))
+        add_bars(scene, bars, most=most)
     add_key(scene, {bucket_style(rank): f"from rank {rank}" for rank in range(settings.size)})
     return scene.with_caption(
-        "Below each column, the expert and its rank. The tokens of the first block in step "
-        f"{settings.steps}, "
-        f"on {settings.size} ranks; each is sent to {K} experts."
+        f"The tokens of the first block in step {settings.steps}, on {settings.size} ranks; each "
+        f"is sent to {K} experts."
     )
 
 
@@ -549,47 +481,39 @@ def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
     return steps, starts, [*ends, steps]
 
 
-@figure(
-    "pipeline", "pipeline/schedules", PIPELINE, "a pipeline's stages at work, by three schedules"
-)
+@figure("pipeline", "pipeline/schedules", PIPELINE)
 def schedules(run: Evidence) -> Scene:
     settings: PipelineSettings = run.arguments[0]
     stages, microbatches = settings.size, settings.microbatches
     by_schedule = zip(settings.schedules, zip(*run.results, strict=True), strict=True)
     steps = {name: typical_step(ranks) for name, ranks in by_schedule}
     scene = Scene("A pipeline's stages at work, by three schedules")
-    longest = max(map(span, steps.values()))
-    axis = render.TimeAxis(x=LABELS, start=0.0, end=longest)
+    axis = TimeAxis(x=LABELS, start=0.0, end=max(map(span, steps.values())))
     for name, step in steps.items():
-        add_schedule(scene, name, step, axis)
+        began = min(slot.start for slots in step for slot in slots)
+        lanes = {
+            f"stage {stage}": [bar_of_slot(slot, began) for slot in slots]
+            for stage, slots in enumerate(step)
+        }
+        add_lanes(scene, f"{name}: {span(step) * 1e3:,.0f} ms", axis, lanes)
     add_key(scene, {"forward": "forward", "backward": "backward of a microbatch"})
     bubbles = ", ".join(f"{bubble(step):.0%} with {name}" for name, step in steps.items())
     return scene.with_caption(
         f"A batch of {microbatches} microbatches on {stages} stages; each lane is a stage, its "
-        "gaps are the bubble: "
-        f"{bubbles}."
+        f"gaps are the bubble: {bubbles}."
     )
 
 
-def add_schedule(scene: Scene, name: str, step: Step, axis: render.TimeAxis) -> None:
-    """Add a lane for each stage, with the step whose bubble is the median."""
-    began = min(slot.start for rank in step for slot in rank)
-    y = scene.bottom + (CELL[1] if scene.marks else 0)
-    title = f"{name}: {span(step) * 1e3:,.0f} ms"
-    scene.add(render.TEXT, CELL[0], y + CELL[1] / 2, text=title, align="start")
-    for stage, slots in enumerate(step):
-        y += 1.5 * ROW
-        add_lane(scene, f"stage {stage}", axis.x, y, ROW, style="muted")
-        for slot in slots:
-            start, end = slot.start - began, slot.end - began
-            left, width = axis.at(start), axis.at(end) - axis.at(start)
-            style = "forward" if slot.kind == "F" else "backward"
-            text = str(slot.microbatch) if width > CELL[0] else ""
-            title = f"{style} of microbatch {slot.microbatch}, {(end - start) * 1e3:.3g} ms"
-            scene.add(render.BAR, left, y, width, ROW, style=style, text=text, title=title)
+def bar_of_slot(slot: Slot, began: float) -> Mark:
+    style, milliseconds = (
+        "forward" if slot.kind == "F" else "backward",
+        (slot.end - slot.start) * 1e3,
+    )
+    title = f"{style} of microbatch {slot.microbatch}, {milliseconds:.3g} ms"
+    return bar(slot.start - began, slot.end - began, style, title, str(slot.microbatch))
 
 
-@figure("parameter-server", "parameter_server/modes", SERVER, "when workers wait, in three modes")
+@figure("parameter-server", "parameter_server/modes", SERVER)
 def server_modes(run: Evidence) -> Scene:
     settings: ServerSettings = run.arguments[0]
     scene = Scene("Three workers, one of them slow: who computes, and who waits")
@@ -597,36 +521,18 @@ def server_modes(run: Evidence) -> Scene:
         mode: [worker[number] for worker in run.results[1:]]
         for number, mode in enumerate(settings.modes)
     }
-    axis = render.TimeAxis(
-        x=LABELS,
-        start=0.0,
-        end=max(spans[-1][1] for of_mode in waits.values() for spans in of_mode),
-    )
+    ends = {mode: max(spans[-1][1] for spans in of_mode) for mode, of_mode in waits.items()}
+    axis = TimeAxis(x=LABELS, start=0.0, end=max(ends.values()))
     for mode, of_mode in waits.items():
-        y = scene.bottom + (CELL[1] if scene.marks else 0)
-        end = max(spans[-1][1] for spans in of_mode)
-        scene.add(
-            render.TEXT,
-            CELL[0],
-            y + CELL[1] / 2,
-            text=f"{mode}: {end * 1e3:,.0f} ms",
-            align="start",
-        )
+        lanes = {}
         for worker, spans in enumerate(of_mode):
-            y += 1.5 * ROW
-            add_lane(scene, f"worker {worker}", axis.x, y, ROW, style="muted")
             computing = [(one[1], other[0]) for one, other in pairwise(spans)]
-            for style, pieces in (("compute", computing), ("wait", spans)):
-                for left, right in ((axis.at(start), axis.at(end)) for start, end in pieces):
-                    scene.add(
-                        render.BAR,
-                        left,
-                        y,
-                        right - left,
-                        ROW,
-                        style=style,
-                        title=f"worker {worker}: {style}",
-                    )
+            lanes[f"worker {worker}"] = [
+                bar(start, end, style, f"worker {worker}: {style}")
+                for style, them in (("compute", computing), ("wait", spans))
+                for start, end in them
+            ]
+        add_lanes(scene, f"{mode}: {ends[mode] * 1e3:,.0f} ms", axis, lanes)
     add_key(scene, {"compute": "computes a gradient", "wait": "waits for the server"})
     about = (
         f"{settings.steps * (len(run.results) - 1)} gradients in each mode; the last worker takes"

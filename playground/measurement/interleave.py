@@ -77,15 +77,6 @@ def slowest(seconds: Sequence[float], group: Any = None) -> list[float]:
     return list(largest.tolist())
 
 
-def gather_by_rank(seconds: Sequence[float]) -> list[list[float]]:
-    """All ranks' figures, on every rank: [rank][figure]. All must call this, with the same number
-    of figures."""
-    own = torch.tensor(seconds, dtype=torch.float64, device=device())
-    by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(by_rank, own)
-    return [figures.tolist() for figures in by_rank]
-
-
 class Heartbeat:
     """Reports from time to time that this rank makes progress."""
 

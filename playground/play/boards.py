@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from playground.play.cells import Outcome, cells, evaluate, given, guarded
 
 FORM_OR_LEAVE = "dist.init_process_group", "dist.destroy_process_group"
+IS_MAIN = "__name__ == '__main__'"
 KEEP_VARIABLES = "globals().update(locals())"
 
 
@@ -41,7 +42,8 @@ def run_board(
 
 def to_cell(tree: ast.Module, step: str) -> ast.Module:
     """The program as it runs in a world that stands."""
-    programs = [node for node in tree.body if isinstance(node, ast.If) and is_of_main(node)]
+    programs = [node for node in tree.body if isinstance(node, ast.If)]
+    programs = [node for node in programs if ast.unparse(node.test) == IS_MAIN]
     definitions = [node for node in tree.body if node not in programs]
     program = (
         ast.parse(f"{step}(rank, size)").body
@@ -59,15 +61,11 @@ def to_cell(tree: ast.Module, step: str) -> ast.Module:
     return ast.fix_missing_locations(whole)
 
 
-def is_of_main(node: ast.If) -> bool:
-    return ast.unparse(node.test) == "__name__ == '__main__'"
-
-
 class InStandingWorld(ast.NodeTransformer):
     """Leaves out what forms the process group, and destroys it: it stays."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        is_left_out = isinstance(node.value, ast.Call) and (
-            ast.unparse(node.value.func) in FORM_OR_LEAVE
-        )
-        return ast.copy_location(ast.Pass(), node) if is_left_out else node
+        call = node.value
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in FORM_OR_LEAVE:
+            return ast.copy_location(ast.Pass(), node)
+        return node

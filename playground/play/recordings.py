@@ -5,7 +5,6 @@ held nor what was computed. Does not import torch.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from playground.runtime.flight_recorder import COLLECTIVE, Operation
 from playground.runtime.untrusted import printable
 from playground.trace.files import RENDERED, amount, render
 from playground.trace.play import render_page
-from playground.trace.record import Event, RankRecording, Recording, SourceLine, Standstill
+from playground.trace.record import Event, RankRecording, Recording, SourceLine
 from playground.trace.record.layout import RUN, START, TABLES, Files
 from playground.trace.record.run import (
     RECORDED,
@@ -33,8 +32,10 @@ from playground.trace.record.run import (
     Recorded,
     collect,
     describe_run,
+    find_versions,
     merge,
     read_tables,
+    standstill_of,
 )
 from playground.trace.render.renderers import check_ending
 from playground.trace.render.words import to_words
@@ -84,7 +85,8 @@ def record_cell(
         files = collect(folder / "0")
     world.last = number, source, tuple(on), how  # which %retry does not record
     texts = {f"{TEXT}{name}": text.encode() for name, text in world.texts.items()}
-    recording = merge({**files, **texts, RUN: describe(world, run).encode()})
+    about = describe_run(command_of(run), world.config.backend, world.size)
+    recording = merge({**files, **texts, RUN: about.encode()})
     left = run.began + run.seconds - find_beginning(files)
     device = device_of(world)
 
@@ -96,7 +98,7 @@ def record_cell(
         return replace(rank, device=rank.device or device, events=tuple(events))
 
     ranks = tuple(map(correct, recording.ranks))
-    return run, replace(recording, ranks=ranks, standstill=standstill_of(run))
+    return run, replace(recording, ranks=ranks, standstill=standstill_of(run.hang))
 
 
 def find_beginning(files: Files) -> float:
@@ -110,30 +112,16 @@ def without_end(event: Event, left: float) -> Event:
     return replace(event, end=inf) if event.start < left < event.end else event
 
 
-def describe(world: PlayWorld, run: Run) -> str:
-    return describe_run(("play:", f"cell {run.number}"), world.config.backend, world.size)
+def command_of(run: Run) -> tuple[str, str]:
+    return "play:", f"cell {run.number}"
 
 
 def device_of(world: PlayWorld) -> str:
     return backends.get_backend(world.config.backend).device_type
 
 
-def to_wall_clock(moment: float) -> float:
-    """From the monotonic clock, in seconds."""
-    return time.time() - time.monotonic() + moment
-
-
-def standstill_of(run: Run) -> Standstill | None:
-    """The deadlock that ended it, if one did."""
-    if run.hang is None:
-        return None
-    return Standstill(" ".join(run.hang.sentence.split()), run.hang.cure, run.hang.waits)
-
-
 def read_flight_recorders(world: PlayWorld, run: Run) -> Recording:
     """What the flight recorders held of a cell when it ended."""
-    about = json.loads(describe(world, run))
-    device = device_of(world)
     sources: dict[SourceLine, int] = {}
 
     def to_event(rank: int, number: int, operation: Operation) -> Event:
@@ -160,14 +148,16 @@ def read_flight_recorders(world: PlayWorld, run: Run) -> Recording:
         operations = enumerate(run.operations.get(rank, ()))
         events = tuple(to_event(rank, number, each) for number, each in operations)
         is_lost = rank in run.lost
-        ranks.append(RankRecording(rank=rank, device=device, events=events, is_cut_off=is_lost))
+        ranks.append(
+            RankRecording(rank=rank, device=device_of(world), events=events, is_cut_off=is_lost)
+        )
     return Recording(
-        command=tuple(about["command"]),
-        backend=about["backend"],
-        versions=about["versions"],
-        began=to_wall_clock(run.began),
+        command=command_of(run),
+        backend=world.config.backend,
+        versions=find_versions(),
+        began=time.time() - time.monotonic() + run.began,
         ranks=tuple(ranks),
         sources=tuple(sources),
         texts={Path(name).name: text for name, text in world.texts.items()},
-        standstill=standstill_of(run),
+        standstill=standstill_of(run.hang),
     )

@@ -32,13 +32,8 @@ def in_cells(text: str, keeps_columns: bool = False) -> str:
     return re.sub(r"cell (\d+):(\d+)( in <module>)?", say, text)
 
 
-def describe(run: Run, size: int) -> Iterator[str]:
-    """Lines on what each rank returned or raised, and on why it was ended."""
-    yield from describe_values(run, size)
-    yield from describe_end(run, size)
-
-
 def describe_values(run: Run, size: int) -> Iterator[str]:
+    """Lines on what each rank returned."""
     values = {rank: one.value for rank, one in run.outcomes.items() if one.value is not None}
     width = len(label(range(size))) + 1
     yield from by_rank({rank: cut(str(value), rank) for rank, value in values.items()}, width)

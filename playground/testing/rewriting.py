@@ -23,11 +23,9 @@ from _pytest.assertion import rewrite
 def rewritten_modules(config: pytest.Config) -> frozenset[str]:
     """The names of the modules that this run of pytest has rewritten, or will rewrite when they are
     imported."""
-    hook = (
-        config.stash[rewrite.assertstate_key].hook
-        if rewrite.assertstate_key in config.stash
-        else None
-    )
+    if rewrite.assertstate_key not in config.stash:
+        return frozenset()
+    hook = config.stash[rewrite.assertstate_key].hook
     return frozenset([*hook._rewritten_names, *hook._must_rewrite]) if hook else frozenset()
 
 
@@ -61,11 +59,9 @@ class RankHook(rewrite.AssertionRewritingHook):
         self, name: str, path: Any = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         packages = accumulate(name.split("."), "{}.{}".format)
-        return (
-            None
-            if self._must_rewrite.isdisjoint(packages)
-            else super().find_spec(name, path, target)
-        )
+        if self._must_rewrite.isdisjoint(packages):
+            return None
+        return super().find_spec(name, path, target)
 
 
 HOOKS = SimpleNamespace(

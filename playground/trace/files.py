@@ -221,12 +221,8 @@ def to_chrome(recording: Recording) -> str:
     Source: the Trace Event Format,
     https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
-    about = {
-        "command": " ".join(recording.command),
-        "backend": recording.backend,
-        **recording.versions,
-    }
-    about["dropped"] = str(sum(rank.dropped for rank in recording.ranks))
+    about = {"command": " ".join(recording.command), "backend": recording.backend}
+    about |= {**recording.versions, "dropped": str(sum(rank.dropped for rank in recording.ranks))}
     found = [*event_entries(recording), *message_entries(recording)]
     document = {"traceEvents": found, "displayTimeUnit": "ns", "otherData": about}
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
@@ -239,12 +235,8 @@ def event_entries(recording: Recording) -> Iterator[Entry]:
     numbers, last = itertools.count(), recording.end
     for rank in recording.ranks:
         where = {"pid": rank.rank, "tid": 0}
-        yield {
-            "name": "process_name",
-            "ph": "M",
-            **where,
-            "args": {"name": f"rank {rank.rank} ({rank.device})"},
-        }
+        name = f"rank {rank.rank} ({rank.device})"
+        yield {"name": "process_name", "ph": "M", **where, "args": {"name": name}}
         yield {"name": "thread_name", "ph": "M", **where, "args": {"name": MAIN}}
         for event in rank.events:
             start = microseconds(event.start)
@@ -264,28 +256,17 @@ def message_entries(recording: Recording) -> Iterator[Entry]:
     """The arrows of messages. An arrow leads from a short slice `sent` to one without length,
     `arrived`, in a thread of their own, because arrows connect slices."""
     for rank in recording.ranks:
-        yield {
-            "name": "thread_name",
-            "ph": "M",
-            "pid": rank.rank,
-            "tid": 1,
-            "args": {"name": "messages"},
-        }
+        where = {"pid": rank.rank, "tid": 1}
+        yield {"name": "thread_name", "ph": "M", **where, "args": {"name": "messages"}}
     for number, (send, receive) in enumerate(match_messages(recording)[0]):
         if isfinite(receive.end):
-            for name, event, at, long, arrow in (
-                ("sent", send, send.start, min(send.seconds, SENT), {"ph": "s"}),
-                ("arrived", receive, receive.end, 0.0, {"ph": "f", "bp": "e"}),
-            ):
-                where = {
-                    "cat": "message",
-                    "pid": event.rank,
-                    "tid": 1,
-                    "ts": microseconds(at),
-                    "id": number,
-                }
-                yield {"name": name, "ph": "X", **where, "dur": microseconds(long)}
-                yield {"name": "message", **where, **arrow}
+            what = {"cat": "message", "id": number}
+            sent = {**what, "pid": send.rank, "tid": 1, "ts": microseconds(send.start)}
+            arrived = {**what, "pid": receive.rank, "tid": 1, "ts": microseconds(receive.end)}
+            yield {"name": "sent", "ph": "X", **sent, "dur": microseconds(min(send.seconds, SENT))}
+            yield {"name": "message", "ph": "s", **sent}
+            yield {"name": "arrived", "ph": "X", **arrived, "dur": 0.0}
+            yield {"name": "message", "ph": "f", "bp": "e", **arrived}
 
 
 def arguments(recording: Recording, event: Event) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from playground.lessons import PATH
-from playground.play.words import describe
+from playground.play.words import describe_end, describe_values
 from playground.play.world import PlayWorld
 from playground.runtime.remote import ROOT
 
@@ -48,4 +48,6 @@ def test_a_cell_prints_what_is_shown(session: str, world: PlayWorld) -> None:
     assert "".join(f"[0-3] In [{n}]: {cell}\n{shown}" for n, (cell, shown) in enumerate(cells, 1))
     assert session.count("In [") == len(cells) > 0
     for cell, shown in cells:
-        assert [*describe(world.run_cell(cell), SIZE)] == shown.splitlines()
+        run = world.run_cell(cell)
+        told = [*describe_values(run, SIZE), *describe_end(run, SIZE)]
+        assert told == shown.splitlines()

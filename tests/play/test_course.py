@@ -20,7 +20,7 @@ from playground.play.boards import run_board, to_cell
 from playground.play.course import begin_exercise, find_program, judge
 from playground.play.html import with_html
 from playground.play.recordings import NOTHING, Player, read_flight_recorders, record_cell
-from playground.play.words import describe, values_in_html
+from playground.play.words import describe_end, describe_values, values_in_html
 from playground.play.world import PlayWorld, Run
 from playground.runtime.errors import UsageError
 from playground.trace.analyse import match_messages
@@ -37,7 +37,7 @@ def world() -> Iterator[PlayWorld]:
 
 
 def told(run: Run) -> list[str]:
-    return [*describe(run, SIZE)]
+    return [*describe_values(run, SIZE), *describe_end(run, SIZE)]
 
 
 def record(world: PlayWorld, source: str, number: int = 7) -> tuple[Run, Recording]:

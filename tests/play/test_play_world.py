@@ -19,7 +19,7 @@ from processes import ENOUGH, is_alive, links
 from ranks import needs_shm
 
 from playground.play import cells
-from playground.play.words import describe
+from playground.play.words import describe_end, describe_values
 from playground.play.world import PlayWorld, Run
 from playground.runtime.errors import UsageError
 from playground.runtime.flight_recorder import Kind
@@ -39,7 +39,7 @@ def world() -> Iterator[PlayWorld]:
 
 
 def told(run: Run, size: int = SIZE) -> list[str]:
-    return [*describe(run, size)]
+    return [*describe_values(run, size), *describe_end(run, size)]
 
 
 def unwrapped(run: Run) -> str:

@@ -12,7 +12,7 @@ from boards import BOARDS, source_of
 from processes import is_alive
 
 from playground.exercises.exercise import CATALOGUE, Exercise
-from playground.play.words import describe
+from playground.play.words import describe_end, describe_values
 from playground.play.world import PlayWorld, Run
 
 SIZE = 4
@@ -37,7 +37,7 @@ def world(digits_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def check(world: PlayWorld, source: str) -> Run:
     run = world.run_cell(source)
-    told = "\n".join(describe(run, SIZE))
+    told = "\n".join([*describe_values(run, SIZE), *describe_end(run, SIZE)])
     assert not any((run.hang, run.differing, run.lost, run.freed)), told
     assert not any(outcome.error for outcome in run.outcomes.values()), told
     return run

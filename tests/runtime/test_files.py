@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from playground.runtime.files import (
     write_file,
 )
 from playground.trace.files import Recordings
+from playground.trace.record.layout import LOG
 from playground.trace.record.recorder import Recorder
 
 VICTIM, OTHER = 65533, 65534
@@ -162,7 +164,7 @@ def test_another_users_links_are_not_written_through(user: int, shared: Path) ->
         ]
         if user:  # root removes what is in the way
             refused.append(lambda: Recordings(shared / "run.html").make_folder(is_shared=False))
-        Recorder(folder / "0", 0, capacity=10, value_capacity=10).stop()
+        Recorder(folder / "0", 0, log=replace(LOG, capacity=10, words=10)).stop()
         return all(map(is_refused, refused))
 
     run_as(user, attacked)

@@ -21,7 +21,6 @@ from playground.console.units import format_bytes
 from playground.measurement import environment
 from playground.measurement.interleave import (
     Heartbeat,
-    gather_by_rank,
     interleave,
     percentile,
     slowest,
@@ -39,6 +38,7 @@ from playground.tools.bench.settings import (
     REDUCTION,
     BenchSettings,
 )
+from playground.training.replicas import all_gather_stacked
 
 PASSES = 4
 WARM_UP = 5
@@ -230,8 +230,8 @@ class Measurement:
         timers = [timed(call, times) for call, times in zip(candidates, self.calls, strict=True)]
         outcomes = interleave(timers, range(iterations), order)
         for algorithm, seconds in zip(self.algorithms, outcomes, strict=True):
-            by_rank = gather_by_rank([1e6 * each for each in seconds])
-            self.times_us[algorithm] += zip(*by_rank, strict=True)
+            own = torch.tensor(seconds, dtype=torch.float64, device=device())
+            self.times_us[algorithm] += zip(*(1e6 * all_gather_stacked(own)).tolist(), strict=True)
 
     def rows(self) -> list[Row]:
         """The figures of all trials, one row per algorithm."""

@@ -59,13 +59,6 @@ class Timeline:
         for lane in self.lanes.values():
             lane.sort(key=lambda event: (event.start, event.number))
 
-    @property
-    def seconds(self) -> float:
-        """Seconds from the start of the first event to the end of the last one."""
-        return self.recording.end - min(
-            (event.start for event in self.by_ref.values()), default=0.0
-        )
-
     def awaited(self, wait: Event) -> list[Event]:
         """The events that a wait waits for; a call that blocks waits for itself."""
         if wait.kind != WAIT:
@@ -111,10 +104,6 @@ class Timeline:
         later = takewhile(lambda other: other.start < event.end, following)
         return all(ref in self.around(ref_of(other)) for other in later)
 
-    def source(self, event: Event) -> record.SourceLine | None:
-        """The line of the program of an event."""
-        return None if event.source is None else self.recording.sources[event.source]
-
 
 class Lookup:
     """Events by time."""
@@ -140,26 +129,16 @@ def ref_of(event: Event) -> Ref:
     return event.rank, event.number
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time as intervals that neither overlap nor touch, in order."""
-    joined: list[Interval] = []
-    for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def total(intervals: Iterable[Interval]) -> float:
-    """The sum of their lengths."""
-    return sum(end - start for start, end in intervals)
-
-
-def clip(intervals: Iterable[Interval], start: float, end: float) -> list[Interval]:
-    """Their parts between `start` and `end`."""
-    clipped = ((max(first, start), min(last, end)) for first, last in intervals)
-    return [(first, last) for first, last in clipped if first < last]
+def covered(intervals: Iterable[Interval], start: float, end: float) -> float:
+    """The seconds between `start` and `end` that these intervals cover, each of them counted
+    once."""
+    seconds = 0.0
+    for first, last in sorted(intervals):
+        begin, until = max(start, first), min(last, end)
+        if begin < until:
+            seconds += until - begin
+            start = until
+    return seconds
 
 
 class MatchedMessage(NamedTuple):
@@ -268,13 +247,12 @@ def to_logical_time(recording: Recording) -> Recording:
     times = logical_times(recording)
 
     def retime(rank: RankRecording) -> RankRecording:
-        starts = ((event, times.get((*ref_of(event), False))) for event in rank.events)
-        begun = ((event, start) for event, start in starts if start is not None)
-        retimed = (
-            replace(event, start=at, end=times.get((*ref_of(event), True), inf))
-            for event, at in begun
+        events = (
+            replace(event, start=times[begin], end=times.get((*ref_of(event), True), inf))
+            for event in rank.events
+            if (begin := (*ref_of(event), False)) in times
         )
-        return replace(rank, events=tuple(retimed))
+        return replace(rank, events=tuple(events))
 
     return replace(recording, ranks=tuple(map(retime, recording.ranks)))
 

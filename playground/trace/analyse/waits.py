@@ -16,12 +16,10 @@ from playground.trace.analyse import (
     Lane,
     Lookup,
     Timeline,
-    clip,
+    covered,
     match_collectives,
     match_messages,
     ref_of,
-    total,
-    union,
 )
 from playground.trace.record import COLLECTIVE, COMPUTE, MAIN, RECEIVE, SEND, Event, Recording
 
@@ -204,8 +202,8 @@ class Blamer:
         nothing for most of the time had nothing to do yet: then the main thread delayed it."""
         rank, name = lane
         events = self.events[lane].during(start, end)
-        recorded = union(clip([(event.start, event.end) for event in events], start, end))
-        if name != MAIN and total(recorded) < (end - start) / 2:
+        recorded = covered(((event.start, event.end) for event in events), start, end)
+        if name != MAIN and recorded < (end - start) / 2:
             return self.keeper((rank, MAIN), start, until)
         computations = (event for event in events if event.kind == COMPUTE)
         computed = [

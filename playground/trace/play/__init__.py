@@ -32,9 +32,9 @@ from playground.trace.analyse import (
 )
 from playground.trace.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Waits, WaitState
 from playground.trace.record import RankRecording, Recording
-from playground.trace.render import INK, PAPER, STYLES
+from playground.trace.render import INK, PAPER, ROW, STYLES
 from playground.trace.render.renderers import css_name
-from playground.trace.render.timeline import PIECES, ROW, SPANS, Lanes, style_of
+from playground.trace.render.timeline import PIECES, SPANS, Lanes, style_of
 
 MAX_WAITS, MAX_CHAINS = 5_000, 300
 """Numbers of waits, the longest, whose peers and whose chains of causes are on the page."""
@@ -47,18 +47,15 @@ Places = dict[Ref, int]
 
 def to_waits(recording: Recording, places: Places) -> dict[str, object]:
     """The waits, the longest first, and the chains of the first of them."""
-    waits = Waits(recording)
-    longest, blamer, still = waits.longest(), Blamer(waits), recording.standstill
+    waits, still = Waits(recording), recording.standstill
+    longest, blamer = waits.longest(), Blamer(waits)
+    why_none = NEVER_ENDED if still else "No rank waited"
     return {
         "causes": CAUSES,
         "waits": [to_wait(wait, places) for wait in longest[:MAX_WAITS]],
         "chains": [to_chain(blamer.blame(wait), places) for wait in longest[:MAX_CHAINS]],
         "waitCount": len(longest),
-        "noWaits": f"Waits {UNTOLD}"
-        if recording.runs_ahead
-        else NEVER_ENDED
-        if still
-        else "No rank waited",
+        "noWaits": f"Waits {UNTOLD}" if recording.runs_ahead else why_none,
         "standstill": still and still._asdict(),
     }
 
@@ -73,15 +70,11 @@ def to_wait(wait: WaitState, places: Places) -> list[int | None]:
 def to_chain(chain: Chain, places: Places) -> list[object]:
     """The waits after the first; and the work that ends the chain: its event, from when to when,
     and whether that event is the work itself, or came after it."""
-    waits: list[object] = [[to_wait(wait, places) for wait in chain.waits[1:]]]
+    waits = [to_wait(wait, places) for wait in chain.waits[1:]]
     if (busy := chain.busy) is None:
-        return waits
-    return [
-        *waits,
-        places[ref_of(busy.event)],
-        *map(nanoseconds, (busy.start, busy.end)),
-        int(busy.is_recorded),
-    ]
+        return [waits]
+    times = map(nanoseconds, (busy.start, busy.end))
+    return [waits, places[ref_of(busy.event)], *times, int(busy.is_recorded)]
 
 
 MAX_NUMBERS = 10_000
@@ -147,9 +140,12 @@ def to_columns(recording: Recording) -> dict[str, object]:
         **to_waits(recording, places),
         "sources": [[source.file, source.line, source.function] for source in recording.sources],
         "texts": pack(
-            {source.file: recording.texts.get(source.file, "") for source in recording.sources}
+            {each.file: recording.texts.get(each.file, "") for each in recording.sources}
         ),
     }
+
+
+COLUMNS = ("start", "long", "step", "steps", "up", "what")
 
 
 def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
@@ -158,36 +154,20 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
     (run.js)."""
     steps, waited_for = logical_times(recording), Timeline(recording).waited_for
     whats: dict[tuple[object, ...], int] = {}
-    first = nanoseconds(min((event.start for event in recording.events()), default=0.0))
+    first = nanoseconds(recording.start)
     ranks = []
     for rank in recording.ranks:
-        columns: dict[str, list[int]] = {
-            "start": [],
-            "long": [],
-            "step": [],
-            "steps": [],
-            "up": [],
-            "what": [],
-        }
+        columns: dict[str, list[int]] = {name: [] for name in COLUMNS}
         now, then = first, 0
         for event in rank.events:
             ref, start = ref_of(event), nanoseconds(event.start)
             at, step_end = round(steps.get((*ref, False), then)), steps.get((*ref, True))
             is_bar = event.kind in SPANS + PIECES
-            look = (
-                event.kind,
-                event.name,
-                event.lane,
-                *((style_of(event), lanes.top(event)) if is_bar else ("", 0.0)),
-            )
+            bar = (style_of(event), lanes.top(event)) if is_bar else ("", 0.0)
             what = (
-                *look,
-                int(ref in waited_for),
-                event.peer,
-                event.nbytes,
-                event.shape,
-                event.source,
-            )
+                event.kind, event.name, event.lane, *bar, int(ref in waited_for),
+                event.peer, event.nbytes, event.shape, event.source,
+            )  # fmt: skip
             columns["start"].append(start - now)
             columns["long"].append(nanoseconds(event.end) - start if isfinite(event.end) else NEVER)
             columns["step"].append(at - then)
@@ -195,22 +175,16 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
             columns["up"].append(0 if event.parent is None else event.number - event.parent)
             columns["what"].append(whats.setdefault(what, len(whats)))
             now, then = start, at
-        about = {
-            "rank": rank.rank,
-            "device": rank.device,
-            "dropped": rank.dropped,
-            "cutOff": rank.is_cut_off,
-        }
-        ranks.append({**about, "packed": pack(columns)})
+        about = {"rank": rank.rank, "device": rank.device, "dropped": rank.dropped}
+        ranks.append({**about, "cutOff": rank.is_cut_off, "packed": pack(columns)})
     end, last = max(0, nanoseconds(recording.end) - first), round(max(steps.values(), default=0))
     return {"end": end, "steps": last, "ranks": ranks, "whats": [*whats]}
 
 
 def pack(thing: Mapping[str, object]) -> str:
     """Deflated JSON in base64, which browsers can inflate."""
-    return base64.b64encode(
-        zlib.compress(json.dumps(thing, separators=(",", ":")).encode(), 9)
-    ).decode()
+    packed = zlib.compress(json.dumps(thing, separators=(",", ":")).encode(), 9)
+    return base64.b64encode(packed).decode()
 
 
 def held_by(

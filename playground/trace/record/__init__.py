@@ -150,6 +150,11 @@ class Recording:
         return any(rank.runs_ahead for rank in self.ranks)
 
     @property
+    def start(self) -> float:
+        """The moment at which the first event began."""
+        return min((event.start for event in self.events()), default=0.0)
+
+    @property
     def end(self) -> float:
         """The last moment at which an event ended; or began, if it never ended."""
         return max(

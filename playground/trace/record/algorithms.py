@@ -25,7 +25,6 @@ from playground.runtime.event_log import NONE
 from playground.runtime.tap import ranks_of
 from playground.trace.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
 from playground.trace.record.distributed import CallRecorder, bytes_of, values_of
-from playground.trace.record.layout import MAX_VALUES
 from playground.trace.record.recorder import Recorder
 
 EXCHANGE = messages.exchange.__code__
@@ -90,56 +89,33 @@ class RecordingExecutor(Executor):
         source = recorder.sources.find(3)
         ranks = ranks_of(group.whole if isinstance(group, Subset) else group)
         with self.calls.in_turn:
-            sends = [
-                self.begin_message(SEND, ranks, *each, source)
-                for each in number_in_whole(group, send)
-            ]
-            receives = [
-                self.begin_message(RECEIVE, ranks, *each, source)
-                for each in number_in_whole(group, receive)
-            ]
+            sends, receives = (
+                [
+                    self.calls.begin_message(
+                        kind, name, tensor, ranks, ranks[rank], TAG, source, self.offset_of(tensor)
+                    )
+                    for tensor, rank in number_in_whole(group, messages)
+                ]
+                for kind, name, messages in ((SEND, "isend", send), (RECEIVE, "irecv", receive))
+            )
             works = super().start(group, send, receive)
-        return RecordedWorks(
-            self, works, sends, receives, [tensor for tensor, _ in receive], source
-        )
-
-    def begin_message(
-        self, kind: str, ranks: tuple[int, ...], tensor: torch.Tensor, rank: int, source: int
-    ) -> int:
-        recorder, peer, name = self.recorder, ranks[rank], "isend" if kind == SEND else "irecv"
-        message = next(self.calls.counts[ranks, TAG][kind, peer])
-        number = recorder.begin(
-            kind,
-            name,
-            tensor.nbytes,
-            tensor.shape,
-            ranks,
-            peer,
-            message,
-            TAG,
-            self.offset_of(tensor),
-            source,
-        )
-        if kind == SEND and tensor.numel() <= MAX_VALUES:
-            recorder.put_values(number, values_of(tensor))
-        return number
+        arriving = [tensor for tensor, _ in receive]
+        return RecordedWorks(self, works, sends, receives, arriving, source)
 
     def offset_of(self, part: torch.Tensor) -> int:
         """The first element of this part of the tensor of our collective; -1 if it is not part of
         it."""
         flat = self.recorder.thread.flat
-        behind = NONE if flat is None else part.data_ptr() - flat.data_ptr()
-        return (
-            behind // flat.element_size()
-            if flat is not None and 0 <= behind < flat.nbytes
-            else NONE
-        )
+        if flat is None:
+            return NONE
+        behind = part.data_ptr() - flat.data_ptr()
+        return behind // flat.element_size() if 0 <= behind < flat.nbytes else NONE
 
     def note_values(self) -> None:
         """Record the values that the rank now holds in our collective."""
         flat = self.recorder.thread.flat
-        if flat is not None and flat.numel() <= MAX_VALUES:
-            self.recorder.instant(VALUES, "holds", values_of(flat), shape=flat.shape)
+        if flat is not None and (values := values_of(flat)) is not None:
+            self.recorder.instant(VALUES, "holds", values, shape=flat.shape)
 
     def add(self, mine: torch.Tensor, theirs: torch.Tensor, op: Any) -> None:
         """Record the addition."""
@@ -150,9 +126,8 @@ class RecordingExecutor(Executor):
         )
         super().add(mine, theirs, op)
         recorder.end(number)
-        if mine.numel() <= MAX_VALUES:
-            recorder.put_values(number, values_of(mine))
-            self.note_values()
+        recorder.put_values(number, values_of(mine))
+        self.note_values()
 
 
 class RecordedWorks(Works):
@@ -166,19 +141,16 @@ class RecordedWorks(Works):
         """`sends` and `receives` are the numbers of the messages' events, `arriving` the tensors to
         be received."""
         super().__init__(works.sends, works.receives)
-        self.executor, self.arriving, self.source = (
-            executor,
-            [*zip(receives, arriving, strict=True)],
-            source,
-        )
+        self.executor = executor
+        self.arriving = [*zip(receives, arriving, strict=True)]
+        self.source = source
         # or in a batch
         self.to_receive, self.to_send = (receives, sends) if works.sends else (receives + sends, [])
 
     def received(self) -> None:
         self.wait(self.to_receive, super().received)
         for number, tensor in self.arriving:
-            if tensor.numel() <= MAX_VALUES:
-                self.executor.recorder.put_values(number, values_of(tensor))
+            self.executor.recorder.put_values(number, values_of(tensor))
         if self.arriving:
             self.executor.note_values()
 

@@ -59,8 +59,8 @@ class CallRecorder(Observer):
             lambda: defaultdict(itertools.count)
         )
         """The numbers of the next messages, by group and tag."""
-        self.events: dict[int, list[int]] = {}
-        """Numbers of the events that end with a call, by its number; the first is its own."""
+        self.events: dict[int, int] = {}
+        """Number of the event of a call, until that is over, by the call's number."""
         self.waits: dict[int, int] = {}
         """Number of the event of a wait for a call, by its number."""
         self.in_turn = threading.Lock()
@@ -74,38 +74,44 @@ class CallRecorder(Observer):
         else:
             if not call.blocks:
                 self.in_turn.acquire()
-            number = self.begin_message(call)
-        self.events[call.number] = [number]
+            kind, source = SEND if call.method == "send" else RECEIVE, self.recorder.sources.find()
+            [tensor] = call.inputs or call.outputs
+            number = self.begin_message(
+                kind, call.name, tensor, call.ranks, call.peer, call.tag, source
+            )
+        self.events[call.number] = number
         self.thread.is_inside = True
 
-    def begin_message(self, call: Call) -> int:
-        recorder, kind = self.recorder, SEND if call.method == "send" else RECEIVE
-        [tensor], other = call.inputs or call.outputs, call.peer
-        peer, message = (
-            (NONE, NONE) if other is None else (other, self.next_message(kind, other, call))
-        )
+    def begin_message(
+        self,
+        kind: str,
+        name: str,
+        tensor: torch.Tensor,
+        ranks: Ranks,
+        peer: int | None,
+        tag: int,
+        source: int,
+        offset: int = NONE,
+    ) -> int:
+        """Record the start of a message to or from `peer`; None: from anyone."""
+        recorder, other, message = self.recorder, NONE, NONE
+        if peer is not None:
+            other, message = peer, next(self.counts[ranks, tag][kind, peer])
         number = recorder.begin(
-            kind, call.name, bytes_of(tensor), tensor.shape, call.ranks, peer, message, call.tag,
-            source=recorder.sources.find(),
-        )  # fmt: skip
+            kind, name, bytes_of(tensor), tensor.shape, ranks, other, message, tag, offset, source
+        )
         if kind == SEND:
             recorder.put_values(number, values_of(tensor))
         return number
 
-    def next_message(self, kind: str, peer: int, call: Call) -> int:
-        """The number of the next message of this kind to or from `peer`."""
-        return next(self.counts[call.ranks, call.tag][kind, peer])
-
     def begin_collective(self, call: Call) -> int:
-        recorder, given, root = self.recorder, call.inputs, call.peer
-        tensors = given or call.outputs
+        recorder, tensors = self.recorder, call.inputs or call.outputs
         shape = tensors[0].shape if len(tensors) == 1 else ()
-        nbytes, source = sum(map(bytes_of, tensors)), recorder.sources.find()
-        peer = NONE if root is None else root
-        where = {"source": source, "parent": recorder.around()}
-        number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, peer, **where)
-        before = values_of_all(given)
-        if before is not None:
+        root = NONE if call.peer is None else call.peer
+        where = {"source": recorder.sources.find(), "parent": recorder.around()}
+        nbytes = sum(map(bytes_of, tensors))
+        number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, root, **where)
+        if (before := values_of_all(call.inputs)) is not None:
             recorder.instant(VALUES, "before", before, parent=number)
         return number
 
@@ -116,34 +122,31 @@ class CallRecorder(Observer):
                 self.in_turn.release()
 
     def waiting(self, calls: Sequence[Call]) -> None:
-        numbers = [number for call in calls for number in self.events.get(call.number, ())]
+        numbers = [self.events[call.number] for call in calls if call.number in self.events]
         # threads of an agent listen for requests all the time, which is not a wait of the rank
-        is_agents = any(calls[0].group is agent.group for agent in agents)
-        if numbers and (not is_agents or self.thread.lane == LANE_CODES[MAIN]):
-            self.waits[calls[0].number] = self.recorder.begin_wait(
-                numbers, self.recorder.sources.find()
-            )
+        if numbers and (not is_agents(calls[0]) or self.thread.lane == LANE_CODES[MAIN]):
+            source = self.recorder.sources.find()
+            self.waits[calls[0].number] = self.recorder.begin_wait(numbers, source)
 
     def waited(self, calls: Sequence[Call]) -> None:
         """A wait that failed ends here; others are over when what they are for is done."""
-        if (
-            calls[0].number not in self.events
-            and (wait := self.waits.pop(calls[0].number, None)) is not None
-        ):
-            self.recorder.end(wait)
+        first = calls[0].number
+        if first in self.waits and first not in self.events:
+            self.recorder.end(self.waits.pop(first))
 
     def done(self, calls: Sequence[Call]) -> None:
         ended = [
             (call, self.events.pop(call.number)) for call in calls if call.number in self.events
         ]
-        numbers = [number for _, numbers in ended for number in numbers]
+        numbers = [number for _, number in ended]
         if (wait := self.waits.pop(calls[0].number, None)) is not None:
             numbers.append(wait)
         self.recorder.end_all(numbers)
-        for call, [number, *_] in ended:
+        for call, number in ended:
             if call.method == "recv_anysource":
                 sender = call.find_sender()
-                self.recorder.note_sender(number, sender, self.next_message(RECEIVE, sender, call))
+                message = next(self.counts[call.ranks, call.tag][RECEIVE, sender])
+                self.recorder.note_sender(number, sender, message)
             if call.method != "send":
                 self.recorder.put_values(number, values_of_all(call.outputs or call.inputs))
 
@@ -151,11 +154,16 @@ class CallRecorder(Observer):
         for call in calls:
             if call.work is None:
                 self.returned(call)
-            numbers = self.events.pop(call.number, ())
-            if call.blocks or call.work is None:
-                self.recorder.end_all(numbers)
+            number = self.events.pop(call.number, None)
+            if number is not None and (call.blocks or call.work is None):
+                self.recorder.end(number)
 
     def dropped(self, calls: Sequence[Call]) -> None:
         """An agent drops the work of a request when the reply has come, without a wait."""
-        if any(calls[0].group is agent.group for agent in agents):
+        if is_agents(calls[0]):
             self.done(calls)
+
+
+def is_agents(call: Call) -> bool:
+    """Whether an agent of the lesson rpc made it."""
+    return any(call.group is agent.group for agent in agents)

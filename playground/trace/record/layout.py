@@ -59,10 +59,9 @@ MAX_VALUES = 64
 SPAN = 128
 """More than `MAX_VALUES`: see `EventRecord.values`."""
 
-CAPACITY, VALUE_CAPACITY = 2**18, 2**20
-"""Maximum numbers of events and of values of small tensors: 21 and 8 MB on the disk, until the run
-is over. The text takes 4 MB."""
-LOG = Format(title=b"PLAYREC2", record=RECORD, mark=KIND, capacity=CAPACITY, words=VALUE_CAPACITY)
+LOG = Format(title=b"PLAYREC2", record=RECORD, mark=KIND, capacity=2**18, words=2**20)
+"""Events, and values of small tensors, take 21 and 8 MB on the disk until the run is over; the text
+takes 4 MB."""
 VALUES_USED = OWN
 """Place of the number of values in the log's header, in units of 8 bytes."""
 
@@ -76,8 +75,8 @@ LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 EVENTS, VALUES, TABLES = "events", "values", "tables"
 RUN = "run.json"
 """A description of the run."""
-RANK_FILE = re.compile(rf"rank-(\d{{1,9}})\.({TABLES}|{EVENTS}|{VALUES})")
-"""The name of a rank's member of the zip file."""
+TABLES_FILE = re.compile(rf"rank-(\d{{1,9}})\.{TABLES}")
+"""The name of the member of the zip file with a rank's tables."""
 LOG_FILE = re.compile(r"rank-(\d{1,9})\.log")
 LOGS = "rank-*.log"
 """The name of a rank's log in the folder, and a pattern for `glob`."""
@@ -90,11 +89,6 @@ SOURCE = "source"
 START = "start"
 ENDED = "end"
 """Subjects of a line of the tables: its first element."""
-
-
-def place_of(number: int) -> int:
-    """The offset of a record in `rank-R.events`, in bytes."""
-    return HEADER.size + RECORD.size * number
 
 
 def file_name(rank: int, kind: str) -> str:
@@ -110,13 +104,6 @@ Files = Mapping[str, bytes]
 """The contents of a zip file or a folder, by name."""
 
 
-def read_files(path: Path) -> Files:
-    """Read a zip file, or the folder that ranks have written to. Raises `UsageError` if it is no
-    recording, `ValueError` or `zlib.error` if it is damaged or far larger than it is on the disk,
-    and `OSError` if it cannot be read."""
-    return read_folder(path) if path.is_dir() else read_zip(path)
-
-
 def check_expansion(expanded: int, stored: int) -> None:
     """Raise `ValueError` if what takes `stored` bytes on the disk is too large for a recording when
     it is read."""
@@ -125,7 +112,8 @@ def check_expansion(expanded: int, stored: int) -> None:
 
 
 def read_folder(folder: Path) -> Files:
-    """Read a folder; of several recordings in it, the last one."""
+    """Read a folder that ranks have written to; of several recordings in it, the last one. Raises
+    what `read_zip` raises."""
     logs = sorted(file for depth in range(3) for file in folder.glob(f"{'*/' * depth}{LOGS}"))
     if not logs:
         raise UsageError(
@@ -164,6 +152,8 @@ def read_log(file: Path, rank: int) -> Files:
 
 
 def read_zip(path: Path) -> Files:
+    """Read a zip file. Raises `UsageError` if it is no recording, `ValueError` or `zlib.error` if
+    it is damaged or far larger than it is on the disk, and `OSError` if it cannot be read."""
     if path.exists() and not path.is_file():
         raise UsageError(
             f"{path} is neither a file nor a folder: make a recording with --see FILE.playground"
@@ -197,8 +187,3 @@ def write_zip(path: Path, files: Files) -> None:
     ):
         for name, content in files.items():
             packed.writestr(name, content)
-
-
-def read_header(events: bytes) -> tuple[bytes, int, int, int]:
-    """The header of a rank's events; one of none if it is missing."""
-    return HEADER.unpack_from(events) if len(events) >= HEADER.size else (MAGIC, 0, 0, 0)

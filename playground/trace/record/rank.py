@@ -26,7 +26,7 @@ from playground.trace.record.algorithms import RecordingExecutor
 from playground.trace.record.distributed import CallRecorder
 from playground.trace.record.layout import RUN
 from playground.trace.record.recorder import Recorder
-from playground.trace.record.training import BucketHooks, DeviceRecorder, TrainingHooks
+from playground.trace.record.training import DeviceRecorder, TrainingHooks
 from playground.training import device_work
 
 _recorders: list[Recorder] = []
@@ -35,25 +35,14 @@ _recorders: list[Recorder] = []
 
 @contextlib.contextmanager
 def recorded(folder: Path, rank: int, run: str = "") -> Iterator[Recorder]:
-    """Record this rank in this block, into `folder`. `run` is the content of run.json there."""
+    """Record this rank in this block, into `folder`; each step of a lesson in it is a phase. `run`
+    is the content of run.json there."""
     with contextlib.suppress(OSError):  # the recorder reports it
         folder.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(folder, rank, device=str(device()))
     if run:
         with contextlib.suppress(OSError), open(create(folder / RUN), "w") as file:
             file.write(run)  # where that fails, the launcher writes it
-    _recorders[:] = [recorder]
-    try:
-        with installed(recorder):
-            yield recorder
-    finally:
-        _recorders.clear()
-        recorder.stop()
-
-
-@contextlib.contextmanager
-def installed(recorder: Recorder) -> Iterator[None]:
-    """Install all recorders in this block; each step of a lesson in it is a phase."""
 
     def wrap_attempt(attempt: Any) -> Any:
         def attempt_phase(step: Remote, *args: Any) -> Any:
@@ -62,16 +51,21 @@ def installed(recorder: Recorder) -> Iterator[None]:
 
         return attempt_phase
 
-    calls, training = CallRecorder(recorder), TrainingHooks(recorder, BucketHooks(recorder))
-    with (
-        observing(calls),
-        executed_by(RecordingExecutor(recorder, calls)),
-        replaced(steps, "attempt", wrap_attempt),
-        device_work.observing(DeviceRecorder(recorder)),
-        training.installed(),
-        hearing(training.hear),
-    ):
-        yield
+    calls, training = CallRecorder(recorder), TrainingHooks(recorder)
+    _recorders[:] = [recorder]
+    try:
+        with (
+            observing(calls),
+            executed_by(RecordingExecutor(recorder, calls)),
+            replaced(steps, "attempt", wrap_attempt),
+            device_work.observing(DeviceRecorder(recorder)),
+            training.installed(),
+            hearing(training.hear),
+        ):
+            yield recorder
+    finally:
+        _recorders.clear()
+        recorder.stop()
 
 
 def forget() -> None:

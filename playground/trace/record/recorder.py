@@ -11,21 +11,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from playground.runtime.event_log import HEADER, NONE, EventLog, Table, map_file
+from playground.runtime.event_log import HEADER, NONE, EventLog, Format, Table, map_file
 from playground.runtime.flight_recorder.sources import Sources
 from playground.trace.record import BACKGROUND, KINDS, MAIN, WAIT, layout
 from playground.trace.record.layout import (
-    CAPACITY,
     LANE_CODES,
     LOG,
     MAX_VALUES,
     RECORD,
     SPAN,
-    VALUE_CAPACITY,
     VALUES_USED,
 )
 
@@ -74,8 +71,7 @@ class Recorder(EventLog):
         folder: Path,
         rank: int,
         *,
-        capacity: int = CAPACITY,
-        value_capacity: int = VALUE_CAPACITY,
+        log: Format = LOG,
         clock: Callable[[], int] = time.perf_counter_ns,
         **about: object,
     ) -> None:
@@ -86,9 +82,7 @@ class Recorder(EventLog):
         self.backwards: list[int] = []
         """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its
         own, one per GPU."""
-        log = replace(LOG, capacity=capacity, words=value_capacity)
         self.values_used = 0
-        self.value_capacity = value_capacity
         self.values_at = log.words_at
         """The offset of the values, in bytes."""
         file = folder / f"rank-{rank}.log"
@@ -175,7 +169,7 @@ class Recorder(EventLog):
         count = len(values)
         with self.one_at_a_time:
             position = self.values_used
-            if position + count > self.value_capacity:
+            if position + count > self.format.words:
                 return
             self.values_used = self.words[VALUES_USED] = position + count
         FLOATS[count].pack_into(self.memory, self.values_at + 8 * position, *values)
@@ -207,17 +201,11 @@ class Recorder(EventLog):
 
     def close(self, number: int) -> None:
         """End a span of this thread, and those open in it."""
-        for span in self.leave(number):
-            self.end(span)
-
-    def leave(self, number: int) -> list[int]:
-        """Make the span around this one the parent of this thread's next events. Returns this span
-        and those open in it, none of which has ended by that."""
-        thread, left = self.thread, []
-        while thread.parent != NONE and number not in left:
-            left.append(thread.parent)
+        thread, span = self.thread, NONE
+        while thread.parent != NONE and span != number:
+            span = thread.parent
             thread.parent = thread.spans.pop()
-        return left
+            self.end(span)
 
     def is_open(self, number: int) -> bool:
         """Whether this thread is in that span."""

@@ -16,8 +16,7 @@ from typing import Any
 
 from playground.runtime.errors import UsageError
 from playground.runtime.event_log import NONE, read_lines
-from playground.runtime.files import temporary_folder
-from playground.runtime.launcher.launch import launch
+from playground.runtime.flight_recorder.diagnosis import Diagnosis
 from playground.runtime.rank.work import call
 from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import restart_count
@@ -180,11 +179,15 @@ TEXT = "text/"
 def read_recording(path: str | Path) -> Recording:
     """Read a recording from a file, or from a folder that ranks have written to.
 
-    Of ranks that were killed, the complete events are read. Raises `UsageError` if it is not a
-    recording, is damaged or has another version; `OSError` if it cannot be read.
+    Of ranks that were killed, the complete events are read. Raises `UsageError` if it cannot be
+    read, is not a recording, is damaged or has another version.
     """
-    with refused_if_damaged(path):
-        files = layout.read_files(Path(path))
+    try:
+        with refused_if_damaged(path):
+            is_folder = Path(path).is_dir()
+            files = (layout.read_folder if is_folder else layout.read_zip)(Path(path))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     return merge(files, path)
 
 
@@ -206,41 +209,34 @@ def merge(files: Files, name: str | Path = "this") -> Recording:
                 f"{name} is of version {schema}, and this playground reads {SCHEMA}: record the "
                 "run again"
             )
-        present = [
-            int(name[1])
-            for name in map(layout.RANK_FILE.fullmatch, files)
-            if name and name[2] == layout.TABLES
-        ]
-        size = expect_int(run.get("size", max(present, default=-1) + 1), 0, layout.MAX_RANKS)
-        ranks = [
-            read_tables(files.get(file_name(rank, layout.TABLES), b"")) for rank in range(size)
-        ]
+        names = filter(None, map(layout.TABLES_FILE.fullmatch, files))
+        present = max((int(name[1]) for name in names), default=-1)
+        size = expect_int(run.get("size", present + 1), 0, layout.MAX_RANKS)
+        tables = (files.get(file_name(rank, layout.TABLES), b"") for rank in range(size))
+        ranks = [*map(read_tables, tables)]
         starts = [rank[layout.START][-1] for rank in ranks if rank[layout.START]]
         if not starts:
             raise UsageError(
                 "the recording ends before its first rank begins: record the run again"
             )
         began = min(start["clock"] for start in starts)
-        sources = {source: None for rank in ranks for source, _ in rank[layout.SOURCE]}
+        sources = dict.fromkeys(source for rank in ranks for source, _ in rank[layout.SOURCE])
         numbers = {source: number for number, source in enumerate(sources)}
         versions = expect_dict(run.get("versions", {}))
-        texts = {
-            each: text.decode(errors="replace")
-            for each, text in files.items()
-            if each.startswith(TEXT)
-        }
+        texts = {each: text for each, text in files.items() if each.startswith(TEXT)}
         return Recording(
             command=tuple(map(expect_text, expect_list(run.get("command", [])))),
             backend=expect_text(run.get("backend", "")),
-            versions={
-                expect_text(each): expect_text(version) for each, version in versions.items()
-            },
+            versions={expect_text(name): expect_text(each) for name, each in versions.items()},
             began=starts[0]["time"],
             ranks=tuple(
                 read_rank(rank, tables, numbers, began, files) for rank, tables in enumerate(ranks)
             ),
             sources=tuple(sources),
-            texts={each.removeprefix(TEXT): text for each, text in texts.items()},
+            texts={
+                each.removeprefix(TEXT): text.decode(errors="replace")
+                for each, text in texts.items()
+            },
             standstill=read_standstill(run["standstill"]) if "standstill" in run else None,
         )
 
@@ -248,20 +244,26 @@ def merge(files: Files, name: str | Path = "this") -> Recording:
 def read_standstill(about: object) -> Standstill:
     """The diagnosis that `note_failure` has written."""
     sentence, cure, waits = expect_list(about)
-    ranks = (
-        (expect_int(rank, 0), expect_list(others))
+    pairs = tuple(
+        (expect_int(rank, 0), tuple(expect_int(other, 0) for other in expect_list(others)))
         for rank, others in map(expect_list, expect_list(waits))
     )
-    pairs = ((rank, tuple(expect_int(other, 0) for other in others)) for rank, others in ranks)
-    return Standstill(expect_text(sentence), expect_text(cure), tuple(pairs))
+    return Standstill(expect_text(sentence), expect_text(cure), pairs)
+
+
+def standstill_of(diagnosis: Diagnosis | None) -> Standstill | None:
+    """What a recording keeps of a diagnosis, if there is one."""
+    if diagnosis is None:
+        return None
+    return Standstill(" ".join(diagnosis.sentence.split()), diagnosis.cure, diagnosis.waits)
 
 
 def note_failure(folder: Path, failure: Exception, run: str) -> None:
     """Add the diagnosis of a run that failed, if it has one, to its description `run`, in this
     folder."""
-    if diagnosis := getattr(failure, "diagnosis", None):
-        told = Standstill(" ".join(diagnosis.sentence.split()), diagnosis.cure, diagnosis.waits)
-        (folder / layout.RUN).write_text(json.dumps({**json.loads(run), "standstill": told}))
+    if standstill := standstill_of(getattr(failure, "diagnosis", None)):
+        told = {**json.loads(run), "standstill": standstill}
+        (folder / layout.RUN).write_text(json.dumps(told))
 
 
 def read_rank(
@@ -274,7 +276,9 @@ def read_rank(
     content, values = (
         files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES)
     )
-    magic, capacity, dropped, _ = layout.read_header(content)
+    if len(content) < HEADER.size:
+        content = HEADER.pack(layout.MAGIC, 0, 0, 0)
+    magic, capacity, dropped, _ = HEADER.unpack_from(content)
     if magic != layout.MAGIC:
         raise UsageError(f"the events of rank {rank} are none: record the run again")
     whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
@@ -311,38 +315,26 @@ MAX_TEXT = 2**18
 """Size in bytes above which a file is not taken for a program."""
 
 
-def record_run(
-    fn: Callable[..., Any],
-    size: int,
-    *args: Any,
-    backend: str = "gloo",
-    command: Sequence[str] = (),
-) -> tuple[list[Any], Recording]:
-    """Run `fn(rank, size, *args)` on `size` ranks. Returns their results, and the recording of the
-    run.
-
-    Raises what `launch` raises.
-    """
-    with temporary_folder("recording") as folder:
-        recorded = Recorded(fn, folder, describe_run(command, backend, size))
-        results = launch(recorded, size, backend=backend, args=args)
-        return results, merge(collect(folder / "0"))
-
-
 def describe_run(command: Sequence[str], backend: str, size: int) -> str:
     """The description of a run before it begins: the content of run.json."""
-    versions = {name: version(name) for name in ("playground", "torch")} | {
-        "python": platform.python_version()
-    }
-    versions["system"] = f"{platform.system()} {platform.release()} {platform.machine()}"
     run = {
         "schema": SCHEMA,
         "command": list(command),
         "backend": backend,
         "size": size,
-        "versions": versions,
+        "versions": find_versions(),
     }
     return json.dumps(run)
+
+
+def find_versions() -> dict[str, str]:
+    """The versions of what runs here."""
+    return {
+        "playground": version("playground"),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
 
 
 def collect(folder: Path) -> Files:

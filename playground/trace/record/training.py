@@ -78,11 +78,8 @@ class BucketHooks:
 
     def before_call(self, group: Any, call: Any) -> None:
         recorder, around = self.recorder, self.recorder.around()
-        if (
-            recorder.thread.is_inside
-            or call.name.name != "ALLREDUCE"
-            or around not in recorder.backwards
-        ):
+        is_bucket = call.name.name == "ALLREDUCE" and around in recorder.backwards
+        if recorder.thread.is_inside or not is_bucket:
             return  # part of a recorded function, or no bucket
         [flat] = call.input_tensors
         if flat.is_floating_point():
@@ -130,12 +127,8 @@ class DeviceRecorder(DeviceObserver):
         source, now, around = recorder.sources.find(FRAMES), recorder.clock(), recorder.around()
         numbers = []
         for device, tensor in moved:
-            what = (
-                MOVE,
-                name_of_move(part, str(device), str(target)),
-                bytes_of(tensor),
-                tensor.shape,
-            )
+            name = name_of_move(part, str(device), str(target))
+            what = MOVE, name, bytes_of(tensor), tensor.shape
             numbers.append(recorder.begin(*what, source=source, start=now, parent=around))
         try:
             yield
@@ -154,9 +147,9 @@ class TrainingHooks:
     with the optimizer's step; on a rank that takes none, with the next forward pass before which
     `zero_grad` was called."""
 
-    def __init__(self, recorder: Recorder, buckets: BucketHooks) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.buckets = buckets
+        self.buckets = BucketHooks(recorder)
         self.name = TRAINING_STEP
         """The name of each training step in the recording."""
         self.here = threading.local()
@@ -227,13 +220,8 @@ class TrainingHooks:
         recorder, here = self.recorder, self.here
         if recorder.thread.lane != LANE_CODES[MAIN]:
             return  # a replica of DataParallel, or a remote call: the step is the caller's
-        step = getattr(here, "step", None)
-        if (
-            step is not None
-            and step == recorder.thread.parent
-            and here.gradients
-            and has_no_gradients(module)
-        ):
+        step, around = getattr(here, "step", None), recorder.thread.parent
+        if step is not None and step == around and here.gradients and has_no_gradients(module):
             recorder.close(step)
         if step is None or not recorder.is_open(step):
             number = recorder.begin(PHASE, self.name, source=recorder.sources.find())
@@ -241,10 +229,8 @@ class TrainingHooks:
             here.gradients = False
 
     def before_step(self, *called: Any) -> None:
-        source = self.recorder.sources.find()
-        self.here.optimizer = self.recorder.open(
-            self.recorder.begin(COMPUTE, "step", source=source)
-        )
+        number = self.recorder.begin(COMPUTE, "step", source=self.recorder.sources.find())
+        self.here.optimizer = self.recorder.open(number)
 
     def after_step(self, *called: Any) -> None:
         self.recorder.close(self.here.optimizer)
@@ -264,10 +250,8 @@ class TrainingHooks:
                 self.handles.append(param.register_post_accumulate_grad_hook(hook))
 
     def note_gradient(self, name: str, param: torch.Tensor) -> None:
-        recorder = self.recorder
-        recorder.instant(
-            GRADIENT, name, nbytes=param.nbytes, shape=param.shape, parent=recorder.around()
-        )
+        what = {"nbytes": param.nbytes, "shape": param.shape}
+        self.recorder.instant(GRADIENT, name, **what, parent=self.recorder.around())
 
 
 def has_no_gradients(module: nn.Module) -> bool:

@@ -15,7 +15,7 @@ horizontal bars of one or several pieces on a common scale, and a key to the col
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -138,6 +138,10 @@ class Scene:
         """Add a mark."""
         self.place(Mark(kind=kind, **more), x, y, w, h)
 
+    def write(self, text: str, x: float, y: float, align: str = "start", **look: Any) -> None:
+        """Add a text, its middle at this height."""
+        self.add(TEXT, x, y, text=text, align=align, **look)
+
     def place(self, mark: Mark, x: float, y: float, w: float, h: float, **more: Any) -> None:
         """Add a mark here. Coordinates are rounded to tenths, so that the same recording gives the
         same bytes."""
@@ -223,7 +227,7 @@ def add_panel(
     scene: Scene, title: str, bands: Sequence[Band], x: float, y: float, width: float
 ) -> None:
     if title:
-        scene.add(TEXT, x, y + CELL[1] / 2, text=shorten(title, width), align="start")
+        scene.write(shorten(title, width), x, y + CELL[1] / 2)
         y += 2 * CELL[1]
     label_width = max((len(band.label) for band in bands), default=0) * CELL[0]
     label_width += MARGIN if label_width else 0
@@ -232,14 +236,13 @@ def add_panel(
         y += ROW_GAP if band.arrows else CELL[1] if above else 0
         height = (2 + max(len(each.text.split("\n")) for each in band.boxes)) * CELL[1]
         if band.label:
-            scene.add(TEXT, x, y + height / 2, text=band.label, align="start", style="muted")
+            scene.write(band.label, x, y + height / 2, style="muted")
         pitch = (width - label_width) / len(band.boxes)
         gap = min(CELL[0], pitch / 8)
-        for number, each in enumerate(band.boxes):
-            scene.place(each, x + label_width + number * pitch + gap / 2, y, pitch - gap, height)
-        middles = [
-            x + label_width + number * pitch + pitch / 2 for number in range(len(band.boxes))
-        ]
+        lefts = [x + label_width + number * pitch for number in range(len(band.boxes))]
+        middles = [left + pitch / 2 for left in lefts]
+        for left, each in zip(lefts, band.boxes, strict=True):
+            scene.place(each, left + gap / 2, y, pitch - gap, height)
         for number, each in enumerate(band.arrows):
             (from_x, from_y), to_x = above[int(each.x)], middles[int(each.x + each.w)]
             label_at = (0.35, 0.65)[number % 2] if each.w else 0.5  # texts must not overlap
@@ -249,6 +252,8 @@ def add_panel(
         y += height
 
 
+ROW = CELL[1]
+"""Height of a row of bars in a lane."""
 BAR_HEIGHT, BAR_PITCH = 2 * CELL[1], 3 * CELL[1]
 LabelledBar = tuple[str, Sequence[Mark], str]
 """The text to its left, its pieces, and the text to its right."""
@@ -269,39 +274,43 @@ def add_bars(scene: Scene, bars: Sequence[LabelledBar], most: float | None = Non
     )
     y = scene.bottom + (CELL[1] if scene.marks else 0)
     for label, pieces, note in bars:
-        scene.add(TEXT, CELL[0], y + BAR_HEIGHT / 2, text=label, align="start")
+        scene.write(label, CELL[0], y + BAR_HEIGHT / 2)
         x = float(left)
         for each in pieces:
             width = each.w * scale
             text = each.text if len(each.text) * CELL[0] <= width else ""
-            scene.place(
-                each,
-                x,
-                y,
-                width,
-                BAR_HEIGHT,
-                text=text,
-                title=each.title or f"{label}: {each.text}",
-            )
+            scene.place(each, x, y, width, BAR_HEIGHT, text=text)
             x += width
-        scene.add(TEXT, x + CELL[0], y + BAR_HEIGHT / 2, text=note, align="start", style="muted")
+        scene.write(note, x + CELL[0], y + BAR_HEIGHT / 2, style="muted")
         y += BAR_PITCH
 
 
 def add_lane(
-    scene: Scene,
-    name: str,
-    x: float,
-    y: float,
-    height: float,
-    title: str = "",
-    style: str = "plain",
+    scene: Scene, name: str, x: float, y: float, height: float, title: str = "", **look: str
 ) -> None:
     """Add a lane from `x` to the right margin, and its name to the left, in this style."""
-    scene.add(
-        TEXT, CELL[0], y + height / 2, text=shorten(name, x - CELL[0]), align="start", style=style
-    )
+    scene.write(shorten(name, x - CELL[0]), CELL[0], y + height / 2, **look)
     scene.add(LANE, x, y, WIDTH - x - CELL[0], height, style="idle", title=title)
+
+
+def bar(start: float, end: float, style: str, title: str, text: str = "") -> Mark:
+    """A bar of a lane, between these seconds. The text is written on it if there is room."""
+    return Mark(kind=BAR, x=start, w=end - start, style=style, title=title, text=text)
+
+
+def add_lanes(
+    scene: Scene, title: str, axis: TimeAxis, lanes: Mapping[str, Iterable[Mark]]
+) -> None:
+    """Add a title, and below it lanes by their names, with bars of `bar`."""
+    y = scene.bottom + (CELL[1] if scene.marks else 0)
+    scene.write(title, CELL[0], y + CELL[1] / 2)
+    for name, bars in lanes.items():
+        y += 1.5 * ROW
+        add_lane(scene, name, axis.x, y, ROW, style="muted")
+        for each in bars:
+            left, right = axis.at(each.x), axis.at(each.x + each.w)
+            text = each.text if right - left > CELL[0] else ""
+            scene.place(each, left, y, max(right - left, 1), ROW, text=text)
 
 
 def add_key(scene: Scene, meanings: dict[str, str]) -> None:
@@ -312,5 +321,5 @@ def add_key(scene: Scene, meanings: dict[str, str]) -> None:
         if x + width > WIDTH:
             x, y = float(CELL[0]), y + 2 * CELL[1]
         scene.add(BAR, x, y - CELL[1] / 2, 2 * CELL[0], CELL[1], style=style)
-        scene.add(TEXT, x + 3 * CELL[0], y, text=meaning, align="start", style="muted")
+        scene.write(meaning, x + 3 * CELL[0], y, style="muted")
         x += width

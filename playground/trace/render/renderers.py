@@ -18,7 +18,6 @@ from playground.trace.render import (
     TEXT,
     TEXT_SIZE,
     WIDTH,
-    Colour,
     Mark,
     Scene,
 )
@@ -35,31 +34,33 @@ ARROWHEAD = (
 
 def to_svg(scene: Scene) -> str:
     """The scene as an SVG file."""
-    height = TITLE_HEIGHT + scene.height + (LINE * len(scene.caption) + 8 if scene.caption else 0)
-    size = f'width="{number(WIDTH)}" height="{number(height)}"'
+    width = number(WIDTH)
+    bottom = TITLE_HEIGHT + scene.height
+    height = number(bottom + (LINE * len(scene.caption) + 8 if scene.caption else 0))
+    courses = courses_of(scene) if scene.period else {}
     arrows = sorted({css_name(mark.style) for mark in scene.marks if mark.kind == ARROW})
-    lines = (
-        (number(TITLE_HEIGHT + scene.height + LINE * line + 12), text)
-        for line, text in enumerate(scene.caption)
+    lines = (mark_lines(mark, courses.get(course_of(mark))) for mark in scene.marks)
+    marks = "".join(f"{line}\n" for of_mark in lines for line in of_mark)
+    heights = (number(bottom + LINE * line + 12) for line in range(len(scene.caption)))
+    caption = "".join(
+        f'<text class="ink muted" x="8" y="{y}">{escape(text)}</text>\n'
+        for y, text in zip(heights, scene.caption, strict=True)
     )
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(WIDTH)} '
-            f'{number(height)}" {size} '
-            'role="img" aria-labelledby="title desc">',
-            f'<title id="title">{escape(scene.title)}</title>',
-            f'<desc id="desc">{escape(" ".join([f"{scene.title}.", *scene.caption]))}</desc>',
-            f"<style>{style_sheet(scene)}</style>",
-            f"<defs>{''.join(ARROWHEAD.format(name=name) for name in arrows)}</defs>",
-            f'<rect class="paper" {size}/>',
-            f'<text class="heading" x="8" y="18">{escape(scene.title)}</text>',
-            f'<g transform="translate(0 {TITLE_HEIGHT})">',
-            *(line for mark in scene.marks for line in mark_lines(mark, scene)),
-            "</g>",
-            *(f'<text class="ink muted" x="8" y="{y}">{escape(text)}</text>' for y, text in lines),
-            "</svg>\n",
-        ]
-    )
+    return f"""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" \
+height="{height}" role="img" aria-labelledby="title desc">
+<title id="title">{escape(scene.title)}</title>
+<desc id="desc">{escape(" ".join([f"{scene.title}.", *scene.caption]))}</desc>
+<style>{style_sheet(scene)}{moving_rules(courses, scene.period)}</style>
+<defs>{"".join(ARROWHEAD.format(name=name) for name in arrows)}</defs>
+<rect class="paper" width="{width}" height="{height}"/>
+<text class="heading" x="8" y="18">{escape(scene.title)}</text>
+<g transform="translate(0 {TITLE_HEIGHT})">
+{marks}\
+</g>
+{caption}\
+</svg>
+"""
 
 
 def style_sheet(scene: Scene) -> str:
@@ -80,16 +81,12 @@ def style_sheet(scene: Scene) -> str:
     palette = {"paper": PAPER, "ink": INK, "line": STYLES["muted"]} | {
         style: STYLES[style] for style in used
     }
-    light, dark = css_variables(palette)
+    light, dark = (
+        ";".join(f"--{css_name(name)}:{colour[each]}" for name, colour in palette.items())
+        for each in range(2)
+    )
     colours = f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
-    return f"{colours}{''.join(rules)}{moving_rules(scene)}"
-
-
-def css_variables(palette: Mapping[str, Colour]) -> list[str]:
-    """Colours as CSS variables, for light and for dark surroundings: `--wait` is the colour of a
-    wait's bar."""
-    colours = [(css_name(name), colour) for name, colour in palette.items()]
-    return [";".join(f"--{name}:{colour[each]}" for name, colour in colours) for each in range(2)]
+    return f"{colours}{''.join(rules)}"
 
 
 def css_name(style: str) -> str:
@@ -103,32 +100,32 @@ Course = tuple[float, float, tuple[float, float]]
 
 def courses_of(scene: Scene) -> dict[Course, str]:
     """The CSS classes of the courses of marks that a moving scene does not show all the time."""
-    courses = (
-        dict.fromkeys((mark.start, mark.end, mark.travels) for mark in scene.marks)
-        if scene.period
-        else {}
-    )
+    courses = dict.fromkeys(course_of(mark) for mark in scene.marks)
     moving = (course for course in courses if course[0] > 0 or course[1] < scene.period)
     return {course: f"c{place}" for place, course in enumerate(moving)}
 
 
-def moving_rules(scene: Scene) -> str:
+def course_of(mark: Mark) -> Course:
+    return mark.start, mark.end, mark.travels
+
+
+def moving_rules(courses: Mapping[Course, str], period: float) -> str:
     """CSS that shows marks in their time, and moves them. Readers who prefer less motion see the
     end."""
-    if not (courses := courses_of(scene)):
+    if not courses:
         return ""
     frames, moving, hidden = [], [], []
     for (start, end, (right, down)), name in courses.items():
-        begins, ends = (100 * min(moment, scene.period) / scene.period for moment in (start, end))
+        begins, ends = (100 * min(moment, period) / period for moment in (start, end))
         here, to = "", ""
         if right or down:
             here = ";transform:none"
             to = f";transform:translate({number(right)}px,{number(down)}px)"
         before = "" if start <= 0 else f"0%,{begins - 0.01:.2f}%{{opacity:0}}"
-        after = "" if end >= scene.period else f"{ends + 0.01:.2f}%,100%{{opacity:0{to}}}"
+        after = "" if end >= period else f"{ends + 0.01:.2f}%,100%{{opacity:0{to}}}"
         shown = f"{begins:.2f}%{{opacity:1{here}}}{ends:.2f}%{{opacity:1{to}}}"
         frames.append(f"@keyframes {name}{{{before}{shown}{after}}}")
-        moving.append(f".{name}{{animation:{name} {scene.period:g}s linear infinite}}")
+        moving.append(f".{name}{{animation:{name} {period:g}s linear infinite}}")
         hidden += [f".{name}"] * bool(after)
     still = f"{','.join(hidden)}{{opacity:0}}" if hidden else ""
     return (
@@ -136,17 +133,14 @@ def moving_rules(scene: Scene) -> str:
     )
 
 
-def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
+def mark_lines(mark: Mark, course: str | None) -> Iterator[str]:
     """The elements of a mark, in a group with its title, its event and its course."""
     attributes = f' data-event="{mark.event[0]}:{mark.event[1]}"' if mark.event else ""
-    if course := courses_of(scene).get((mark.start, mark.end, mark.travels)):
+    if course:
         attributes += f' class="{course}"'
     title = f"<title>{escape(mark.title)}</title>" if mark.title else ""
     name = css_name(mark.style)
-    x = number(mark.x)
-    y = number(mark.y)
-    w = number(mark.w)
-    h = number(mark.h)
+    x, y, w, h = map(number, (mark.x, mark.y, mark.w, mark.h))
     classes = f"{mark.kind} {name}" + (" meant" if mark.meant else "")
     if attributes or title:
         yield f"<g{attributes}>{title}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from heapq import nlargest
 from math import isfinite
 
 import playground.trace.record as record
@@ -15,7 +16,7 @@ from playground.trace.render import (
     ARROW,
     BAR,
     CELL,
-    TEXT,
+    ROW,
     Scene,
     TimeAxis,
     add_key,
@@ -25,8 +26,8 @@ from playground.trace.render import (
 
 LABELS = 9 * CELL[0]
 """Width of the ranks' names, in pixels."""
-ROW, LANE_GAP = CELL[1], 32
-"""Height of a row of bars, and of the space for arrows below a rank's lanes."""
+LANE_GAP = 32
+"""Height of the space for arrows below a rank's lanes."""
 MOST_SPANS = 4
 """Rows of spans in a main thread's lane; below them is one row for the pieces."""
 MOST_BARS, MOST_ARROWS = 400, 150
@@ -37,8 +38,12 @@ STYLE_OF_KIND |= dict.fromkeys((record.COLLECTIVE, record.BUCKET, record.MOVE), 
 STYLE_OF_NAME = {"forward": "forward", "backward": "backward", "step": "optimizer"}
 SPANS = (record.PHASE, record.COLLECTIVE, record.BUCKET)
 PIECES = (record.COMPUTE, record.WAIT, record.MOVE)
-"""Kinds that contain others, and kinds inside them: all that are drawn as bars, from back to
-front."""
+"""Kinds that contain others, and kinds inside them."""
+
+
+def with_bars(recording: Recording) -> list[Event]:
+    """The events that are drawn as bars, from back to front."""
+    return [*recording.events(*SPANS), *recording.events(*PIECES)]
 
 
 class Lanes:
@@ -51,7 +56,7 @@ class Lanes:
         contains it."""
         used: dict[Lane, int] = defaultdict(int)
         ends: dict[Lane, list[float]] = defaultdict(list)
-        for event in (*recording.events(*SPANS), *recording.events(*PIECES)):
+        for event in with_bars(recording):
             lane, row = (event.rank, event.lane), 0
             if event.kind in SPANS:
                 free = (row for row, end in enumerate(ends[lane]) if end <= event.start)
@@ -67,15 +72,12 @@ class Lanes:
         """All main threads' lanes are equally high."""
         y = 0.0
         for rank in recording.ranks:
-            for lane in ((rank.rank, name) for name in (MAIN, BACKGROUND)):
-                if lane[1] == MAIN or lane in used:
-                    rows = (
-                        1 + min(MOST_SPANS, most)
-                        if lane[1] == MAIN
-                        else max(1, min(MOST_SPANS, used[lane]))
-                    )
-                    self.tops[lane], self.heights[lane] = y, float(ROW * rows)
-                    y += ROW * rows
+            rows = {MAIN: 1 + min(MOST_SPANS, most)}
+            if (lane := (rank.rank, BACKGROUND)) in used:
+                rows[BACKGROUND] = max(1, min(MOST_SPANS, used[lane]))
+            for name, count in rows.items():
+                self.tops[rank.rank, name], self.heights[rank.rank, name] = y, float(ROW * count)
+                y += ROW * count
             y += LANE_GAP
 
     def top(self, event: Event) -> float:
@@ -92,8 +94,8 @@ def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
     """The scene of a recording. With `unit`, times are in this unit, as from `to_logical_time`, not
     in seconds."""
     scene = Scene(title or " ".join(recording.command))
-    start = min((event.start for event in recording.events()), default=0.0)
-    axis, lanes = TimeAxis(x=LABELS, start=start, end=recording.end), Lanes(recording)
+    axis = TimeAxis(x=LABELS, start=recording.start, end=recording.end)
+    lanes = Lanes(recording)
     for rank in recording.ranks:
         title = f"rank {rank.rank} on {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
         for lane, top in lanes.tops.items():
@@ -103,9 +105,7 @@ def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
     notes = add_bars(scene, recording, axis, lanes)
     messages = drawn = match_messages(recording)[0]
     if len(messages) > MOST_ARROWS:
-        longest = sorted(messages, key=lambda message: message.send.start - message.receive.end)[
-            :MOST_ARROWS
-        ]
+        longest = nlargest(MOST_ARROWS, messages, lambda each: each.receive.end - each.send.start)
         drawn = sorted(longest, key=lambda message: message.send.start)
         notes.append(f"{len(drawn)} of {len(messages)} messages are drawn, the longest; {ALL}.")
     for message in drawn:
@@ -114,7 +114,7 @@ def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
     for at, align in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         seconds = (axis.end - axis.start) * at
         text = f"{unit} {seconds:g}" if unit else f"{seconds * 1e3:.4g} ms"
-        scene.add(TEXT, axis.x + axis.w * at, y, text=text, align=align, style="muted")
+        scene.write(text, axis.x + axis.w * at, y, align, style="muted")
     add_key(scene, {mark.style: mark.style for mark in scene.marks if mark.kind == BAR})
     return scene.with_caption(*caption_of(recording, notes))
 
@@ -127,32 +127,18 @@ def style_of(event: Event) -> str:
 def add_bars(scene: Scene, recording: Recording, axis: TimeAxis, lanes: Lanes) -> list[str]:
     """Add a bar for each event, at least a pixel wide, with its name where there is room. Returns
     notes on gaps."""
-    events = [*recording.events(*SPANS), *recording.events(*PIECES)]
-    longest = sorted(events, key=lambda event: axis.at(event.start) - axis.at(event.end))[
-        :MOST_BARS
-    ]
+    events = with_bars(recording)
+    longest = nlargest(MOST_BARS, events, lambda event: axis.at(event.end) - axis.at(event.start))
     drawn = {*map(ref_of, longest)}
     for event in (event for event in events if ref_of(event) in drawn):
-        left, width = axis.at(event.start), max(axis.at(event.end) - axis.at(event.start), 1)
-        look = {
-            "style": style_of(event),
-            "text": shorten(event.name, width) if width > 3 * CELL[0] else "",
-        }
-        scene.add(
-            BAR,
-            left,
-            lanes.top(event),
-            width,
-            ROW,
-            **look,
-            title=title_of(event),
-            event=ref_of(event),
-        )
-    return (
-        [f"{MOST_BARS} of {len(events)} bars are drawn, the longest; {ALL}."]
-        if len(events) > MOST_BARS
-        else []
-    )
+        ref, left, top = ref_of(event), axis.at(event.start), lanes.top(event)
+        width = max(axis.at(event.end) - left, 1)
+        text = shorten(event.name, width) if width > 3 * CELL[0] else ""
+        look = {"style": style_of(event), "text": text, "title": title_of(event)}
+        scene.add(BAR, left, top, width, ROW, **look, event=ref)
+    if len(events) <= MOST_BARS:
+        return []
+    return [f"{MOST_BARS} of {len(events)} bars are drawn, the longest; {ALL}."]
 
 
 def title_of(event: Event) -> str:

@@ -8,7 +8,7 @@ from playground.console.rendering import render
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, bad, heading, prose
 from playground.console.units import format_seconds, plural
-from playground.trace.analyse import Lane, Timeline, match_messages
+from playground.trace.analyse import Lane, match_messages, ref_of
 from playground.trace.analyse.waits import (
     CAUSES,
     LATE,
@@ -28,23 +28,24 @@ def recording_texts(recording: Recording) -> list[Text]:
     """A recording in words and tables."""
     waits = Waits(recording)
     parts = [
-        summary_texts(waits.timeline),
+        summary_texts(recording),
         missing_texts(recording),
-        wait_texts(waits),
+        wait_texts(recording, waits),
         chain_texts(waits),
     ]
     return [text for part in parts if part for text in ("", *part)][1:]
 
 
-def summary_texts(timeline: Timeline) -> list[Text]:
+def summary_texts(recording: Recording) -> list[Text]:
     """The command, its world, and its duration."""
-    recording, ranks = timeline.recording, timeline.recording.ranks
+    ranks = recording.ranks
     devices = dict.fromkeys(rank.device.split(":")[0] for rank in ranks)
     count = plural(sum(len(rank.events) for rank in ranks), "event")
+    seconds = recording.end - recording.start
     return [
         prose(heading(f"playground {' '.join(recording.command)}")),
         f"  {plural(recording.size, 'rank')} on {recording.backend}, {', '.join(devices)}",
-        f"  {format_seconds(timeline.seconds)}, {count}",
+        f"  {format_seconds(seconds)}, {count}",
     ]
 
 
@@ -66,9 +67,9 @@ def missing_texts(recording: Recording) -> list[Text]:
     return [prose(bad("Not recorded"), ": " + "; ".join(lines))] if lines else []
 
 
-def wait_texts(waits: Waits) -> list[Text]:
+def wait_texts(recording: Recording, waits: Waits) -> list[Text]:
     """The waits by cause: a row for each rank and thread that waited."""
-    if waits.timeline.recording.runs_ahead:
+    if recording.runs_ahead:
         return [prose(heading("Waits"), f" and what caused them: {UNTOLD}")]
     of_lane: dict[Lane, list[WaitState]] = {}
     for wait in waits.all:
@@ -86,7 +87,7 @@ def wait_texts(waits: Waits) -> list[Text]:
     for (rank, lane), seconds in sums.items():
         whole = sum(seconds.values())
         cells = [*(milliseconds(each) for each in (*(seconds[cause] for cause in causes), whole))]
-        share = f"{100 * whole / waits.timeline.seconds:.0f}"
+        share = f"{100 * whole / (recording.end - recording.start):.0f}"
         table.add(str(rank), *[lane] * with_lanes, f"{len(of_lane[rank, lane]):,}", *cells, share)
     return [prose(heading("Waits"), ", by what caused them"), table]
 
@@ -124,9 +125,12 @@ def link_lines(chain: Chain, waits: Waits) -> Iterator[str]:
 def line_text(waits: Waits, event: Event) -> str:
     """The line of the program of an event, or of the innermost event around it that has one."""
     timeline = waits.timeline
-    around = [event, *(timeline.by_ref[ref] for ref in timeline.around((event.rank, event.number)))]
-    source = next((line for each in around if (line := timeline.source(each)) is not None), None)
-    return "an unknown line" if source is None else f"{source.file}:{source.line}"
+    around = [event, *(timeline.by_ref[ref] for ref in timeline.around(ref_of(event)))]
+    sources = (each.source for each in around if each.source is not None)
+    if (number := next(sources, None)) is None:
+        return "an unknown line"
+    source = timeline.recording.sources[number]
+    return f"{source.file}:{source.line}"
 
 
 def milliseconds(seconds: float) -> str:

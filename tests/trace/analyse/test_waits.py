@@ -32,9 +32,9 @@ from recordings import (
 import playground.trace.analyse.waits as analysis
 from playground.algorithms import load_all_reduce
 from playground.testing import World
-from playground.trace.analyse import clip, total, union
+from playground.trace.analyse import covered
 from playground.trace.analyse.waits import Blamer, Waits
-from playground.trace.record import BACKGROUND, COLLECTIVE, WAIT, Event, Recording
+from playground.trace.record import BACKGROUND, COLLECTIVE, WAIT, Event, Recording, SourceLine
 from playground.trace.record.run import Recorded, read_recording
 
 moments = st.floats(0, 10)
@@ -43,19 +43,19 @@ spans = st.lists(st.tuples(moments, moments).map(lambda pair: (min(pair), max(pa
 
 @few
 @given(spans, st.tuples(moments, moments))
-def test_intervals(intervals: list[tuple[float, float]], at: tuple[float, float]) -> None:
-    """A union counts every moment once."""
-    joined = union(intervals)
-    assert all(first[1] < second[0] for first, second in itertools.pairwise(joined))
-    assert total(joined) <= total(intervals) + 1e-9
-    assert (
-        -1e-9
-        <= total(clip(joined, min(at), max(at)))
-        <= min(total(joined), max(at) - min(at)) + 1e-9
-    )
-    assert all(
-        total(clip(joined, first, last)) == pytest.approx(last - first) for first, last in intervals
-    )
+def test_what_intervals_cover(
+    intervals: list[tuple[float, float]], at: tuple[float, float]
+) -> None:
+    """Every moment between two others counts once, however many intervals it is in."""
+    first, last = min(at), max(at)
+    edges = sorted({first, last, *(edge for each in intervals for edge in each)})
+    parts = [part for part in itertools.pairwise(edges) if first <= part[0] and part[1] <= last]
+    inside = [
+        end - start
+        for start, end in parts
+        if any(each[0] <= start and end <= each[1] for each in intervals)
+    ]
+    assert covered(intervals, first, last) == pytest.approx(sum(inside), abs=1e-9)
 
 
 @few
@@ -89,14 +89,14 @@ def test_a_straggler_is_found_from_every_wait_it_caused(size: int) -> None:
             busy = Blamer(waits).blame(wait).busy
             assert busy is not None
             assert (busy.rank, busy.is_recorded, busy.event.name) == (straggler, True, "forward")
-            assert line_of(waits, busy.event) == 11
+            assert source_of(waits, busy.event).line == 11
             assert abs(busy.seconds - DELAY) < 1e-3
             assert abs(wait.late - DELAY) < 1e-3
 
 
-def line_of(waits: Waits, event: Event) -> int | None:
-    source = waits.timeline.source(event)
-    return None if source is None else source.line
+def source_of(waits: Waits, event: Event) -> SourceLine:
+    assert event.source is not None
+    return waits.timeline.recording.sources[event.source]
 
 
 def test_late_sender_is_told_from_the_transfer() -> None:
@@ -108,7 +108,7 @@ def test_late_sender_is_told_from_the_transfer() -> None:
     assert wait.transfer == pytest.approx(1e-4, abs=1e-5)
     busy = Blamer(waits).blame(wait).busy
     assert busy is not None
-    assert (busy.is_recorded, line_of(waits, busy.event)) == (False, 33)
+    assert (busy.is_recorded, source_of(waits, busy.event).line) == (False, 33)
 
 
 def send_that_waits(receive_at: float) -> Waits:
@@ -242,7 +242,6 @@ def test_the_rank_and_the_line_of_a_straggler_are_blamed(
     longest = max(blamed, key=lambda busy: busy.seconds)
     assert longest.rank == STRAGGLER
     assert longest.seconds > SLOW / 2
-    source = waits.timeline.source(longest.event)
-    assert source is not None
+    source = source_of(waits, longest.event)
     assert source.function == "all_reduce_late"
     assert source.file.endswith("test_waits.py")

@@ -270,7 +270,7 @@ return [...document.querySelectorAll("rect.box")].filter(box => opacity(box) > 0
 def test_marks_of_a_moving_picture_are_there_in_their_time_and_travel(
     window: Browser, tmp_path: Path
 ) -> None:
-    scene = moving(Evidence(results=[], recording=ring(4)))
+    scene = moving.draw(Evidence(results=[], recording=ring(4)))
     boxes = [mark for mark in scene.marks if mark.kind == BOX]
     file = tmp_path / "moving.svg"
     file.write_text(to_svg(scene))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from playground.trace.record import (
@@ -19,14 +20,14 @@ from playground.trace.record import (
     WAIT,
     RankRecording,
 )
-from playground.trace.record.layout import HEADER, MAX_VALUES, RECORD, read_folder
+from playground.trace.record.layout import HEADER, LOG, MAX_VALUES, RECORD, read_folder
 from playground.trace.record.recorder import Recorder
 from playground.trace.record.run import merge, read_recording
 
 
 def new_recorder(folder: Path, capacity: int = 100) -> Recorder:
     folder.mkdir(exist_ok=True)
-    return Recorder(folder, 0, capacity=capacity, device="cpu")
+    return Recorder(folder, 0, log=replace(LOG, capacity=capacity), device="cpu")
 
 
 def read(folder: Path) -> RankRecording:

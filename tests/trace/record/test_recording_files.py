@@ -13,6 +13,7 @@ import subprocess
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 from zipfile import ZIP_BZIP2, ZipFile
@@ -28,12 +29,13 @@ from playground.runtime.launcher.entry import CommandWorld
 from playground.trace.files import RENDERED, Recordings, render, without_option
 from playground.trace.record import COLLECTIVE, SCHEMA, SEND
 from playground.trace.record.layout import (
+    HEADER,
+    LOG,
     LOGS,
     RECORD,
     SOURCE,
     EventRecord,
     Files,
-    place_of,
     read_zip,
     write_zip,
 )
@@ -81,6 +83,11 @@ def test_what_is_no_recording_is_refused_in_one_line(
     with pytest.raises(UsageError, match=r"is not a recording .*make one with --see") as caught:
         read_recording(file)
     assert "\n" not in str(caught.value)
+
+
+def place_of(number: int) -> int:
+    """The offset of a record in `rank-R.events`, in bytes."""
+    return HEADER.size + RECORD.size * number
 
 
 def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
@@ -249,7 +256,7 @@ def test_files_that_a_folder_of_anybody_names_are_not_read(tmp_path: Path) -> No
     (tmp_path / "diary.txt").write_text("dear diary")
     folder = tmp_path / "ranks"
     folder.mkdir()
-    recorder = Recorder(folder, 0, capacity=10, value_capacity=10, device="cpu")
+    recorder = Recorder(folder, 0, log=replace(LOG, capacity=10, words=10), device="cpu")
     recorder.write(SOURCE, ("diary.txt", 1, "f", str(tmp_path / "diary.txt")))
     recorder.stop()
     recording = read_recording(folder)
