@@ -13,7 +13,7 @@ from ranks import misbehave
 
 from playground.lessons.bytes.lesson import LADDER, Wire
 from playground.lessons.checkpoint.lesson import cut, save, shared_folder
-from playground.lessons.memory.lesson import summed
+from playground.lessons.memory.further import summed
 from playground.lessons.scaling.lesson import messages
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.tap import Call, Observer, observing
