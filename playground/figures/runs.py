@@ -41,9 +41,11 @@ PROGRAM_TIMEOUT, TIMEOUT = 8, 120
 """Seconds of silence after which a program of `break`, or a figure's run, is ended."""
 
 
-def board_run(lesson: str, function: str, size: int, *arguments: object) -> FigureRun:
-    """A function of a board, on few ranks and with little to do."""
-    work = remote(f"playground.lessons.{lesson.replace('-', '_')}.lesson:{function}")
+def board_run(
+    lesson: str, function: str, size: int, *arguments: object, part: str = "lesson"
+) -> FigureRun:
+    """A function of a board, or of its `further`, on few ranks and with little to do."""
+    work = remote(f"playground.lessons.{lesson.replace('-', '_')}.{part}:{function}")
     return FigureRun(f"{lesson} board", work, size, arguments)
 
 
@@ -58,7 +60,7 @@ PLAYED = {
     each.name: each
     for each in (
         board_run("scaling", "messages", 4),
-        board_run("memory", "accumulation", 2),
+        board_run("memory", "accumulation", 2, part="further"),
         board_run("zero", "compare", 2),
         board_run("pipeline", "run", 3, 4),
         board_run("context", "compare", 4),

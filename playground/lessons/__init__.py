@@ -89,8 +89,9 @@ PATH = (
         teaches="what more ranks gain: speedup, large batches and the learning rate, the share of "
         "the peak",
         shown="64 ranks would be {strong[0][speedup][64]} times as fast with one batch, and "
-        "{weak[0][speedup][64]} times with a batch for each; a batch of 2,048 ends at a loss of "
-        "{batches[0][unscaled][2048]}, one of 64 at {batches[0][unscaled][64]}; "
+        "{weak[0][speedup][64]} times with a batch for each, but two over 0.1 Gbit/s are only "
+        "{over_links[0][weak][2 ranks, 0.1 Gbit/s][speedup]} times; a batch of 2,048 ends at a "
+        "loss of {batches[0][unscaled][2048]}, one of 64 at {batches[0][unscaled][64]}; "
         "{ranks} reach {utilization[0][mfu]:.0%} of a core's peak",
         default_size=2,
         min_size=2,
@@ -115,11 +116,10 @@ PATH = (
         name="memory",
         teaches="where the bytes are; mixed precision and activation checkpointing, by hand",
         shown="Adam takes {account[0][per_parameter]} bytes for each parameter; the loss is "
-        "{mixed_precision[0][loss][bfloat16]} in bfloat16 alone and "
-        "{mixed_precision[0][loss][masters]} with float32 masters; checkpointing keeps "
-        "{checkpointing[0][kept_after_forward][by_hand]} of "
-        "{checkpointing[0][kept_after_forward][all]} KiB, for {checkpointing[0][work][by_hand]} "
-        "times the work",
+        "{mixed_precision[0][methods][bfloat16][loss]} in bfloat16 alone and "
+        "{mixed_precision[0][methods][masters][loss]} with float32 masters; checkpointing keeps "
+        "{checkpointing[0][ways][by_hand][kept]} of {checkpointing[0][ways][all][kept]} KiB, for "
+        "{checkpointing[0][ways][by_hand][work]} times the work",
         default_size=2,
     ),
     lesson(

@@ -22,7 +22,7 @@ from playground.console.lesson import Lesson
 from playground.lessons import PARTS
 
 TIMED = {"ladder", "scaling"}
-"""Boards that print times."""
+"""Boards that print times, or losses of rates at which roundings grow."""
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
 
 

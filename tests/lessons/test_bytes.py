@@ -14,7 +14,8 @@ from fixtures import Worlds
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
 from playground.lessons.bytes import further, lesson
-from playground.lessons.bytes.lesson import LADDER, STEPS, DiLoCo, Wire
+from playground.lessons.bytes.further import RUNGS
+from playground.lessons.bytes.lesson import STEPS, DiLoCo, Wire
 
 NUMEL = sum(param.numel() for param in lesson.new_model().parameters())
 SHAPES = ((7,), (8,), (64,), (130,), (5, 3), (16, 64), (128, 32))
@@ -25,7 +26,7 @@ def test_each_rung_costs_what_it_should_and_feedback_restores_what_compression_l
 ) -> None:
     for values in world(2, timeout=120).run(further.ladder):
         rungs = values["rungs"]
-        assert rungs.keys() == LADDER.keys()
+        assert rungs.keys() == RUNGS.keys()
         for name, times in (("DDP, AdamW", STEPS), ("H = 1", STEPS), ("H = 8", 8), ("H = 32", 2)):
             sent = 4 * NUMEL * times
             assert rungs[name]["kB"] == pytest.approx(sent / 1000, abs=0.06)
@@ -83,7 +84,7 @@ def compress_all(rank: int, size: int) -> list[tuple[str, tuple[int, ...], float
     """For each method and shape: how far the result is from the mean of what the ranks say they
     have sent, and the bytes counted and expected."""
     found: list[tuple[str, tuple[int, ...], float, int, int]] = []
-    methods = {name: rung.compress for name, rung in LADDER.items() if rung.compress}
+    methods = {name: rung.compress for name, rung in RUNGS.items() if rung.compress}
     for method, compress in methods.items():
         for shape in SHAPES:
             torch.manual_seed(rank)
@@ -124,7 +125,7 @@ def matrices_of_low_rank(rank: int, size: int) -> list[float]:
         torch.manual_seed(5)  # the same space on all ranks
         left, right = torch.randn(20, columns), torch.randn(columns, 12)
         grad = (rank + 1.0) * left @ right
-        mean, _ = lesson.power_sgd(grad, Wire(), columns=columns)
+        mean, _ = further.power_sgd(grad, Wire(), columns=columns)
         exact = Wire().mean(grad)
         apart.append(((mean - exact).norm() / exact.norm()).item())
     return apart

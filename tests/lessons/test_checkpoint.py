@@ -22,7 +22,8 @@ from torch.distributed.tensor import Shard as ShardOf, distribute_tensor
 
 from playground import RankFailed, launch
 from playground.lessons.checkpoint import further, lesson
-from playground.lessons.checkpoint.lesson import GlobalBatches, Shard, cut, load, newest, save
+from playground.lessons.checkpoint.further import GlobalBatches
+from playground.lessons.checkpoint.lesson import Shard, cut, load, newest, save
 from playground.lessons.elastic.lesson import write
 from playground.lessons.mesh.lesson import GPTStage, Mesh
 from playground.lessons.tensor.lesson import (

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from fixtures import Worlds
 from ranks import misbehave
 
-from playground.lessons.bytes.lesson import LADDER, Wire
+from playground.lessons.bytes.further import RUNGS
+from playground.lessons.bytes.lesson import Wire
 from playground.lessons.checkpoint.lesson import cut, save, shared_folder
-from playground.lessons.memory.lesson import summed
+from playground.lessons.memory.further import summed
 from playground.lessons.scaling.lesson import messages
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.tap import Call, Observer, observing
@@ -25,7 +26,7 @@ def save_rows(rank: int, size: int) -> None:
 
 
 def compress_all(rank: int, size: int) -> None:
-    for rung in LADDER.values():
+    for rung in RUNGS.values():
         if rung.compress:
             rung.compress(torch.ones(8, 4), Wire())
 

@@ -34,6 +34,7 @@ from playground.lessons.sgd import lesson as sgd
 from playground.lessons.tensor.page import TensorSettings
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.backends.nccl import format_version, nccl_version
+from playground.runtime.rank.rank import hearing
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.training.data import Images
@@ -149,6 +150,19 @@ def run_with_seeds(rank: int, size: int) -> list[Any]:
 def test_what_steps_draw_is_the_seed_s(world: Worlds) -> None:
     first, other, again = world(1).run(run_with_seeds)[0]
     assert first == again != other
+
+
+def hear_steps(rank: int, size: int) -> list[Any]:
+    steps, heard = [Remote(__name__, step_that_draws.__name__)] * 2, list[Any]()
+    with hearing(heard.append):
+        run_steps(rank, size, steps)
+    return heard
+
+
+def test_each_step_is_reported_when_it_begins(world: Worlds) -> None:
+    """A row of steps may take longer than a rank may be silent."""
+    for heard in world(2).run(hear_steps):
+        assert heard == [{"phase": "step_that_draws", "step": at, "steps": 2} for at in (0, 1)]
 
 
 def step_with_a_bug(rank: int, size: int) -> None:

@@ -12,7 +12,7 @@ from fixtures import Worlds
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from playground.lessons.memory import lesson
+from playground.lessons.memory import further, lesson
 from playground.lessons.memory.lesson import Activations, Block, Checkpoint
 from playground.training import formulas
 
@@ -40,18 +40,19 @@ def test_each_stage_of_zero_shards_one_more_kind_of_sixteen_bytes(ranks: int) ->
 
 def test_bfloat16_alone_stalls_and_float32_masters_train_as_float32_does(world: Worlds) -> None:
     for values in world(2).run(lesson.mixed_precision):
-        loss = values["loss"]
+        methods = values["methods"]
+        loss = {method: row["loss"] for method, row in methods.items()}
         assert loss["masters"] == pytest.approx(loss["float32"], rel=0.02)
         assert loss["autocast"] == pytest.approx(loss["float32"], rel=0.02)
         assert loss["bfloat16"] > 1.5 * loss["float32"]
-        assert values["parts_moved"]["bfloat16"] < 0.8 < values["parts_moved"]["masters"]
-        assert values["per_parameter"] == {
+        assert methods["bfloat16"]["moved"] < 0.8 < methods["masters"]["moved"]
+        assert {method: row["bytes"] for method, row in methods.items()} == {
             "float32": 16, "bfloat16": 8, "masters": 16, "autocast": 16
         }  # fmt: skip
 
 
 def test_more_ranks_round_a_sum_in_bfloat16_more_often(world: Worlds) -> None:
-    errors = {size: world(size).run(lesson.summed)[0] for size in (1, 2, 4, 8)}
+    errors = {size: world(size).run(further.summed)[0] for size in (1, 2, 4, 8)}
     assert errors[1]["bfloat16"] == 0
     assert 1e-3 < errors[2]["bfloat16"] < errors[4]["bfloat16"] < errors[8]["bfloat16"] < 1e-2
     assert all(each["float32"] < 1e-6 for each in errors.values())
@@ -61,22 +62,27 @@ def test_more_ranks_round_a_sum_in_bfloat16_more_often(world: Worlds) -> None:
 def test_checkpoints_keep_the_inputs_of_blocks_and_one_block_at_the_peak(
     size: int, world: Worlds
 ) -> None:
-    for values in world(size).run(lesson.checkpointing):
-        kept, peak = values["kept_after_forward"], values["at_most"]
-        assert values["equal_bits"]
-        assert kept["by_hand"] == kept["by_torch"]
+    for values, others in zip(
+        world(size).run(lesson.checkpointing), world(size).run(further.beside_torch), strict=True
+    ):
+        ways = values["ways"]
+        by_torch = others["ways"].pop("by_torch")
+        assert others["ways"] == ways
+        assert by_torch == {**ways["by_hand"], "at_most": None}
+        assert ways["by_hand"]["equal_bits"]
+        kept = {way: row["kept"] for way, row in ways.items()}
+        peak = {way: row["at_most"] for way, row in ways.items()}
         shape = 8 * lesson.LENGTH, lesson.WIDTH, lesson.BLOCKS
         inputs = formulas.kept_bytes(*shape, 4, recompute=True) // 1024
         assert inputs < kept["by_hand"] < 2 * inputs
         block = (kept["all"] - kept["by_hand"]) / lesson.BLOCKS
         assert peak["by_hand"] == pytest.approx(kept["by_hand"] + block, rel=0.25)
         assert peak["all"] == kept["all"]
-        assert values["work"]["by_hand"] == values["work"]["by_torch"]
-        assert 1.3 <= values["work"]["by_hand"] <= 1.34  # a third more, but for the head
+        assert 1.3 <= ways["by_hand"]["work"] <= 1.34  # a third more, but for the head
 
 
 def test_microbatches_keep_a_part_of_the_activations(world: Worlds) -> None:
-    for values in world(2).run(lesson.accumulation):
+    for values in world(2).run(further.accumulation):
         whole, parts = values["kept"].values()
         assert 4 * parts == pytest.approx(whole, rel=0.05)
         assert values["difference"] < 1e-7

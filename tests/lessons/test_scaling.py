@@ -1,20 +1,27 @@
 """The lesson scaling: work and bytes counted against closed forms, training against torch's
-optimizer and scheduler, the noise scale against the gradients of single samples."""
+optimizer and scheduler, the noise scale against the gradients of single samples, steps over links
+against what the links carry."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from fixtures import Worlds
 from torch.func import functional_call, grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from playground.lessons.scaling import lesson
+from playground.lessons.scaling import further, lesson
+from playground.training.link import Link
 
 
 @pytest.mark.parametrize(("step", "law"), [(lesson.strong, "amdahl"), (lesson.weak, "gustafson")])
@@ -78,7 +85,7 @@ def test_losses_are_those_that_the_chapter_shows(
     """Up to a batch of 512: at larger rates roundings grow, which differ between processors."""
     chapter = Path(lesson.__file__).with_name("README.md").read_text(encoding="utf-8")
     [line] = re.findall(rf"^batches, {way}: (.*)$", chapter, re.MULTILINE)
-    shown = {int(batch): float(loss) for batch, loss in map(str.split, line.split(", "))}
+    shown = ast.literal_eval(line)
     assert shown.keys() == losses[way].keys()
     for batch in (64, 128, 256, 512):
         assert losses[way][batch] == pytest.approx(shown[batch], abs=0.02)
@@ -136,7 +143,7 @@ def test_two_batch_sizes_give_the_noise_scale_of_single_samples(
 
 
 def test_the_noise_scale_grows_while_a_model_trains(world: Worlds) -> None:
-    [found, _] = world(2).run(lesson.noise)
+    [found, _] = world(2).run(further.noise)
     scales = [*found["noise_scale"].values()]
     assert scales[0] < lesson.BATCHES[0] < min(scales[1:])
     assert 128 < scales[1] < 1024, "where a rate scaled with the batch ends"
@@ -147,12 +154,142 @@ def test_the_formula_counts_what_the_counter_counts(widths: tuple[int, ...]) -> 
     model = lesson.network(*widths)
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(6, widths[0])).sum().backward()
-    assert lesson.flops_by_formula(6, *widths) == counter.get_total_flops()
+    assert further.flops_by_formula(6, *widths) == counter.get_total_flops()
 
 
 def test_utilization_is_what_is_reached_of_the_peak(world: Worlds) -> None:
-    for values in world(2).run(lesson.utilization):
+    for values in world(2).run(further.utilization):
         assert values["flops"]["counted"] == values["flops"]["by_formula"]
         assert values["mfu"] == pytest.approx(values["reached"] / values["peak"], rel=0.05)
         shares = [values[part] for part in ("compute", "averaging", "optimizer")]
         assert sum(shares) == pytest.approx(1, abs=2e-3)
+
+
+GRADIENTS = 4 * 3 * (256 * 256 + 256)
+"""Bytes."""
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes"), [(1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])]
+)
+def test_worlds_double_up_to_all_ranks(size: int, sizes: list[int]) -> None:
+    assert further.worlds(size) == sizes
+
+
+def time_once(rank: int, size: int) -> dict[tuple[str, int, str], float]:
+    return further.time_steps(rounds=1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_step_takes_at_least_as_long_as_its_link_carries(size: int, world: Worlds) -> None:
+    [seconds, *others] = world(size).run(time_once)
+    assert all(each == seconds for each in others), "of the slowest rank"
+    sizes = [1, 2, 3][:size]
+    assert seconds.keys() == {("alone", n, "no link") for n in sizes} | {
+        (scaling, n, link) for scaling in ("strong", "weak") for n in sizes[1:]
+        for link in further.LINKS
+    }  # fmt: skip
+    for (_, n, link), taken in seconds.items():
+        carried = 2 * (n - 1) / n * GRADIENTS * 8 / (1e9 * further.LINKS[link])
+        assert taken > carried == pytest.approx(further.seconds_on_link(n, link))
+
+
+class CountingLink(Link):
+    carried = 0.0
+
+    def carry(self, nbytes: float) -> float:
+        self.carried += nbytes
+        return super().carry(nbytes)
+
+
+def mean_gradients(rank: int, size: int, scaling: str) -> list[tuple[float, float]]:
+    """For 2 ranks and for all: the bytes that a step puts on the link, and how far its gradient is
+    from that of one process with all samples."""
+    found = []
+    for ranks in (2, size):
+        group, link = dist.new_group(range(ranks)), CountingLink(1000)
+        if rank >= ranks:
+            continue
+        sums: list[torch.Tensor] = []
+
+        def all_reduce(tensor: torch.Tensor, keep: Any = sums.append, **options: Any) -> Any:
+            work = dist.all_reduce(tensor, **options)
+            work.wait()
+            keep(tensor / size)
+            return work
+
+        over_link = partial(link.all_reduce(all_reduce), group=group)
+        further.new_step(scaling, ranks, over_link)()
+        model = lesson.network(*further.WIDTHS)
+        inputs = []
+        for seed in range(ranks if scaling == "weak" else 1):
+            torch.manual_seed(seed)
+            inputs.append(torch.randn(further.BATCH, further.WIDTHS[0]))
+        model(torch.cat(inputs)).square().mean().backward()
+        expected = torch.cat([param.grad.flatten() for param in model.parameters()])
+        [found_mean] = sums
+        off = (found_mean - expected).norm() / expected.norm()
+        found.append((link.carried, off.item()))
+    return found
+
+
+@pytest.mark.parametrize("scaling", ["strong", "weak"])
+def test_ranks_average_over_the_link_what_one_process_would_compute(
+    scaling: str, world: Worlds
+) -> None:
+    """Of three ranks, the two of a group share the batch; the third has no part in that."""
+    of_two, of_three = GRADIENTS, 4 / 3 * GRADIENTS
+    by_rank = world(3).run(mean_gradients, scaling)
+    assert [len(found) for found in by_rank] == [2, 2, 1]
+    for found in by_rank:
+        carried, off = zip(*found, strict=True)
+        assert [*carried] == pytest.approx([of_two, of_three][-len(found) :])
+        assert max(off) < 1e-5
+
+
+def count_members(rank: int, size: int) -> dict[tuple[str, int], set[float]]:
+    """By how many ranks the steps of this rank are taken."""
+    members: dict[tuple[str, int], set[float]] = defaultdict(set)
+
+    def new_step(scaling: str, ranks: int, all_reduce: Any) -> Callable[[], None]:
+        def step() -> None:
+            ones = torch.ones(1)
+            all_reduce(ones)
+            members[scaling, ranks].add(ones.item())
+
+        return step
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(further, "new_step", new_step)
+        further.time_steps(rounds=2)
+    return dict(members)
+
+
+def test_the_first_ranks_take_a_step_and_the_others_wait(world: Worlds) -> None:
+    for rank, members in enumerate(world(4).run(count_members)):
+        alone = {("alone", n): {1} for n in (1, 2, 4)} if rank == 0 else {}
+        assert members == alone | {
+            (scaling, n): {n} for scaling in ("strong", "weak") for n in (2, 4) if rank < n
+        }
+
+
+def test_steps_as_long_as_the_formula_says_are_not_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, slow = 0.05, 8 * 1.5 * GRADIENTS / 1e8
+    seconds = {("alone", n, "no link"): one / n for n in (1, 2, 4)}
+    for n in (2, 4):
+        for link in further.LINKS:
+            carried = further.seconds_on_link(n, link)
+            seconds["strong", n, link] = one / n + carried
+            seconds["weak", n, link] = one + carried
+    monkeypatch.setattr(further, "time_steps", lambda rounds: seconds)
+    found: Any = further.over_links(0, 4)
+    rows = [*found["strong"].values(), *found["weak"].values()]
+    assert len(rows) == 12
+    assert all(row["speedup"] == row["by_formula"] and row["off"] == 0 for row in rows)
+    for scaling, work, computing in (("strong", one, one / 4), ("weak", 4 * one, one)):
+        assert found[scaling]["4 ranks, no link"]["speedup"] == 4
+        over_slow = work / (computing + slow)
+        assert found[scaling]["4 ranks, 0.1 Gbit/s"]["speedup"] == round(over_slow, 2)
+    seconds["weak", 4, "no link"] *= 2  # as on half as many cores
+    found = further.over_links(0, 4)
+    assert found["weak"]["4 ranks, no link"] == {"speedup": 2, "by_formula": 4, "off": 0.5}

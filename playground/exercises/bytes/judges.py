@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from playground.exercises.cases import Case, Cases, choose_setting, counting, predict
-from playground.lessons.bytes.lesson import LADDER, Wire
+from playground.lessons.bytes.further import RUNGS
+from playground.lessons.bytes.lesson import Wire
 
 
 def error_feedback(rank: int, size: int, seed: int) -> Cases:
@@ -154,7 +155,7 @@ def compressed_traffic(rank: int, size: int, seed: int) -> Cases:
             ("top_2_percent", "top 2 %"),
             ("rank_1", "rank 1"),
         ):
-            compress = LADDER[rung].compress
+            compress = RUNGS[rung].compress
             assert compress
             with counting() as counter:
                 compress(gradient, Wire())

@@ -1,19 +1,25 @@
-"""The rungs of the board in one table: the loss by bytes and by seconds of a slow link."""
+"""Two more rungs, signs and PowerSGD, and all in one table: the loss by bytes and by seconds of a
+slow link."""
 
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from playground.lessons.bytes.lesson import (
     LADDER,
+    SGD,
     STEPS,
+    Compressed,
     Rung,
     Wire,
     batch_of,
+    everything,
     loss_of_all,
     new_model,
     train,
@@ -23,6 +29,40 @@ LINK, COMPUTING = 10e6 / 8, 0.004
 """Bytes per second of the link, 10 Mbit/s, and the seconds that a step is taken to compute."""
 SECONDS, BYTES = 0.3, 50_000
 """Budgets of a rank: when they are used up, losses are compared."""
+
+
+def sign(grad: torch.Tensor, wire: Wire) -> Compressed:
+    """A bit for each number, and their mean size."""
+    bits = F.pad((grad.flatten() > 0).byte(), (0, -grad.numel() % 8)).view(-1, 8)
+    weights = 2 ** torch.arange(8)
+    packed = (bits * weights).sum(dim=1).byte()
+    scales = wire.gather(grad.abs().mean().view(1))
+    signs = [(byte[:, None] & weights) > 0 for byte in wire.gather(packed)]
+    sent = [
+        scale * (each.flatten()[: grad.numel()].view_as(grad) * 2.0 - 1)
+        for scale, each in zip(scales, signs, strict=True)
+    ]
+    return torch.stack(sent).mean(dim=0), sent[dist.get_rank()]
+
+
+def power_sgd(grad: torch.Tensor, wire: Wire, *, columns: int) -> Compressed:
+    """A matrix as the product of two narrow ones, by a step of power iteration. All ranks begin
+    with the same random numbers. Vectors are sent whole."""
+    if grad.dim() < 2:
+        return everything(grad, wire)
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    right = torch.randn(grad.shape[1], columns, generator=generator, device="cpu")
+    left = torch.linalg.qr(wire.mean(grad @ right.to(grad.device))).Q
+    own = grad.T @ left
+    return left @ wire.mean(own).T, left @ own.T
+
+
+RUNGS = {
+    **LADDER,
+    "sign": Rung(SGD, sign),
+    "rank 1": Rung(SGD, partial(power_sgd, columns=1)),
+    "rank 2": Rung(SGD, partial(power_sgd, columns=2)),
+}
 
 
 def seconds_of(steps: int, wire: Wire) -> float:
@@ -63,7 +103,7 @@ def ladder(rank: int, size: int) -> dict[str, dict[str, dict[str, float | None]]
     compressed, the last two losses are those with feedback.
     """
     rungs = {}
-    for name, rung in LADDER.items():
+    for name, rung in RUNGS.items():
         budgets = Budgets()
         model, wire = train(rung, rank, size, True, after_step=budgets.after_step)
         loss = loss_of_all(model)

@@ -116,20 +116,6 @@ def top_k(grad: torch.Tensor, wire: Wire) -> Compressed:
     return (total / dist.get_world_size()).view_as(grad), own.view_as(grad)
 
 
-def sign(grad: torch.Tensor, wire: Wire) -> Compressed:
-    """A bit for each number, and their mean size."""
-    bits = F.pad((grad.flatten() > 0).byte(), (0, -grad.numel() % 8)).view(-1, 8)
-    weights = 2 ** torch.arange(8)
-    packed = (bits * weights).sum(dim=1).byte()
-    scales = wire.gather(grad.abs().mean().view(1))
-    signs = [(byte[:, None] & weights) > 0 for byte in wire.gather(packed)]
-    sent = [
-        scale * (each.flatten()[: grad.numel()].view_as(grad) * 2.0 - 1)
-        for scale, each in zip(scales, signs, strict=True)
-    ]
-    return torch.stack(sent).mean(dim=0), sent[dist.get_rank()]
-
-
 def int8_by_blocks(grad: torch.Tensor, wire: Wire) -> Compressed:
     """A byte for each number; 64 numbers share a scale, so that a large one coarsens few."""
     blocks = F.pad(grad.flatten(), (0, -grad.numel() % BLOCK)).view(-1, BLOCK)
@@ -140,18 +126,6 @@ def int8_by_blocks(grad: torch.Tensor, wire: Wire) -> Compressed:
         for each, by in zip(wire.gather(rounded), wire.gather(scale), strict=True)
     ]
     return torch.stack(sent).mean(dim=0), sent[dist.get_rank()]
-
-
-def power_sgd(grad: torch.Tensor, wire: Wire, *, columns: int) -> Compressed:
-    """A matrix as the product of two narrow ones, by a step of power iteration. All ranks begin
-    with the same random numbers. Vectors are sent whole."""
-    if grad.dim() < 2:
-        return everything(grad, wire)
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    right = torch.randn(grad.shape[1], columns, generator=generator, device="cpu")
-    left = torch.linalg.qr(wire.mean(grad @ right.to(grad.device))).Q
-    own = grad.T @ left
-    return left @ wire.mean(own).T, left @ own.T
 
 
 AdamW, SGD = partial(torch.optim.AdamW, lr=3e-3), partial(torch.optim.SGD, lr=0.3)
@@ -176,10 +150,7 @@ LADDER = {
     "alone": Rung(AdamW),
     "DDP, SGD": Rung(SGD, everything),
     "int8": Rung(SGD, int8_by_blocks),
-    "sign": Rung(SGD, sign),
     "top 2 %": Rung(SGD, top_k),
-    "rank 1": Rung(SGD, partial(power_sgd, columns=1)),
-    "rank 2": Rung(SGD, partial(power_sgd, columns=2)),
 }
 
 

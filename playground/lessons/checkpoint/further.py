@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -13,22 +15,39 @@ import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from playground.lessons.checkpoint.lesson import (
-    GlobalBatches,
     cut,
     cut_for,
     load,
-    new_training,
     newest,
     save,
     shared_folder,
-    state_of,
 )
 from playground.lessons.sgd.lesson import average_gradients
 
 SAMPLES, BATCH = 1000, 64
+
+
+def new_training() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer, after a step: before its first one, Adam has no state to load."""
+    torch.manual_seed(1234)
+    layers = {"up": nn.Linear(64, 96), "dropout": nn.Dropout(0.1), "down": nn.Linear(96, 64)}
+    model = nn.Sequential(OrderedDict(layers))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Parameters and the optimizer's state, by name. What is loaded into these is restored."""
+    state = {}
+    for name, param in model.named_parameters():
+        state[name] = param.detach()
+        state |= {f"{name}.{key}": value for key, value in optimizer.state[param].items()}
+    return state
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: torch.Tensor) -> float:
@@ -64,6 +83,39 @@ def random_states(rank: int, size: int) -> dict[str, object]:
             losses[way] = train(model, optimizer, batches[3:])
     rounded = {way: round(loss, 4) for way, loss in losses.items()}
     return {**rounded, "equal_bits": losses["restored"] == losses["undisturbed"]}
+
+
+@dataclass
+class GlobalBatches(Sampler):
+    """This rank's part of each global batch, a list of positions per step.
+
+    The order follows from seed and epoch. So the epoch and the samples `seen` by all ranks together
+    are the whole state, and any number of ranks can resume from it.
+    """
+
+    samples: int
+    batch_size: int
+    rank: int
+    size: int
+    epoch: int = 0
+    seen: int = 0
+    seed: int = 1234
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator("cpu").manual_seed(self.seed + self.epoch)
+        order = torch.randperm(self.samples, generator=generator, device="cpu").tolist()
+        for start in range(self.seen, self.samples, self.batch_size):
+            yield order[start : start + self.batch_size][self.rank :: self.size]
+
+    def advance(self) -> None:
+        """Call this after each step: a loader may have fetched batches that are not trained on."""
+        self.seen += self.batch_size
+        if self.seen >= self.samples:
+            self.epoch += 1
+            self.seen = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "seen": self.seen}
 
 
 def samples(rank: int, size: int) -> dict[str, object]:

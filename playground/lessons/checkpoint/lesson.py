@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,8 +27,6 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.utils.data import Sampler
 
 from playground.lessons.elastic.lesson import write
 
@@ -139,39 +136,6 @@ def newest(folder: Path) -> Any:
     return max(whole, key=lambda each: int(each.name), default=None)
 
 
-@dataclass
-class GlobalBatches(Sampler):
-    """This rank's part of each global batch, a list of positions per step.
-
-    The order follows from seed and epoch. So the epoch and the samples `seen` by all ranks together
-    are the whole state, and any number of ranks can resume from it.
-    """
-
-    samples: int
-    batch_size: int
-    rank: int
-    size: int
-    epoch: int = 0
-    seen: int = 0
-    seed: int = 1234
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator("cpu").manual_seed(self.seed + self.epoch)
-        order = torch.randperm(self.samples, generator=generator, device="cpu").tolist()
-        for start in range(self.seen, self.samples, self.batch_size):
-            yield order[start : start + self.batch_size][self.rank :: self.size]
-
-    def advance(self) -> None:
-        """Call this after each step: a loader may have fetched batches that are not trained on."""
-        self.seen += self.batch_size
-        if self.seen >= self.samples:
-            self.epoch += 1
-            self.seen = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "seen": self.seen}
-
-
 @contextmanager
 def shared_folder() -> Iterator[Path]:
     """A temporary folder of rank 0, on all ranks, until all have left the block."""
@@ -208,31 +172,19 @@ def cut_for(layout: str, whole: Mapping[str, torch.Tensor], rank: int, ranks: in
     }
 
 
-def new_training() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model and its optimizer, after a step: before its first one, Adam has no state to load."""
+def new_state() -> dict[str, torch.Tensor]:
+    """The parameters of an MLP, and Adam's moments of each."""
     torch.manual_seed(1234)
-    layers = {"up": nn.Linear(64, 96), "dropout": nn.Dropout(0.1), "down": nn.Linear(96, 64)}
-    model = nn.Sequential(OrderedDict(layers))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    model(torch.randn(8, 64)).square().mean().backward()
-    optimizer.step()
-    return model, optimizer
-
-
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Parameters and the optimizer's state, by name. What is loaded into these is restored."""
-    state = {}
-    for name, param in model.named_parameters():
-        state[name] = param.detach()
-        state |= {f"{name}.{key}": value for key, value in optimizer.state[param].items()}
-    return state
+    shapes = {"up.weight": (96, 64), "up.bias": (96,), "down.weight": (64, 96), "down.bias": (64,)}
+    kinds = ("", ".exp_avg", ".exp_avg_sq")
+    return {name + kind: torch.randn(shape) for name, shape in shapes.items() for kind in kinds}
 
 
 def reshard(rank: int, size: int) -> dict[str, object]:
     """All ranks save a training's state in each layout, and half as many read it into each layout:
     how many of these pairs are equal bit for bit. By layout, the KiB that this rank writes.
     """
-    whole = state_of(*new_training())
+    whole = new_state()
     readers = max(1, size // 2)
     kib: dict[str, object] = {}
     equal = []

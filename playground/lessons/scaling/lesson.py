@@ -1,11 +1,10 @@
-"""What more ranks gain: the work that they share, the batch that they make larger, and the share of
-a core's peak that each reaches.
+"""What more ranks gain: the work that they share, and the batch that they make larger.
 
     torchrun --nproc-per-node 2 lesson.py
     python -m playground scaling
 
-Work is counted in floating point operations, messages in bytes. Losses and the noise scale are the
-same in every run; only `utilization` prints times.
+Work is counted in floating point operations, messages in bytes, so the numbers are the same in
+every run. The command measures times, too.
 Source: Amdahl, Validity of the Single Processor Approach, 1967; Gustafson, Reevaluating Amdahl's
 Law, 1988; Goyal et al., Accurate, Large Minibatch SGD, 2017, arXiv 1706.02677; McCandlish et al.,
 An Empirical Model of Large-Batch Training, 2018, arXiv 1812.06162
@@ -13,7 +12,6 @@ An Empirical Model of Large-Batch Training, 2018, arXiv 1812.06162
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import pairwise
@@ -25,7 +23,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from playground.lessons.all_reduce.lesson import ring, run_counted
-from playground.lessons.ladder.lesson import flat
 
 WORLDS = (1, 2, 4, 16, 64)
 BATCHES = (64, 128, 256, 512, 1024, 2048)
@@ -146,19 +143,6 @@ def batches(rank: int, size: int) -> dict[str, object]:
     return losses
 
 
-def noise(rank: int, size: int) -> dict[str, object]:
-    """The noise scale of the gradient: the batch above which larger ones gain little.
-
-    By the number of samples that have trained the model, in batches of 64.
-    """
-    model = new_model()
-    found = {0: round(noise_scale(model, rank, size))}
-    for seen, end in pairwise((0, SAMPLES // 4, SAMPLES // 2, SAMPLES)):
-        train(model, BATCHES[0], lambda seen: RATE, seen, end)
-        found[end] = round(noise_scale(model, rank, size))
-    return {"noise_scale": found}
-
-
 def noise_scale(model: nn.Module, rank: int, size: int, batch: int = 64) -> float:
     """Estimate it from two batch sizes: each rank's gradient, and their mean over the ranks.
 
@@ -184,64 +168,13 @@ def noise_scale(model: nn.Module, rank: int, size: int, batch: int = 64) -> floa
     return (variance / signal).item()
 
 
-def flops_by_formula(batch: int, *widths: int) -> int:
-    """A layer multiplies its input, the gradient of its output with the input, and, unless it is
-    the first, with the weights: each 2 * batch * (width before) * (width after)."""
-    first, *others = (before * after for before, after in pairwise(widths))
-    return 2 * batch * (2 * first + 3 * sum(others))
-
-
-def utilization(rank: int, size: int, batch: int = 256, width: int = 512) -> dict[str, object]:
-    """Model FLOPs utilization: the share of the peak, which a product of matrices shows.
-
-    `flops` are those of a training step; the peak and what the step reaches are in GFLOP/s. The
-    other shares are where the fastest step of ten spends its time.
-    """
-    widths = (width, width, width, width)
-    model, inputs = network(*widths), torch.randn(batch, width)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    matrix = torch.randn(width, width)
-    peak = 2 * width**3 / min(clocked(lambda: torch.mm(matrix, matrix)) for _ in range(10))
-    with FlopCounterMode(display=False) as counter:
-        model(inputs).square().mean().backward()
-    parts: dict[str, Callable[[], object]] = {
-        "compute": lambda: model(inputs).square().mean().backward(),
-        "averaging": lambda: flat(model),
-        "optimizer": optimizer.step,
-    }
-    steps = [{name: clocked(part) for name, part in parts.items()} for _ in range(10)]
-    fastest = min(steps, key=lambda times: sum(times.values()))
-    seconds = sum(fastest.values())
-    flops = {"counted": counter.get_total_flops(), "by_formula": flops_by_formula(batch, *widths)}
-    reached = flops["counted"] / seconds
-    speeds = {"peak": round(peak / 1e9, 1), "reached": round(reached / 1e9, 1)}
-    shares = {name: round(spent / seconds, 3) for name, spent in fastest.items()}
-    return {"flops": flops, **speeds, "mfu": round(reached / peak, 3), **shares}
-
-
-def clocked(part: Callable[[], object]) -> float:
-    """Seconds until it is done, on a GPU, too."""
-    start = time.perf_counter()
-    part()
-    if torch.get_default_device().type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-STEPS = (strong, weak, messages, batches, noise, utilization)
-
-
-def print_steps(rank: int, world_size: int) -> None:
-    """Run every step, and print what it returns on rank 0."""
-    for step in STEPS:
-        returned = step(rank, world_size)
-        for name, value in returned.items() if rank == 0 else ():
-            parts = value.items() if isinstance(value, dict) else [("", value)]
-            said = ", ".join(f"{part} {each}".strip() for part, each in parts)
-            print(f"{step.__name__}, {name}: {said}")
-
+STEPS = (strong, weak, messages, batches)
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    print_steps(dist.get_rank(), dist.get_world_size())
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found = {step.__name__: step(rank, size) for step in STEPS}
+    found["noise"] = {"scale": round(noise_scale(new_model(), rank, size))}
+    for step, values in found.items() if rank == 0 else ():
+        print("\n".join(f"{step}, {name}: {value}" for name, value in values.items()))
     dist.destroy_process_group()

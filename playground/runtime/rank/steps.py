@@ -10,17 +10,22 @@ import torch
 
 from playground.runtime.backends import on_device, refusal
 from playground.runtime.errors import PlaygroundError
+from playground.runtime.rank.rank import report
 from playground.runtime.remote import Remote
 
 
 def run_steps(rank: int, size: int, steps: Sequence[Remote], seed: int = 1234) -> list[Any]:
     """This rank's outcome of each step, as `attempt` returns it.
 
-    Each step is called as `step(rank, size)`. Raises `PlaygroundError` for one that does not return
-    plain data.
+    Each step is reported, then called as `step(rank, size)`. Raises `PlaygroundError` for one that
+    does not return plain data.
     """
     torch.manual_seed(seed)
-    return [check_outcome(step.name, attempt(step, rank, size)) for step in steps]
+    outcomes = []
+    for number, step in enumerate(steps):
+        report(phase=step.name, step=number, steps=len(steps))
+        outcomes.append(check_outcome(step.name, attempt(step, rank, size)))
+    return outcomes
 
 
 def attempt(step: Remote, *args: Any) -> Any:
