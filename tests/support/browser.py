@@ -22,6 +22,8 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync", "--no-first-run",
 )  # fmt: skip
+POLL = 0.02
+"""Seconds between two looks at what a page is to become. (Selenium's own are half a second.)"""
 
 
 class Browser:
@@ -53,11 +55,11 @@ class Browser:
 
     def wait_for(self, selector: str, text: str) -> None:
         """Wait until this text stands there."""
-        WebDriverWait(self.driver, ENOUGH).until(lambda _: text in self.text(selector))
+        WebDriverWait(self.driver, ENOUGH, POLL).until(lambda _: text in self.text(selector))
 
     def until(self, script: str) -> None:
         """Wait until this script returns something true."""
-        WebDriverWait(self.driver, ENOUGH).until(lambda _: self.ask(script))
+        WebDriverWait(self.driver, ENOUGH, POLL).until(lambda _: self.ask(script))
 
     def press(self, *keys: str) -> None:
         """Press these keys, one after another, wherever the focus is."""
