@@ -35,6 +35,12 @@ class Browser:
     def open(self, page: Path, *, width: int = 1000, height: int = 900, **media: str) -> None:
         """Show a page in a window of this size, where these features of the media have these
         values."""
+        self.resize(width=width, height=height, **media)
+        self.driver.get_log("performance"), self.driver.get_log("browser")
+        self.driver.get(page.as_uri())
+
+    def resize(self, *, width: int = 1000, height: int = 900, **media: str) -> None:
+        """Show the same page in a window of this size, with these features."""
         features = [
             {"name": f"prefers-{name.replace('_', '-')}", "value": value}
             for name, value in media.items()
@@ -42,8 +48,11 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        self.driver.get_log("performance"), self.driver.get_log("browser")
-        self.driver.get(page.as_uri())
+
+    def clear(self) -> None:
+        """Show nothing, and forget what has been asked for and complained of."""
+        self.driver.get("about:blank")
+        self.requests(), self.complaints()
 
     def ask(self, script: str, *arguments: object) -> Any:
         """What this script returns."""
