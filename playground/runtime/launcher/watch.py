@@ -122,9 +122,13 @@ class WorldWatch:
         died took its sockets along, and word of the exceptions this causes in its peers may
         overtake word of its death.
         """
-        receive_while(
-            lambda: not any(rank.died for rank in self.ranks), self.ranks, AFTERMATH, self.on_report
-        )
+
+        def may_die() -> bool:
+            return not (
+                any(rank.died for rank in self.ranks) or all(rank.failure for rank in self.ranks)
+            )
+
+        receive_while(may_die, self.ranks, AFTERMATH, self.on_report)
         failed = [rank for rank in self.ranks if rank.failure]
         first = min(
             failed,
