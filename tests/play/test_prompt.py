@@ -83,7 +83,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Prompt]]:
 
 
 def test_a_session(start: Callable[..., Prompt]) -> None:
-    """From the start of its process to the end of its terminal."""
+    """From the start of its process to the end of all processes, at SIGTERM."""
     prompt = start("-n", "3", is_new=True)
     assert "3 ranks on gloo, each with rank, size, torch, dist." in prompt.head
     shown = prompt.type("x = torch.tensor([10.0 ** rank]); dist.all_reduce(x); x")
@@ -123,10 +123,8 @@ def test_a_session(start: Callable[..., Prompt]) -> None:
     assert "name ranks, as in 0,2" in prompt.type("%on x")
     assert "2 ranks on gloo" in prompt.type("%ranks 2")
     assert "[0-1] 2" in prompt.type("size")
-    prompt.terminal.send(CTRL_D)
-    prompt.terminal.expect(pexpect.EOF)
-    assert prompt.process.join(ENOUGH) == 0
-    assert session_ends(prompt.process.pid)
+    terminate_in_a_cell(prompt)
+    assert session_ends(prompt.process.pid, SOON)
 
 
 def end_by_ctrl_d(prompt: Prompt) -> None:
@@ -152,12 +150,14 @@ def terminate_in_a_cell(prompt: Prompt) -> None:
     "end",
     [
         close_the_terminal,
-        terminate_in_a_cell,
-        *(pytest.param(end, marks=pytest.mark.stress) for end in (end_by_ctrl_d, kill)),
+        *(
+            pytest.param(end, marks=pytest.mark.stress)
+            for end in (end_by_ctrl_d, kill, terminate_in_a_cell)
+        ),
     ],
 )
 def test_no_rank_is_left(start: Callable[..., Prompt], end: Callable[[Prompt], None]) -> None:
-    """`test_a_session` ends by Ctrl-D, too."""
+    """`test_a_session` ends by SIGTERM in a cell, too, and that of the README by Ctrl-D."""
     prompt = start("-n", "2")
     assert "[0]   0" in prompt.type("rank")
     assert len(session_members(prompt.process.pid)) >= 4
@@ -179,6 +179,10 @@ def test_the_session_of_the_readme_is_what_happens(start: Callable[..., Prompt])
         shown = without_times(prompt.type(cell))
         for part in output.split("…"):
             assert without_times(part) in shown
+    end_by_ctrl_d(prompt)
+    prompt.terminal.expect(pexpect.EOF)
+    assert prompt.process.join(ENOUGH) == 0
+    assert session_ends(prompt.process.pid, SOON)
     short = SESSION.findall((ROOT / "README.md").read_text())[0]
     whole = without_times(README.read_text().replace("cell 3", "cell 2"))
     parts = [part for each in IN.split(short) for part in each.partition("\n")[2].split("…")]

@@ -293,7 +293,7 @@ def test_nothing_overlaps_or_is_cut_off(
 
 @in_browser
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
-@pytest.mark.parametrize("width", [400, 800, 1400])
+@pytest.mark.parametrize("width", [400, pytest.param(800, marks=pytest.mark.stress), 1400])
 def test_steps_leave_the_page_where_it_is_and_labels_apart(
     width: int, every: bool, site: Path, show: Callable[..., Browser]
 ) -> None:
