@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Generator, Iterator
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -30,6 +30,9 @@ from playground.runtime.signals import do_nothing
 from playground.testing import World
 from playground.training import prepare
 
+if TYPE_CHECKING:
+    from browser import Browser
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Before anybody imports torch: its threads are not to spin while they wait for each other, on
 cores that workers share with the ranks of others. (They would compute a fifth of the time, and spin
@@ -43,7 +46,7 @@ hypothesis.settings.load_profile("the same each time")
 
 os.environ.setdefault("PLAYGROUND_TEST_DAY", str(date.today().timetuple().tm_yday))
 """The day of the year, which is the same in all workers: each has another tenth of the exercises
-judged by the solutions of strangers."""
+judged by the solutions of strangers, and of the chapters shown by a browser."""
 
 FEW, FEWER = 600, 200
 """Samples to train on and to test on, in most tests."""
@@ -143,6 +146,21 @@ def real_mnist() -> Path:
             "files)"
         )
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser_of_the_session() -> Iterator[Browser]:
+    from browser import browser
+
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def window(browser_of_the_session: Browser) -> Browser:
+    """An empty window of the one browser."""
+    browser_of_the_session.clear()
+    return browser_of_the_session
 
 
 WITHOUT_TORCH = """

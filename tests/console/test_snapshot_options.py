@@ -68,9 +68,11 @@ def test_a_snapshot_that_cannot_be_written_is_a_line_and_training_goes_on(
     assert shown.err == f"step 2 has no snapshot: {why}; training went on\n"
 
 
+@pytest.mark.stress
 def test_a_folder_in_which_another_run_writes_is_refused_in_a_line(
     train: Run, tmp_path: Path
 ) -> None:
+    """After a second, in which that run may end: see tests/checkpoint/test_snapshots.py."""
     (tmp_path / "snapshots").mkdir()
     lock = lock_folder(tmp_path / "snapshots")
     shown = train("sgd", "--json")

@@ -1,24 +1,21 @@
-"""The notebook runs from top to bottom, as Jupyter runs it, and its cells show what they say."""
+"""The notebook runs from top to bottom in a kernel, and its cells show what they say."""
 
 from __future__ import annotations
 
 import os
 import re
-import warnings
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+from notebooks import fork_kernel, printed
 
 from playground.lessons import PATH
 from playground.runtime import surroundings
 from playground.runtime.remote import ROOT
 
-LIMIT = 300
-"""Seconds for a cell: the first one that starts ranks imports torch."""
 NOTEBOOK = ROOT / "playground" / "lessons" / "first.ipynb"
 
 
@@ -30,27 +27,17 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     notebook = read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     folder = tmp_path_factory.mktemp("notebook")
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the kernel's client is told of is not ours
-        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
-        patch.setenv("PYTHONPATH", str(ROOT))
-        NotebookClient(
-            notebook,
-            timeout=LIMIT,
-            kernel_name="python3",
-            shutdown_kernel="immediate",  # how ranks end with a kernel: tests/play/test_kernel.py
-            resources={"metadata": {"path": str(folder)}},
-        ).execute()
+    ran: dict[str, Any] = {}
+    ipython = tmp_path_factory.mktemp("ipython")
+    with fork_kernel(ipython, IPYTHONDIR=str(ipython), PYTHONPATH=str(ROOT)) as kernel:
+        kernel.client.execute_interactive(f"import os; os.chdir({str(folder)!r})", silent=True)
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                outputs = kernel.execute(cell.source)
+                assert not [each for each in outputs if each.output_type == "error"], cell.source
+                ran[cell.source.splitlines()[0]] = outputs
     assert os.listdir(folder) == []
-    return {
-        cell.source.splitlines()[0]: cell.outputs
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-    }
-
-
-def printed(outputs: list[Any]) -> str:
-    return "".join(each.text for each in outputs if each.output_type == "stream")
+    return ran
 
 
 def shown(outputs: list[Any]) -> list[Any]:

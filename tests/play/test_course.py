@@ -69,10 +69,12 @@ def test_a_cell_is_played_from_the_flight_recorders(world: PlayWorld) -> None:
 
 def test_a_message_from_one_cell_to_the_next_meets_no_other(world: PlayWorld) -> None:
     world.run_cell("if rank == 0: w = dist.isend(torch.ones(1), 1)", 1)
-    source = "t = torch.ones(1)\nif rank == 0: dist.send(t, 1)\nif rank == 1: dist.recv(t, 0)"
+    source = "t = torch.ones(1)\nif rank == 0: v = dist.isend(t, 1)\nif rank == 1: dist.recv(t, 0)"
     recording = read_flight_recorders(world, world.run_cell(source, 2))
+    assert [[event.name for event in rank.events] for rank in recording.ranks][1] == ["receive"]
     assert match_messages(recording)[0] == []
-    world.run_cell("if rank == 1: dist.recv(t, 0)\nif rank == 0: w.wait()", 3)
+    run = world.run_cell("if rank == 1: dist.recv(t, 0)\nif rank == 0: w.wait(), v.wait()", 3)
+    assert not run.hang
 
 
 def test_a_recorded_cell_has_what_tensors_held_and_what_was_computed(world: PlayWorld) -> None:

@@ -1,23 +1,18 @@
-"""The prompt, in a terminal and in a notebook: a whole session as it is typed, and how it ends."""
+"""The prompt in a terminal: a whole session as it is typed, and how it ends."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import nbformat
 import pexpect
 import pytest
-from nbclient import NotebookClient
+from pexpect.fdpexpect import fdspawn
 from processes import ENOUGH, session_ends, session_members
-from programs import Outcome
+from programs import Outcome, fork_in_terminal
 
 from playground.runtime.remote import ROOT
 
@@ -26,22 +21,25 @@ README = ROOT / "playground" / "play" / "README.md"
 SESSION = re.compile(r"```console\n\$ python -m playground play -n 4\n(.*?)```", re.DOTALL)
 IN = re.compile(r"^\[0-3\] In \[\d+\]: ", re.MULTILINE)
 NUMBER = re.compile(r"\d+\.\d+|\b\d+$|(?<=  )\d+(?= ms)", re.MULTILINE)
+CTRL_C, CTRL_D = "\x03", "\x04"
 SOON = 2.0
 """Seconds in which all ranks have ended."""
 
 
 class Prompt:
-    """A session in a terminal."""
+    """A session in a terminal. `is_new`: of a process that has just been started, and not of one
+    that has torch imported already."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, is_new: bool = False) -> None:
         environ = {**os.environ, "TERM": "xterm", "IPYTHONDIR": str(folder), "NO_COLOR": "1"}
         environ["PROMPT_TOOLKIT_NO_CPR"] = "1"  # nobody answers where the cursor is
-        self.terminal = pexpect.spawn(
-            sys.executable, ["-m", "playground", "play", *words], env=environ, encoding="utf-8",
-            timeout=ENOUGH, dimensions=(40, 160),
-        )  # fmt: skip
+        ours, self.process = fork_in_terminal(
+            "playground", ["play", *words], environ, 40, 160, is_new
+        )
+        self.terminal = fdspawn(ours, encoding="utf-8", timeout=ENOUGH)
         self.number = 0
-        self.head = self.await_prompt()
+        self.head = ""
+        """What has been shown before the first prompt."""
 
     def await_prompt(self) -> str:
         """What has been shown when the next prompt comes."""
@@ -50,29 +48,43 @@ class Prompt:
         return SEQUENCE.sub("", self.terminal.before).replace("\r", "")
 
     def type(self, cell: str, interrupt: bool = False) -> str:
-        """Type a cell. With `interrupt` all ranks print "here" in it, and Ctrl-C comes when all
+        """Type a cell. With `interrupt` each rank prints "here" in it, and Ctrl-C comes when all
         have done so. What has been shown when the next prompt comes."""
-        self.terminal.send(cell)
-        self.terminal.expect_exact(cell[-1])
-        time.sleep(0.2)
-        self.terminal.send("\r")
+        self.terminal.send(f"{cell}\r")
         if interrupt:
             for _ in range(3):
                 self.terminal.expect(r"\] here")
-            time.sleep(0.5)
-            self.terminal.sendintr()
+            time.sleep(0.5)  # until those that say so before they wait do wait
+            self.terminal.send(CTRL_C)
         return self.await_prompt()
+
+    def close(self) -> None:
+        """Close the terminal, and kill what has not ended before."""
+        self.terminal.close()
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        assert session_ends(self.process.pid)
 
 
 @pytest.fixture
-def prompt(tmp_path: Path) -> Iterator[Prompt]:
-    prompt = Prompt(tmp_path, "-n", "3")
-    yield prompt
-    prompt.terminal.close(force=True)
-    assert session_ends(prompt.terminal.pid)
+def start(tmp_path: Path) -> Iterator[Callable[..., Prompt]]:
+    """`start(word, …)`: the first prompt of `play` with these options."""
+    started: list[Prompt] = []
+
+    def start(*words: str, is_new: bool = False) -> Prompt:
+        started.append(prompt := Prompt(tmp_path, *words, is_new=is_new))
+        prompt.head = prompt.await_prompt()
+        return prompt
+
+    yield start
+    for prompt in started:
+        prompt.close()
 
 
-def test_a_session(prompt: Prompt) -> None:
+def test_a_session(start: Callable[..., Prompt]) -> None:
+    """From the start of its process to the end of all processes, at SIGTERM."""
+    prompt = start("-n", "3", is_new=True)
     assert "3 ranks on gloo, each with rank, size, torch, dist." in prompt.head
     shown = prompt.type("x = torch.tensor([10.0 ** rank]); dist.all_reduce(x); x")
     assert "[0-2] tensor([111.])" in shown
@@ -81,15 +93,15 @@ def test_a_session(prompt: Prompt) -> None:
     assert "rank 2 has finished the cell where ranks 0-1 are in barrier (cell 2, line 1)" in shown
     assert "The ranks are free again; their variables are as they were" in shown
     assert "[0-2] tensor([111.])" in prompt.type("x")
-    assert "[0-2] cell 4, line 1" in prompt.type(
-        "import time; print('here'); time.sleep(60)", interrupt=True
+    shown = prompt.type(
+        "import time; print('here'); time.sleep(60) if rank == 0 else dist.barrier()",
+        interrupt=True,
     )
-    cell = "print('here'); time.sleep(60) if rank == 0 else dist.barrier()"
-    shown = prompt.type(cell, interrupt=True)
-    assert "[1-2] barrier (cell 5, line 1)" in shown
-    assert "barrier  cell 5, line 1" in prompt.type("%calls")
+    assert "[0]   cell 4, line 1" in shown
+    assert "[1-2] barrier (cell 4, line 1)" in shown
+    assert "barrier  cell 4, line 1" in prompt.type("%calls")
     prompt.type("dist.all_reduce(x)")
-    assert "all_reduce  cell 7, line 1" in prompt.type("%calls")
+    assert "all_reduce  cell 6, line 1" in prompt.type("%calls")
     prompt.type("%on 0,2")
     assert "[0]   0\n[2]   2\n" in prompt.type("rank")
     assert "[1-2] 3" in prompt.type("%on 1-2") + prompt.type("size")
@@ -100,7 +112,7 @@ def test_a_session(prompt: Prompt) -> None:
     assert "[1]   'a'" in prompt.await_prompt()
     prompt.terminal.send("breakpoint() if rank == 1 else None\r")
     prompt.terminal.expect_exact("[1] (Pdb) ")
-    prompt.terminal.sendintr()
+    prompt.terminal.send(CTRL_C)
     assert f"[1]   cell {prompt.number}, line 1" in prompt.await_prompt()
     shown = prompt.type("%time size")
     assert "[0-2] 3" in shown
@@ -111,74 +123,46 @@ def test_a_session(prompt: Prompt) -> None:
     assert "name ranks, as in 0,2" in prompt.type("%on x")
     assert "2 ranks on gloo" in prompt.type("%ranks 2")
     assert "[0-1] 2" in prompt.type("size")
-    prompt.terminal.sendeof()
-    prompt.terminal.expect(pexpect.EOF)
-    prompt.terminal.wait()
-    assert prompt.terminal.exitstatus == 0
+    terminate_in_a_cell(prompt)
+    assert session_ends(prompt.process.pid, SOON)
 
 
 def end_by_ctrl_d(prompt: Prompt) -> None:
-    prompt.terminal.sendeof()
+    prompt.terminal.send(CTRL_D)
 
 
 def close_the_terminal(prompt: Prompt) -> None:
-    os.close(prompt.terminal.fileno())
+    prompt.terminal.close()
 
 
 def kill(prompt: Prompt) -> None:
-    os.kill(prompt.terminal.pid, signal.SIGKILL)
+    prompt.process.kill()
 
 
 def terminate_in_a_cell(prompt: Prompt) -> None:
-    prompt.terminal.send("dist.barrier() if rank else [1 for _ in iter(int, 1)]\r")
-    time.sleep(2)
-    os.kill(prompt.terminal.pid, signal.SIGTERM)
+    cell = "print('here'); dist.barrier() if rank else [1 for _ in iter(int, 1)]"
+    prompt.terminal.send(f"{cell}\r")
+    prompt.terminal.expect(r"\] here")
+    prompt.process.terminate()
 
 
 @pytest.mark.parametrize(
     "end",
     [
         close_the_terminal,
-        terminate_in_a_cell,
-        *(pytest.param(end, marks=pytest.mark.stress) for end in (end_by_ctrl_d, kill)),
+        *(
+            pytest.param(end, marks=pytest.mark.stress)
+            for end in (end_by_ctrl_d, kill, terminate_in_a_cell)
+        ),
     ],
 )
-def test_no_rank_is_left(tmp_path: Path, end: Callable[[Prompt], None]) -> None:
-    """`test_a_session` ends by Ctrl-D, too."""
-    prompt = Prompt(tmp_path, "-n", "2")
+def test_no_rank_is_left(start: Callable[..., Prompt], end: Callable[[Prompt], None]) -> None:
+    """`test_a_session` ends by SIGTERM in a cell, too, and that of the README by Ctrl-D."""
+    prompt = start("-n", "2")
     assert "[0]   0" in prompt.type("rank")
-    assert len(session_members(prompt.terminal.pid)) >= 4
+    assert len(session_members(prompt.process.pid)) >= 4
     end(prompt)
-    deadline = time.monotonic() + SOON
-    while time.monotonic() < deadline and session_members(prompt.terminal.pid):
-        time.sleep(0.05)
-    assert session_members(prompt.terminal.pid) == []
-
-
-def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    sources = (
-        "%load_ext playground\n%ranks 2",
-        "x = torch.full((2,), float(rank)); dist.all_reduce(x); x",
-        "dist.barrier() if rank else None",
-        "%%here\npush(y=5); pull('x + y')",
-        "y",
-    )
-    make: Any = nbformat.v4
-    notebook = make.new_notebook(cells=[make.new_code_cell(each) for each in sources])
-    NotebookClient(
-        notebook, timeout=ENOUGH, kernel_name="python3", shutdown_kernel="immediate"
-    ).execute()
-    shown = [
-        "".join(output.get("text") or output["data"]["text/plain"] for output in cell.outputs)
-        for cell in notebook.cells
-    ]
-    assert "2 ranks on gloo" in shown[0]
-    assert shown[1] == "[0-1] tensor([1., 1.])"
-    hang = " ".join(shown[2].split())
-    assert "rank 0 has finished the cell where rank 1 is in barrier (cell 3, line 1)" in hang
-    assert shown[3] == "[tensor([6., 6.]), tensor([6., 6.])]"
-    assert shown[4] == "[0-1] 5\n"
+    assert session_ends(prompt.process.pid, SOON)
 
 
 def without_times(text: str) -> str:
@@ -186,17 +170,19 @@ def without_times(text: str) -> str:
     return " ".join(NUMBER.sub("N", text.replace(" s,", " ms,")).split())
 
 
-def test_the_session_of_the_readme_is_what_happens(tmp_path: Path) -> None:
+def test_the_session_of_the_readme_is_what_happens(start: Callable[..., Prompt]) -> None:
     head, *cells = IN.split(SESSION.findall(README.read_text())[0])
-    prompt = Prompt(tmp_path, "-n", "4")
-    with contextlib.closing(prompt.terminal):
-        assert head.strip() in prompt.head
-        for each in cells:
-            cell, _, output = each.partition("\n")
-            shown = without_times(prompt.type(cell))
-            for part in output.split("…"):
-                assert without_times(part) in shown
-    assert session_ends(prompt.terminal.pid)
+    prompt = start("-n", "4")
+    assert head.strip() in prompt.head
+    for each in cells:
+        cell, _, output = each.partition("\n")
+        shown = without_times(prompt.type(cell))
+        for part in output.split("…"):
+            assert without_times(part) in shown
+    end_by_ctrl_d(prompt)
+    prompt.terminal.expect(pexpect.EOF)
+    assert prompt.process.join(ENOUGH) == 0
+    assert session_ends(prompt.process.pid, SOON)
     short = SESSION.findall((ROOT / "README.md").read_text())[0]
     whole = without_times(README.read_text().replace("cell 3", "cell 2"))
     parts = [part for each in IN.split(short) for part in each.partition("\n")[2].split("…")]

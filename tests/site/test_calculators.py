@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import MISSING, browser
+from browser import MISSING, Browser
 
 from playground.lessons.pipeline import lesson
 from playground.lessons.zero.results import closed_forms
@@ -151,7 +151,7 @@ def test_an_unknown_calculator_is_refused() -> None:
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
-def test_a_page_computes_what_python_does(tmp_path: Path) -> None:
+def test_a_page_computes_what_python_does(tmp_path: Path, window: Browser) -> None:
     """The table of every setting, before and after a script has filled it; the slots; by keyboard,
     too; light on a desk, and dark on a phone."""
     places = place_calculators("".join(f"<!-- calculator: {name} -->\n" for name in CALCULATORS))
@@ -164,39 +164,36 @@ def test_a_page_computes_what_python_does(tmp_path: Path) -> None:
         (tmp_path / each).write_bytes((HERE / each).read_bytes())
     (tmp_path / "player.js").write_text("")
     axe = (files("axe_core_python") / "axe.min.js").read_text()
-    with browser() as window:
-        window.open(tmp_path / "page.html", width=1400, color_scheme="light")
-        window.until("return [...document.querySelectorAll('.result')].every(e => e.textContent)")
-        assert [each for each in window.requests() if not each.startswith("file:")] == []
-        texts = window.ask(
-            "return [...document.querySelectorAll('.calculator table')].map(e => e.textContent)"
-        )
-        tables = re.findall("<table>(.*?)</table>", places, re.DOTALL)
-        assert texts == [html.unescape(re.sub("<.*?>", "", table)) for table in tables]
-        for name, calculator in CALCULATORS.items():
-            settings = all_settings(name)
-            for chosen, text in zip(settings, window.ask(SHOW, name, settings), strict=True):
-                shown = json.loads(text)
-                assert shown["marked"] == chosen[calculator.marked]
-                assert chosen[calculator.marked] in shown["result"]
-                rows = calculator.compute(chosen)
-                assert [*shown["rows"]] == [*rows], chosen
-                for row, cells in rows.items():
-                    for cell, (value, words) in zip(cells, shown["rows"][row], strict=True):
-                        assert float(value) == pytest.approx(cell[0], rel=1e-12), (chosen, row)
-                        assert words == cell[1], (chosen, row)
-                if name == "pipeline":
-                    pipeline = chosen["schedule"], chosen["stages"], chosen["microbatches"]
-                    assert shown["slots"] == fill_slots(*pipeline), chosen
-        window.ask("document.querySelector('[name=ranks]').focus()")
-        window.press("\ue011", *["\ue014"] * 3)  # home, and three times to the right
-        assert window.text("[data-name=zero] caption").startswith(
-            "parameters 1000 billion, ranks 8"
-        )
-        for scheme, width in (("light", 1400), ("dark", 400)):
-            window.open(tmp_path / "page.html", width=width, color_scheme=scheme)
-            window.until("return [...document.querySelectorAll('svg')].length === 3")
-            assert window.ask("return document.documentElement.scrollWidth <= innerWidth")
-            window.ask(axe)
-            assert window.ask_later(SERIOUS) == []
-            assert window.complaints() == []
+    window.open(tmp_path / "page.html", width=1400, color_scheme="light")
+    window.until("return [...document.querySelectorAll('.result')].every(e => e.textContent)")
+    assert [each for each in window.requests() if not each.startswith("file:")] == []
+    texts = window.ask(
+        "return [...document.querySelectorAll('.calculator table')].map(e => e.textContent)"
+    )
+    tables = re.findall("<table>(.*?)</table>", places, re.DOTALL)
+    assert texts == [html.unescape(re.sub("<.*?>", "", table)) for table in tables]
+    for name, calculator in CALCULATORS.items():
+        settings = all_settings(name)
+        for chosen, text in zip(settings, window.ask(SHOW, name, settings), strict=True):
+            shown = json.loads(text)
+            assert shown["marked"] == chosen[calculator.marked]
+            assert chosen[calculator.marked] in shown["result"]
+            rows = calculator.compute(chosen)
+            assert [*shown["rows"]] == [*rows], chosen
+            for row, cells in rows.items():
+                for cell, (value, words) in zip(cells, shown["rows"][row], strict=True):
+                    assert float(value) == pytest.approx(cell[0], rel=1e-12), (chosen, row)
+                    assert words == cell[1], (chosen, row)
+            if name == "pipeline":
+                pipeline = chosen["schedule"], chosen["stages"], chosen["microbatches"]
+                assert shown["slots"] == fill_slots(*pipeline), chosen
+    window.ask("document.querySelector('[name=ranks]').focus()")
+    window.press("\ue011", *["\ue014"] * 3)  # home, and three times to the right
+    assert window.text("[data-name=zero] caption").startswith("parameters 1000 billion, ranks 8")
+    window.ask(axe)
+    for scheme, width in (("light", 1400), ("dark", 400)):
+        window.resize(width=width, color_scheme=scheme)
+        window.until("return [...document.querySelectorAll('svg')].length === 3")
+        assert window.ask("return document.documentElement.scrollWidth <= innerWidth")
+        assert window.ask_later(SERIOUS) == []
+    assert window.complaints() == []

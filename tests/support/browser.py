@@ -22,6 +22,8 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync", "--no-first-run",
 )  # fmt: skip
+POLL = 0.02
+"""Seconds between two looks at what a page is to become. (Selenium's own are half a second.)"""
 
 
 class Browser:
@@ -33,6 +35,12 @@ class Browser:
     def open(self, page: Path, *, width: int = 1000, height: int = 900, **media: str) -> None:
         """Show a page in a window of this size, where these features of the media have these
         values."""
+        self.resize(width=width, height=height, **media)
+        self.driver.get_log("performance"), self.driver.get_log("browser")
+        self.driver.get(page.as_uri())
+
+    def resize(self, *, width: int = 1000, height: int = 900, **media: str) -> None:
+        """Show the same page in a window of this size, with these features."""
         features = [
             {"name": f"prefers-{name.replace('_', '-')}", "value": value}
             for name, value in media.items()
@@ -40,8 +48,11 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        self.driver.get_log("performance"), self.driver.get_log("browser")
-        self.driver.get(page.as_uri())
+
+    def clear(self) -> None:
+        """Show nothing, and forget what has been asked for and complained of."""
+        self.driver.get("about:blank")
+        self.requests(), self.complaints()
 
     def ask(self, script: str, *arguments: object) -> Any:
         """What this script returns."""
@@ -53,11 +64,11 @@ class Browser:
 
     def wait_for(self, selector: str, text: str) -> None:
         """Wait until this text stands there."""
-        WebDriverWait(self.driver, ENOUGH).until(lambda _: text in self.text(selector))
+        WebDriverWait(self.driver, ENOUGH, POLL).until(lambda _: text in self.text(selector))
 
     def until(self, script: str) -> None:
         """Wait until this script returns something true."""
-        WebDriverWait(self.driver, ENOUGH).until(lambda _: self.ask(script))
+        WebDriverWait(self.driver, ENOUGH, POLL).until(lambda _: self.ask(script))
 
     def press(self, *keys: str) -> None:
         """Press these keys, one after another, wherever the focus is."""

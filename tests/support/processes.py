@@ -21,9 +21,9 @@ ENOUGH = 60.0
 machine."""
 
 
-def session_ends(session: int) -> bool:
+def session_ends(session: int, seconds: float = ENOUGH) -> bool:
     """Whether no process of that session is left, soon."""
-    deadline = time.monotonic() + ENOUGH
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not session_members(session):
             return True

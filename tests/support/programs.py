@@ -8,15 +8,19 @@ For tests of what a program does once it runs. A test of its start takes a proce
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
+import pty
 import runpy
 import signal
 import socket
+import struct
 import sys
 import tempfile
+import termios
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -31,6 +35,8 @@ quarter of a second: what stands still is proved to sooner, and what is wrongly 
 less time."""
 SCRIPT = "script"
 """Module of a program that a test writes itself."""
+STARTS_RANKS = {"playground", "ipykernel_launcher", SCRIPT}
+"""Modules of programs that start ranks, unless they are one."""
 
 
 @dataclass
@@ -52,7 +58,7 @@ class ForkedProgram:
         self.stderr, stderr = open_pipe()
         with stdout, stderr:
             self.process, self.line = server.start(
-                run_module, module, words, environ, stdout, stderr
+                run_module, module, words, environ, {1: stdout, 2: stderr}
             )
         assert self.process.pid
         self.pid = self.process.pid
@@ -91,6 +97,26 @@ class ForkedProgram:
             stream.close()
 
 
+def fork_in_terminal(
+    module: str,
+    words: list[str],
+    environ: dict[str, str],
+    height: int,
+    width: int,
+    is_new: bool = False,
+) -> tuple[int, server.ForkedProcess]:
+    """`python -m module words…` in a pseudo-terminal of this size, which is its session's: the
+    descriptor of the terminal's other end, and the process. `is_new`: torch is not imported there,
+    nor anything else."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    with Connection(theirs) as terminal:
+        streams = dict.fromkeys(range(3), terminal)
+        process, line = server.start(run_module, module, words, environ, streams, is_new)
+    line.close()
+    return ours, process
+
+
 def open_pipe() -> tuple[TextIO, Connection]:
     """The end to read from, and the end for the process."""
     ours, theirs = Pipe(duplex=False)
@@ -107,22 +133,29 @@ def run_module(
     module: str,
     words: list[str],
     environ: dict[str, str],
-    stdout: Connection,
-    stderr: Connection,
+    streams: Mapping[int, Connection],
+    is_new: bool = False,
 ) -> None:
-    """In the new process: be to `module` what a process that has just been started is."""
+    """In the new process: be to `module` what a process that has just been started is; `is_new`: be
+    one. A stream for stdin is its terminal."""
     os.setpgid(0, os.getpgid(os.getppid()))  # it leads a group, and could not lead a session
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.environ.clear()
     os.environ.update(environ)
     tempfile.tempdir = None  # it was the session's
-    for number, pipe in enumerate((stdout, stderr), 1):
-        with pipe:
-            os.dup2(pipe.fileno(), number)
+    for number, stream in streams.items():
+        os.dup2(stream.fileno(), number)
+    for stream in {*streams.values()}:
+        stream.close()
+    if 0 in streams:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    if is_new:
+        os.execve(sys.executable, [sys.executable, "-m", module, *words], environ)
     sys.stdout, sys.stderr = map(open_to_write, (1, 2))
     sys.argv = [module, *words]
-    if module in ("playground", SCRIPT) and "RANK" not in environ:  # it starts ranks
+    if module in STARTS_RANKS and "RANK" not in environ:
         server.spawn = fork_server(line)  # type: ignore[assignment]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     if module == SCRIPT:

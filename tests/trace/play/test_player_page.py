@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from browser import MISSING, Browser, browser
+from browser import MISSING, Browser
 from recordings import (
     Action,
     Begin,
@@ -68,12 +68,6 @@ for (const key of ['ArrowRight', 'ArrowLeft']) {
 return shown;
 """
 """Step to the end and back. What is shown at every step."""
-
-
-@pytest.fixture(scope="module")
-def window() -> Iterator[Browser]:
-    with browser() as opened:
-        yield opened
 
 
 @pytest.fixture
