@@ -118,21 +118,16 @@ def fill(text: str) -> list[str]:
 def say_what_is_left(run: Run) -> Iterator[str]:
     """What is as it was, and what is not."""
     if run.lost:
-        several = len(run.lost) > 1
-        names = f"rank{'s' * several} {format_ranks(run.lost)}"
+        names = format_ranks(run.lost)
         yield (
-            f"New processes are in the places of {names}: their variables are gone."
-            if several
-            else f"A new process is in the place of {names}: its variables are gone."
+            f"New processes are in the places of ranks {names}: their variables are gone."
+            if len(run.lost) > 1
+            else f"A new process is in the place of rank {names}: its variables are gone."
         )
     if run.hang or run.lost or run.places:
         others = "the others'" if run.lost else "their"
-        yield (
-            f"The ranks are free again; {others} variables are as they were, but for tensors that"
-            " a collective was writing."
-            if run.operations
-            else f"The ranks are free again; {others} variables are as they were."
-        )
+        but = ", but for tensors that a collective was writing" if run.operations else ""
+        yield f"The ranks are free again; {others} variables are as they were{but}."
     if run.has_left:
         yield "The cell has destroyed the process group: the ranks have formed another one."
     if {*run.gone} - {MAKE_DDP}:

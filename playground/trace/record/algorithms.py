@@ -126,8 +126,9 @@ class RecordingExecutor(Executor):
         )
         super().add(mine, theirs, op)
         recorder.end(number)
-        recorder.put_values(number, values_of(mine))
-        self.note_values()
+        if (values := values_of(mine)) is not None:
+            recorder.put_values(number, values)
+            self.note_values()
 
 
 class RecordedWorks(Works):
