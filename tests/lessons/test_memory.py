@@ -39,7 +39,7 @@ def test_each_stage_of_zero_shards_one_more_kind_of_sixteen_bytes(ranks: int) ->
 
 
 def test_bfloat16_alone_stalls_and_float32_masters_train_as_float32_does(world: Worlds) -> None:
-    for values in world(2).run(lesson.mixed_precision):
+    for values in world(2).run(further.mixed_precision):
         methods = values["methods"]
         loss = {method: row["loss"] for method, row in methods.items()}
         assert loss["masters"] == pytest.approx(loss["float32"], rel=0.02)

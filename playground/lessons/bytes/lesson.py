@@ -203,4 +203,5 @@ def print_ladder(
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     print_ladder(dist.get_rank(), dist.get_world_size())
+    dist.barrier()  # gives gloo's threads time to free the last tensors: they need the GIL
     dist.destroy_process_group()

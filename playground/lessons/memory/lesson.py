@@ -1,20 +1,18 @@
-"""Where the bytes of a training step are, and two ways to need fewer: half the bits, and computing
-again.
+"""Where the bytes of a training step are, and how to need fewer: by computing again.
 
     torchrun --nproc-per-node 2 lesson.py
     python -m playground memory
 
 Parameters, gradients and the optimizer's state grow with the model; activations, which backward
-needs, grow with the batch. Lower precision shrinks what is computed with, but small updates need
-float32. Activation checkpointing keeps a block's input alone and computes the rest a second time.
-Source: Micikevicius et al., Mixed Precision Training, 2018, arXiv 1710.03740; Chen et al., Training
-Deep Nets with Sublinear Memory Cost, 2016, arXiv 1604.06174
+needs, grow with the batch. Activation checkpointing keeps a block's input alone and computes the
+rest a second time.
+Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, arXiv 1604.06174
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -154,56 +152,6 @@ def account(rank: int, size: int) -> dict[str, object]:
     return {**values, "per_parameter": per_parameter, "activations": held, "by_formula": formula}
 
 
-def mixed_precision(rank: int, size: int) -> dict[str, object]:
-    """Train a model in float32, in bfloat16, in bfloat16 with float32 masters, and with autocast.
-
-    bfloat16 has 8 significant bits: an update below about 1/512 of a weight is rounded away. So
-    bfloat16 alone stalls. A master is a float32 copy that the optimizer steps for.
-    """
-    methods = ("float32", "bfloat16", "masters", "autocast")
-    return {"methods": {method: train(method, tokens_of(rank, batch=2)) for method in methods}}
-
-
-def train(method: str, tokens: torch.Tensor, steps: int = 150) -> dict[str, float]:
-    """Returns the last loss, the mean over the ranks; the bytes held per parameter; and the part of
-    the weights that the last step has moved."""
-    model = new_model()
-    if method in ("bfloat16", "masters"):
-        model.bfloat16()
-    params = list(model.parameters())
-    stepped = params
-    if method == "masters":
-        stepped = [nn.Parameter(param.detach().float()) for param in params]
-    optimizer = torch.optim.Adam(stepped, lr=3e-4)
-    for _ in range(steps):
-        model.zero_grad()
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=method == "autocast"):
-            loss = loss_of(model, tokens)
-        loss.backward()
-        flat(model)
-        before = nn.utils.parameters_to_vector(stepped).detach()
-        if method == "masters":
-            step_masters(optimizer, stepped, params)
-        else:
-            optimizer.step()
-    moved = (nn.utils.parameters_to_vector(stepped) != before).float().mean().item()
-    held = {*params, *stepped, *(param.grad for param in params), *adam_state(optimizer)}
-    mean = loss.detach() / dist.get_world_size()
-    dist.all_reduce(mean)
-    per_parameter = nbytes(held) / len(before)
-    return {"loss": round(mean.item(), 3), "bytes": per_parameter, "moved": round(moved, 2)}
-
-
-def step_masters(optimizer: Any, masters: Sequence[Any], params: Sequence[Any]) -> None:
-    """Step in float32, then round the parameters off the masters."""
-    for master, param in zip(masters, params, strict=True):
-        master.grad = param.grad.float()
-    optimizer.step()
-    for master, param in zip(masters, params, strict=True):
-        param.data.copy_(master)
-        master.grad = None  # a float32 copy of the gradient is not kept
-
-
 class Checkpoint(torch.autograd.Function):
     """Run a block without a graph, and keep its input; backward runs it once more, with a graph.
 
@@ -261,7 +209,7 @@ def compare(rank: int, ways: Mapping[str, Callable[..., Any]]) -> dict[str, dict
     return rows
 
 
-STEPS = (account, mixed_precision, checkpointing)
+STEPS = (account, checkpointing)
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
@@ -270,4 +218,5 @@ if __name__ == "__main__":
             rows = value if isinstance(value, dict) else {name: value}
             for row, found in rows.items() if dist.get_rank() == 0 else ():
                 print(f"{step.__name__}, {row}: {found}")
+    dist.barrier()  # gives gloo's threads time to free the last tensors: they need the GIL
     dist.destroy_process_group()

@@ -83,9 +83,10 @@ def time_steps(rounds: int) -> dict[tuple[str, int, str], float]:
     settings += product(("strong", "weak"), sizes[1:], LINKS)
     steps: list[Callable[[], object]] = []
     for scaling, ranks, link in settings:
-        group = groups[1 if scaling == "alone" else ranks]
-        if rank in dist.get_process_group_ranks(group):
-            all_reduce = partial(Link(LINKS[link]).all_reduce(dist.all_reduce), group=group)
+        members = 1 if scaling == "alone" else ranks
+        if rank < members:
+            over_link = Link(LINKS[link]).all_reduce(dist.all_reduce)
+            all_reduce = partial(over_link, group=groups[members])
             steps.append(new_step(scaling, ranks, all_reduce))
         else:
             steps.append(lambda: None)

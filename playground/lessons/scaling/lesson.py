@@ -177,4 +177,5 @@ if __name__ == "__main__":
     found["noise"] = {"scale": round(noise_scale(new_model(), rank, size))}
     for step, values in found.items() if rank == 0 else ():
         print("\n".join(f"{step}, {name}: {value}" for name, value in values.items()))
+    dist.barrier()  # gives gloo's threads time to free the last tensors: they need the GIL
     dist.destroy_process_group()
