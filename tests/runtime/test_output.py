@@ -51,6 +51,7 @@ def test_lines_of_many_ranks_arrive_whole_though_one_is_killed(
     check_lines(capfd.readouterr().out, 4, 500)
 
 
+@pytest.mark.stress
 def test_lines_of_ranks_that_hang_arrive(capfd: pytest.CaptureFixture[str]) -> None:
     launch(print_lines, 2, args=(0, -1, -1))  # so that ranks are there which need no time to meet
     with pytest.raises(RankTimeout):
@@ -121,6 +122,10 @@ def test_a_rank_may_close_its_stdout(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def print_for_ever(rank: int, size: int) -> None:
+    if rank == 0:
+        for _ in range(10):  # of which some are whole when the other raises
+            print("on and on", flush=True)
+    dist.barrier()
     if rank == 1:
         raise ValueError("the error")
     while True:

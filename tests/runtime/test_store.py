@@ -70,7 +70,7 @@ def test_every_start_has_a_number_of_its_own(torchrun_store: Serve) -> None:
 def test_who_came_and_is_gone_holds_nobody_up(torchrun_store: Serve) -> None:
     for rank in (1, 2, 2):  # their world never began, for rank 0 was killed
         with pytest.raises(RuntimeError):
-            agree_on_attempt(torchrun_store(), rank, 3, SHORT)
+            agree_on_attempt(torchrun_store(), rank, 3, SHORT / 4)
     with ThreadPoolExecutor(3) as ranks:
         first = ranks.submit(agree_on_attempt, torchrun_store(), 0, 3, LONG)
         torchrun_store().wait(["attempts"])  # rank 0 has found only words of the dead

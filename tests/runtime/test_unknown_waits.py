@@ -27,7 +27,7 @@ from playground import Deadlock
 from playground.runtime.flight_recorder import Kind
 
 FOREVER = 300.0
-LATE = 0.2
+LATE = 0.15
 """Seconds: many looks of an eager launcher's."""
 SHORT = timedelta(seconds=LATE)
 CPU = torch.device("cpu")
