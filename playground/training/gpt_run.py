@@ -15,11 +15,11 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
+from playground.lessons.memory.lesson import Activations
 from playground.lessons.prove.lesson import max_abs_diff
 from playground.lessons.tensor.lesson import copying, copying_loss
 from playground.runtime import device, report, synchronize
 from playground.runtime.tap import observing
-from playground.training.activations import ActivationCounter
 from playground.training.one_process import Differences, Training
 from playground.training.traffic import Traffic
 
@@ -58,7 +58,7 @@ def train(way: str, model: nn.Module, backward: Backward, batches: Sequence[Batc
     losses = list[float]()
     seconds = list[float]()
     traffic = Traffic()
-    activations = ActivationCounter(model)
+    activations = Activations(model)
     for step, batch in enumerate(batches):
         report(phase=f"{way}: training", way=way, step=step, steps=len(batches))
         with ExitStack() as counting:

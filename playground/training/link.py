@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,13 +77,13 @@ class Link(Observer):
         model.register_comm_hook(None, lambda _, bucket: average(bucket))
 
 
-@dataclass
 class Transmission:
     """A message under way: `work` is the backend's, `until` the moment when the link will have
     carried its bytes."""
 
-    work: Any
-    until: float
+    def __init__(self, work: Any, until: float) -> None:
+        self.work = work
+        self.until = until
 
     def wait(self) -> None:
         if self.work:

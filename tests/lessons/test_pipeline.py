@@ -18,6 +18,7 @@ from hypothesis import given, strategies as st
 from ranks import misbehave
 from torch import nn
 
+from playground.lessons.memory.lesson import Activations
 from playground.lessons.pipeline.experiment import MeasuredStage, new_model
 from playground.lessons.pipeline.lesson import Stage, new_groups, split, step
 from playground.lessons.pipeline.page import (
@@ -31,7 +32,6 @@ from playground.lessons.pipeline.page import (
     summarize,
 )
 from playground.runtime import PlaygroundError, RankFailed, device
-from playground.training.activations import ActivationCounter
 from playground.training.replicas import flatten
 
 BLOCKS, WIDTH = 12, 6
@@ -220,11 +220,11 @@ def counted_bytes(rank: int, size: int, microbatches: int) -> dict[str, tuple[in
     for name, spec in SCHEDULES.items():
         stage = MeasuredStage(split(small_model(), rank, size), range(size), groups)
         stage.load(*small_batch(3 * microbatches), microbatches)
-        counter = ActivationCounter(stage.model)
+        counter = Activations(stage.model)
         with counter:
             spec.code(stage, microbatches)
         stage.finish()
-        assert counter.nbytes == 0
+        assert counter.held == 0
         found[name] = counter.peak, stage.most_held
     return found
 

@@ -23,12 +23,12 @@ from playground.lessons.context.page import (
     ContextResult,
     ContextSettings,
 )
+from playground.lessons.memory.lesson import Activations
 from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
-from playground.training.activations import ActivationCounter
 from playground.training.gpt_config import HEADS, LENGTH, WIDTH
 from playground.training.gpt_run import Backward, backward_alone, batches, compare, train
 from playground.training.one_process import EXACT_STEPS, ComparedTraining, Training
@@ -93,8 +93,8 @@ def measure(length: int, size: int) -> AttentionCost:
         attention(*own, **options).sum().backward()
 
     traffic = Traffic()
-    kept = ActivationCounter(nn.Module())
-    square = ActivationCounter(nn.Module())
+    kept = Activations(nn.Module())
+    square = Activations(nn.Module())
     with observing(traffic), kept:
         compute(lesson.ring_attention)
     with square:

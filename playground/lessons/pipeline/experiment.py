@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from playground.lessons.memory.lesson import Activations
 from playground.lessons.pipeline.lesson import Stage, new_groups, split, step
 from playground.lessons.pipeline.page import (
     BLOCKS,
@@ -33,7 +34,6 @@ from playground.lessons.pipeline.page import (
 from playground.lessons.prove.lesson import max_abs_diff
 from playground.runtime import device, report, synchronize
 from playground.runtime.backends import backend_of
-from playground.training.activations import ActivationCounter
 from playground.training.data import Batch, Images
 from playground.training.replicas import flatten
 
@@ -146,7 +146,7 @@ def train_and_measure(
 ) -> StageResult:
     """Train this stage by one schedule. Activations are counted in the first step, which is not
     timed."""
-    counter = ActivationCounter(stage.model)
+    counter = Activations(stage.model)
     optimizer = torch.optim.SGD(
         stage.model.parameters(), lr=settings.lr, momentum=settings.momentum
     )
@@ -187,6 +187,12 @@ class MeasuredStage(Stage):
     def __init__(self, model: nn.Module, ranks: Sequence[int], groups: Groups) -> None:
         super().__init__(model, ranks, groups)
         self.slots = list[Slot]()
+
+    def load(self, images: torch.Tensor, labels: torch.Tensor, microbatches: int) -> None:
+        """Each microbatch has memory of its own, which is counted as long as it is held."""
+        super().load(images, labels, microbatches)
+        self.images = tuple(each.clone() for each in self.images)
+        self.labels = tuple(each.clone() for each in self.labels)
 
     def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
         with self.slot("F", m):
