@@ -114,9 +114,9 @@ def test_the_reference_passes_in_its_first_world(exercise: Exercise) -> None:
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds[:1]), tell_lines(verdict)
 
 
-def soonest(exercise: Exercise) -> Mistake:
-    """The mistake whose verdict comes soonest: wrong values leave the world as it is, a deadlock
-    takes half a second to prove and a new world."""
+def choose_mistake(exercise: Exercise) -> Mistake:
+    """The first whose verdict comes soon: after wrong values the world can be used again, while a
+    deadlock takes half a second to prove, and the next solution needs a new world."""
     mistakes = [each for each in exercise.mistakes if each.name not in NAMED]
     return min(mistakes, key=lambda each: (FAIL, ERROR, DEADLOCK).index(each.status))
 
@@ -128,7 +128,7 @@ OTHER_ENDS = [("swap", "both send first"), ("column", "a view that is not contig
 @pytest.mark.parametrize(
     ("exercise", "mistake"),
     [
-        *(pytest.param(each, soonest(each), id=each.name) for each in ALL),
+        *(pytest.param(each, choose_mistake(each), id=each.name) for each in ALL),
         *(
             pytest.param(each, mistake, id=f"{each.name}-{mistake.name}")
             for each in ALL
@@ -150,7 +150,7 @@ def test_a_mistake_is_called_by_its_name_in_the_first_world_that_shows_it(
 @pytest.mark.usefixtures("_strangers_share_worlds")
 def test_a_mistake_of_the_catalogue_runs_once_for_a_class() -> None:
     exercise = replace(CATALOGUE["share"], worlds=(2,))
-    mistake = soonest(exercise)
+    mistake = choose_mistake(exercise)
     attempt_mistake.cache_clear()
     for student in ("ann", "ben"):
         verdict = judge(exercise, f"{mistake.text}\n# {student}\n")
