@@ -98,7 +98,8 @@ HEAVIER = (
     "zero -n 4 --layers 5 --width 516 --cap-mb 170 --kernel",
     "bytes", "bytes -n 4", "memory",
     "scaling", "scaling --only noise", "scaling -n 4 --only noise",
-    "checkpoint --only beside_torch", "site DIR",
+    "checkpoint --only beside_torch", "checkpoint --only random_states",
+    "checkpoint --only reshard", "checkpoint --only samples", "site DIR",
 )  # fmt: skip
 """Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test,
 is in the suite (that of the site's pages: tests/site/test_site.py). That they can be run as they

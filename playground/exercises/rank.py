@@ -47,9 +47,9 @@ LEFT_RUNNING = "a thread left running"
 LAST_WORDS = 2.0
 """Seconds that threads may go on after the solution has returned."""
 TAKEN = 1.0
-"""Seconds after which a rank whose report ends the check is to be ended by the parent."""
+"""Seconds that the parent has to end a rank whose report ends the check."""
 exit_at_once = os._exit
-"""As it is before a guard watches it."""
+"""The function itself: a guard takes its place in `os`."""
 
 
 def stop(words: str, line: int) -> NoReturn:
