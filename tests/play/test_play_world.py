@@ -39,6 +39,12 @@ def world() -> Iterator[PlayWorld]:
     assert not any(map(is_alive, processes))
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """As in `play`, also where the shell that has started the tests ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests/conftest.py restores it
+
+
 def told(run: Run, size: int = SIZE) -> list[str]:
     return [*describe_values(run, size), *describe_end(run, size)]
 
