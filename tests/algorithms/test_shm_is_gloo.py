@@ -80,7 +80,7 @@ COLLECTIVES = (
 OPS = (*["SUM"] * 4, "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL")
 SHAPES = ((), (0,), (1,), (3,), (2, 3), (4, 6), (0, 4), (12, 5), (2, 2, 2, 3), (6, 1))
 QUESTIONS = ("source_rank", "synchronize", "is_completed", "result")
-LONG, SHORT = timedelta(seconds=30), timedelta(seconds=0.2)
+LONG, SHORT = timedelta(seconds=30), timedelta(milliseconds=50)
 
 
 class Tagged(torch.Tensor):
@@ -614,8 +614,8 @@ def limits(rank: int, size: int) -> list[Any]:
 
 
 def is_short(error: str) -> bool:
-    """Whether this timeout is that of 0.2 seconds, in gloo's words or ours."""
-    return "Timed out" in error and ("200ms" in error or "0.2 s" in error)
+    """Whether this timeout is that of 50 milliseconds, in gloo's words or ours."""
+    return "Timed out" in error and ("50ms" in error or "0.05 s" in error)
 
 
 def error_of(call: Callable[[], Any]) -> str:

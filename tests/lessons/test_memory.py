@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -38,12 +39,18 @@ def test_each_stage_of_zero_shards_one_more_kind_of_sixteen_bytes(ranks: int) ->
     assert shares == [16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks]
 
 
+def mixed_precision_in_one_block(rank: int, size: int) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lesson, "BLOCKS", 1)
+        return lesson.mixed_precision(rank, size)
+
+
 def test_bfloat16_alone_stalls_and_float32_masters_train_as_float32_does(world: Worlds) -> None:
-    for values in world(2).run(lesson.mixed_precision):
+    for values in world(2).run(mixed_precision_in_one_block):
         loss = values["loss"]
         assert loss["masters"] == pytest.approx(loss["float32"], rel=0.02)
         assert loss["autocast"] == pytest.approx(loss["float32"], rel=0.02)
-        assert loss["bfloat16"] > 1.5 * loss["float32"]
+        assert loss["bfloat16"] > 1.25 * loss["float32"]
         assert values["parts_moved"]["bfloat16"] < 0.8 < values["parts_moved"]["masters"]
         assert values["per_parameter"] == {
             "float32": 16, "bfloat16": 8, "masters": 16, "autocast": 16

@@ -731,7 +731,7 @@ def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:
     ("how", "message"),
     [
         ("kill", r"^rank 1 of 2 was killed by SIGKILL"),
-        ("hang", "rank 1"),
+        pytest.param("hang", "rank 1", marks=pytest.mark.stress),
         ("mismatch", "all_gather"),
     ],
 )
