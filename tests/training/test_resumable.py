@@ -34,7 +34,7 @@ from playground.training.settings import TrainingSettings
 def settings(digits_folder: Path, tmp_path: Path) -> TrainingSettings:
     """Two epochs of five steps, and a test after each."""
     return TrainingSettings(
-        folder=digits_folder, epochs=2, batch_size=32, limit=150,
+        folder=digits_folder, epochs=2, batch_size=8, limit=38,
         snapshots=SnapshotSettings(folder=tmp_path / "snapshots", every=2),
     )  # fmt: skip
 
@@ -175,7 +175,7 @@ def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(
     ("change", "message"),
     [
         ({"lr": 0.5}, "lr is 0.01 in the snapshot and 0.5 here"),
-        ({"batch_size": 16}, "batch_size is 32 in the snapshot and 16 here"),
+        ({"batch_size": 16}, "batch_size is 8 in the snapshot and 16 here"),
         ({"sync": "flat"}, "sync is per-parameter in the snapshot and flat here"),
     ],
 )
@@ -270,16 +270,16 @@ def test_new_ranks_draw_numbers_that_no_other_rank_and_no_other_step_draws() -> 
 
 @pytest.fixture
 def training_options(data_dir: Path) -> tuple[Any, ...]:
-    """Options of a training of ten steps an epoch."""
+    """Options of a training of five steps an epoch."""
     return (
         "--dataset",
         "digits",
         "--data-dir",
         data_dir,
         "--limit",
-        600,
+        150,
         "--batch-size",
-        64,
+        32,
         "--snapshot-every",
         3,
     )
