@@ -35,7 +35,7 @@ from playground.lessons.tensor.lesson import (
 )
 from playground.lessons.zero.lesson import METHODS
 
-SMALL = GPTConfig(layers=2, width=24, heads=4)
+SMALL = GPTConfig(layers=1, width=24, heads=4)
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 

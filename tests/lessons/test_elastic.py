@@ -159,7 +159,7 @@ def elastic(run_cli: Run, data_dir: Path) -> Run:
 
     def run(*words: Any) -> Any:
         return run_cli(
-            "elastic", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, *words
+            "elastic", "--dataset", "digits", "--data-dir", data_dir, "--limit", 384, *words
         )
 
     return run
@@ -263,9 +263,9 @@ def test_word_of_the_next_kill_may_come_first() -> None:
 
 
 def test_more_kills_than_steps_are_refused(elastic: Run) -> None:
-    shown = elastic("--kills", 5)
+    shown = elastic("--kills", 3)
     assert (shown.code, shown.out) == (2, "")
-    assert "--kills 5 in a training of 5 steps: choose fewer" in shown.err
+    assert "--kills 3 in a training of 3 steps: choose fewer" in shown.err
 
 
 def test_a_world_that_is_joined_is_not_killed(
