@@ -553,7 +553,7 @@ def compare(rank: int, size: int, seeds: Sequence[int]) -> list[tuple[Any, ...]]
 
 @pytest.mark.parametrize(
     ("size", "count", "start"),
-    [(1, 20, 0), (2, 30, 0), (3, 60, 0)]
+    [(1, 10, 0), (2, 25, 0), (3, 40, 0)]
     + [
         pytest.param(size, 250, 1000 * k, marks=pytest.mark.stress)
         for size in (1, 2, 3, 4)
