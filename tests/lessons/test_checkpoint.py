@@ -175,7 +175,7 @@ def load_and_train(rank: int, size: int, folder: Path, kind: str, shape: Any) ->
         ("ddp", None, None),
         ("zero-3", None, None),
         ("tensor", None, None),
-        ("mesh", (2, 1, 1, 2), (1, 1, 1, 2)),
+        pytest.param("mesh", (2, 1, 1, 2), (1, 1, 1, 2), marks=pytest.mark.stress),
         ("mesh", (1, 2, 1, 2), (1, 2, 1, 1)),
     ],
 )

@@ -165,7 +165,9 @@ def elastic(run_cli: Run, data_dir: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize(("way", "size"), [("ddp", 3), ("sgd", 2)])
+@pytest.mark.parametrize(
+    ("way", "size"), [("ddp", 3), pytest.param("sgd", 2, marks=pytest.mark.stress)]
+)
 def test_kills_leave_no_trace(way: str, size: int, elastic: Run) -> None:
     shown = elastic("--way", way, "-n", size, "--kills", 2, "--snapshot-every", 1, "--json")
     assert (shown.code, shown.err) == (0, "")

@@ -279,8 +279,15 @@ def kill_in_a_call(rank: int, size: int, culprit: int, new_agent: Any) -> None:
             agent.call(0, end_or_wait, culprit == 0)
 
 
-@pytest.mark.parametrize("new_agent", [Agent, lesson.Agent])
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(
+    ("culprit", "new_agent"),
+    [
+        (1, Agent),
+        (0, lesson.Agent),
+        pytest.param(0, Agent, marks=pytest.mark.stress),
+        pytest.param(1, lesson.Agent, marks=pytest.mark.stress),
+    ],
+)
 def test_a_killed_rank_is_named(culprit: int, new_agent: Any, world: Worlds) -> None:
     with pytest.raises(RankFailed, match=rf"^rank {culprit} of 2 was killed by SIGKILL"):
         world(2).run(kill_in_a_call, culprit, new_agent)
