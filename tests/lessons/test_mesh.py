@@ -163,7 +163,12 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 1, 1, 2), (1, 2, 2, 1), pytest.param((2, 2, 2, 1), marks=pytest.mark.stress)]
+    "shape",
+    [
+        (1, 1, 1, 2),
+        (1, 2, 2, 1),
+        *(pytest.param(shape, marks=pytest.mark.stress) for shape in ((2, 1, 1, 2), (2, 2, 2, 1))),
+    ],
 )
 def test_the_library_has_our_groups_our_shards_and_our_training(
     world: Worlds, shape: costs.Shape
