@@ -30,8 +30,8 @@ from playground.lessons.sgd import lesson as sgd
 from playground.runtime import PlaygroundError, RankFailed
 from playground.training.data import Images
 
-SAMPLES, BATCH, STEPS = 100, 30, 4
-"""Steps of an epoch, the last of them on 10 samples."""
+SAMPLES, BATCH, STEPS = 28, 8, 4
+"""Steps of an epoch, the last of them on 4 samples."""
 EVERY = 3
 
 
