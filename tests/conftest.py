@@ -92,7 +92,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Let the fork server import, once, what the test modules import, and every rank that runs a
-    function of theirs. (Not those modules themselves: ranks rewrite their asserts.)"""
+    function of theirs. (Not those modules themselves: ranks rewrite their asserts.) What a test
+    computes in this process, it computes in one thread: another worker has the other core."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     shared = {"playground", "hypothesis", "torch", "torchvision"}
     shared |= {file.stem for file in (Path(__file__).parent / "support").glob("*.py")}
     preload("pytest", *(name for name in sys.modules if name.split(".")[0] in shared))

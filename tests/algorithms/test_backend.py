@@ -6,11 +6,11 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import re
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce, shared_memory
 from playground.algorithms.backend import INLINE
-from playground.runtime.errors import RankFailed
 from playground.runtime.shared_memory import SLOT, Segment
 
 collectives = st.sampled_from(["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
@@ -130,35 +129,47 @@ def test_tensors_of_many_slots(size: int, world: Worlds) -> None:
     assert results == [dict.fromkeys(["in order", "broadcast", "halves", "shared"], True)] * size
 
 
-def call_differently(rank: int, size: int, calls: list[str]) -> None:
-    made = {
-        "sum of 4": lambda: dist.all_reduce(torch.ones(4)),
-        "double": lambda: dist.all_reduce(torch.ones(4, dtype=torch.float64), dist.ReduceOp.MAX),
-        "max of 4": lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX),
-        "from 0": lambda: dist.broadcast(torch.ones(4), 0),
-        "from 1": lambda: dist.broadcast(torch.ones(4), 1),
-        "async": lambda: dist.all_reduce(torch.ones(SLOT), async_op=True).wait(),
-    }  # fmt: skip
-    made[calls[rank]]()
+DIFFERENT = {
+    ("sum of 4", "double"): (
+        "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(4 float64, MAX)"
+    ),
+    ("sum of 4", "max of 4"): "rank 1 called all_reduce(4 float32, MAX)",
+    ("from 0", "from 1"): "rank 1 called broadcast(4 float32, from rank 1)",
+    ("sum of 4", "async"): "rank 1 called all_reduce(1048576 float32, SUM)",
+}
+"""The calls of two ranks, and what is said of them."""
+
+
+def call_differently(rank: int, size: int) -> dict[tuple[str, str], str]:
+    """The error of each pair of calls, in a group of its own."""
+    said = {}
+    for calls in DIFFERENT:
+        with pytest.raises(RuntimeError) as error:
+            make_call(calls[rank], dist.new_group())
+        said[calls] = str(error.value)
+    return said
+
+
+def make_call(name: str, group: Any) -> None:
+    reduce = partial(dist.all_reduce, group=group)
+    made: dict[str, Callable[[], Any]] = {
+        "sum of 4": lambda: reduce(torch.ones(4)),
+        "double": lambda: reduce(torch.ones(4, dtype=torch.float64), dist.ReduceOp.MAX),
+        "max of 4": lambda: reduce(torch.ones(4), dist.ReduceOp.MAX),
+        "from 0": lambda: dist.broadcast(torch.ones(4), 0, group=group),
+        "from 1": lambda: dist.broadcast(torch.ones(4), 1, group=group),
+        "async": lambda: reduce(torch.ones(SLOT), async_op=True).wait(),
+    }
+    made[name]()
 
 
 @needs_shm
-@pytest.mark.parametrize(
-    ("calls", "words"),
-    [
-        (
-            ["sum of 4", "double"],
-            "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(4 float64, MAX)",
-        ),
-        (["sum of 4", "max of 4"], "rank 1 called all_reduce(4 float32, MAX)"),
-        (["from 0", "from 1"], "rank 1 called broadcast(4 float32, from rank 1)"),
-        (["sum of 4", "async"], "rank 1 called all_reduce(1048576 float32, SUM)"),
-    ],
-)
-def test_calls_that_differ_are_an_error_on_all(calls: list[str], words: str, world: Worlds) -> None:
-    with pytest.raises(RankFailed, match=re.escape(words)) as error:
-        world(2, backend="shm", fresh=True).run(call_differently, calls)
-    assert "the ranks do not call the same collective" in str(error.value)
+def test_calls_that_differ_are_an_error_on_all(world: Worlds) -> None:
+    for said in world(2, backend="shm", fresh=True).run(call_differently):
+        assert said.keys() == DIFFERENT.keys()
+        for calls, words in DIFFERENT.items():
+            assert words in said[calls]
+            assert "the ranks do not call the same collective" in said[calls]
 
 
 def end_while_under_way(rank: int, size: int) -> list[float]:
@@ -273,8 +284,17 @@ def test_a_script_gets_what_it_gets_from_gloo(
         assert world(2, backend=backend, timeout=60).run(fn) == [results] * 2
 
 
-def leave_early(rank: int, size: int, how: str) -> str:
-    """Rank 1 leaves the group while the others wait for it."""
+def leave_early(rank: int, size: int) -> dict[str, str]:
+    """What the ranks say where rank 1 leaves the group while the others wait for it, by how it
+    does: each time a group of its own."""
+    said = {}
+    for how in LEFT:
+        said[how] = leave_group(rank, size, how)
+        dist.barrier()
+    return said
+
+
+def leave_group(rank: int, size: int, how: str) -> str:
     group, lonely = dist.new_group(range(size)), dist.new_group([0, 2])
     dist.all_reduce(torch.ones(1), group=group)
     if rank != 1:
@@ -299,25 +319,26 @@ def fail(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+LEFT = {
+    "destroy": "rank 1 has destroyed the process group",
+    "fail": (
+        "rank 1 has left a call in the memory that the ranks of this host share: make a new "
+        "process group"
+    ),
+    "differ": "rank 1 called all_reduce(2 float32, SUM)",
+}
+"""How a rank leaves a group, and what the others are told."""
+
+
 @needs_shm
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("destroy", "rank 1 has destroyed the process group"),
-        (
-            "fail",
-            "rank 1 has left a call in the memory that the ranks of this host share: make a new "
-            "process group",
-        ),
-        ("differ", "rank 1 called all_reduce(2 float32, SUM)"),
-    ],
-)
-def test_those_who_wait_are_told_at_once(how: str, words: str, world: Worlds) -> None:
-    results = world(3, backend="shm", fresh=True).run(leave_early, how)
-    assert any(words in said for said in results), results
-    assert all(
-        said.startswith((words, "the ranks", "Connection closed by peer")) for said in results[::2]
-    )
+def test_those_who_wait_are_told_at_once(world: Worlds) -> None:
+    results = world(3, backend="shm", fresh=True).run(leave_early)
+    for how, words in LEFT.items():
+        told = [said[how] for said in results]
+        assert any(words in said for said in told), told
+        assert all(
+            said.startswith((words, "the ranks", "Connection closed by peer")) for said in told[::2]
+        )
 
 
 def in_a_child(rank: int, size: int) -> str:

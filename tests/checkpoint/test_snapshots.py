@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -405,10 +406,13 @@ def test_a_folder_belongs_to_one_run_and_never_to_one_that_was_killed(
     ) as holder:
         assert holder.stdout
         holder.stdout.readline()
+        slept: list[float] = []
+        monkeypatch.setattr(time, "sleep", slept.append)
         with pytest.raises(
             UsageError, match="another run is writing its own there; wait for its end, or choose"
         ):
             lock_folder(tmp_path)
+        assert sum(slept) == pytest.approx(1)
 
         def end(seconds: float) -> None:
             holder.kill()
@@ -530,9 +534,16 @@ def test_where_one_rank_has_no_folder_all_are_told(tmp_path: Path, world: Any) -
     assert all("File exists; choose a folder that can be written to" in each for each in told)
 
 
+def open_at_once(rank: int, size: int, folder: Path) -> int | str | None:
+    """As `open_together`, without waiting for a run that is ending."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_under_test, "time", SimpleNamespace(sleep=lambda seconds: None))
+        return open_together(rank, size, [folder] * size)
+
+
 def test_where_another_run_writes_all_are_told(tmp_path: Path, world: Any) -> None:
     descriptor = lock_folder(tmp_path)
-    told = world(2).run(open_together, [tmp_path] * 2)
+    told = world(2).run(open_at_once, tmp_path)
     os.close(descriptor)
     assert all("another run is writing its own there" in each for each in told)
 

@@ -9,7 +9,7 @@ import inspect
 import json
 import threading
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -322,21 +322,31 @@ def test_what_the_first_replica_does_to_buffers_stays() -> None:
     )
 
 
-def test_a_failure_is_told_with_its_device() -> None:
+@pytest.fixture
+def four_threads() -> Iterator[int]:
+    """The number of threads that this process computes in."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield 4
+    torch.set_num_threads(before)
+
+
+def test_a_failure_is_told_with_its_device(four_threads: int) -> None:
     class Failing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if x[0] == 2:
                 raise ValueError("no twos")
             return x
 
-    threads = torch.get_num_threads()
     with pytest.raises(RuntimeError, match="replica 2 on cpu:2: no twos") as caught:
         DataParallel(Failing(), DEVICES[:4])(torch.arange(4))
     assert isinstance(caught.value.__cause__, ValueError)
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == four_threads
 
 
-def test_replicas_run_in_the_caller_s_modes_on_their_share_of_the_threads() -> None:
+def test_replicas_run_in_the_caller_s_modes_on_their_share_of_the_threads(
+    four_threads: int,
+) -> None:
     class Modes(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             modes = [
@@ -346,7 +356,7 @@ def test_replicas_run_in_the_caller_s_modes_on_their_share_of_the_threads() -> N
             ]
             return torch.tensor([[*modes, torch.get_num_threads()]])
 
-    share = max(1, torch.get_num_threads() // 2)
+    share = four_threads // 2
     callers = (
         (torch.enable_grad(), [1, 0, 0]),
         (torch.inference_mode(), [0, 1, 0]),

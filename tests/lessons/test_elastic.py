@@ -30,8 +30,8 @@ from playground.lessons.sgd import lesson as sgd
 from playground.runtime import PlaygroundError, RankFailed
 from playground.training.data import Images
 
-SAMPLES, BATCH, STEPS = 100, 30, 4
-"""Steps of an epoch, the last of them on 10 samples."""
+SAMPLES, BATCH, STEPS = 28, 8, 4
+"""Steps of an epoch, the last of them on 4 samples."""
 EVERY = 3
 
 
@@ -158,12 +158,14 @@ def elastic(run_cli: Run, few_digits: None) -> Run:
     """The command, on a few digits."""
 
     def run(*words: Any) -> Any:
-        return run_cli("elastic", "--dataset", "digits", "--limit", 600, *words)
+        return run_cli("elastic", "--dataset", "digits", "--limit", 384, *words)
 
     return run
 
 
-@pytest.mark.parametrize(("way", "size"), [("ddp", 3), ("sgd", 2)])
+@pytest.mark.parametrize(
+    ("way", "size"), [("ddp", 3), pytest.param("sgd", 2, marks=pytest.mark.stress)]
+)
 def test_kills_leave_no_trace(way: str, size: int, elastic: Run) -> None:
     shown = elastic("--way", way, "-n", size, "--kills", 2, "--snapshot-every", 1, "--json")
     assert (shown.code, shown.err) == (0, "")
@@ -261,9 +263,9 @@ def test_word_of_the_next_kill_may_come_first() -> None:
 
 
 def test_more_kills_than_steps_are_refused(elastic: Run) -> None:
-    shown = elastic("--kills", 5)
+    shown = elastic("--kills", 3)
     assert (shown.code, shown.out) == (2, "")
-    assert "--kills 5 in a training of 5 steps: choose fewer" in shown.err
+    assert "--kills 3 in a training of 3 steps: choose fewer" in shown.err
 
 
 def test_a_world_that_is_joined_is_not_killed(

@@ -65,13 +65,23 @@ def go_wrong(rank: int, size: int, part: Callable[..., Any], how: str) -> None:
         part(rank, size)
 
 
-@pytest.mark.parametrize("lesson", LESSONS)
+FAULTS = (
+    ("kill", 60, r"^rank 1 of 2 was killed by SIGKILL"),
+    ("hang", 4, r"rank 1 is in the program"),
+    ("mismatch", 60, r"rank 1 (has\s+called|is\s+in)\s+all_reduce"),
+)
+"""What rank 1 does, the seconds after which it counts as hung, and what is said of it."""
+OFTEN = {("checkpoint", "kill"), ("bytes", "mismatch")}
+
+
 @pytest.mark.parametrize(
-    ("how", "timeout", "message"),
+    ("lesson", "how", "timeout", "message"),
     [
-        ("kill", 60, r"^rank 1 of 2 was killed by SIGKILL"),
-        pytest.param("hang", 4, r"rank 1 is in the program", marks=pytest.mark.stress),
-        ("mismatch", 60, r"rank 1 (has\s+called|is\s+in)\s+all_reduce"),
+        pytest.param(
+            lesson, *fault, marks=[] if (lesson, fault[0]) in OFTEN else pytest.mark.stress
+        )
+        for lesson in LESSONS
+        for fault in FAULTS
     ],
 )
 def test_a_rank_that_fails_inside_a_lesson_is_named(

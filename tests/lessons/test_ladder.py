@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -113,8 +114,9 @@ def forget_the_average(model: torch.nn.Module, all_reduce: AllReduce = dist.all_
 
 def with_a_forgetful_rung(rank: int, size: int, settings: LadderSettings) -> Any:
     forgetful = Remote(forget_the_average.__module__, forget_the_average.__name__)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(GRAD_SYNCS, "flat", replace(GRAD_SYNCS["flat"], code=forgetful))
+    few = {name: GRAD_SYNCS[name] for name in ("per-parameter", "flat", "bucketed")}
+    few["flat"] = replace(few["flat"], code=forgetful)
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(GRAD_SYNCS, few, clear=True):
         patch.setattr(BACKENDS["gloo"], "describe_overlap", lambda: "it hides nothing here")
         return run(rank, size, settings)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -38,13 +39,19 @@ def test_each_stage_of_zero_shards_one_more_kind_of_sixteen_bytes(ranks: int) ->
     assert shares == [16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks]
 
 
+def mixed_precision_in_one_block(rank: int, size: int) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lesson, "BLOCKS", 1)
+        return further.mixed_precision(rank, size)
+
+
 def test_bfloat16_alone_stalls_and_float32_masters_train_as_float32_does(world: Worlds) -> None:
-    for values in world(2).run(further.mixed_precision):
+    for values in world(2).run(mixed_precision_in_one_block):
         methods = values["methods"]
         loss = {method: row["loss"] for method, row in methods.items()}
         assert loss["masters"] == pytest.approx(loss["float32"], rel=0.02)
         assert loss["autocast"] == pytest.approx(loss["float32"], rel=0.02)
-        assert loss["bfloat16"] > 1.5 * loss["float32"]
+        assert loss["bfloat16"] > 1.25 * loss["float32"]
         assert methods["bfloat16"]["moved"] < 0.8 < methods["masters"]["moved"]
         assert {method: row["bytes"] for method, row in methods.items()} == {
             "float32": 16, "bfloat16": 8, "masters": 16, "autocast": 16

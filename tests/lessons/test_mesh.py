@@ -36,7 +36,7 @@ from playground.lessons.mesh.page import (
 )
 from playground.lessons.pipeline.lesson import split
 from playground.lessons.tensor.experiment import shard_like
-from playground.lessons.tensor.lesson import copying, copying_loss
+from playground.lessons.tensor.lesson import GPTConfig, copying, copying_loss, new_gpt
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
 from playground.training import gpt_run
@@ -45,14 +45,17 @@ from playground.training.one_process import EXACT
 
 
 @pytest.mark.parametrize(
-    ("size", "steps"),
-    [(8, 2), *(pytest.param(size, 5, marks=pytest.mark.stress) for size in (2, 4, 8, 16))],
+    ("shapes", "steps"),
+    [
+        (((2, 2, 2, 1), (2, 1, 2, 2)), 2),
+        *(pytest.param(shapes_for(n), 5, marks=pytest.mark.stress) for n in (2, 4, 8, 16)),
+    ],
 )
 def test_each_mesh_is_one_process_and_sends_what_its_closed_form_says(
-    world: Worlds, size: int, steps: int
+    world: Worlds, shapes: tuple[costs.Shape, ...], steps: int
 ) -> None:
-    settings = MeshSettings(shapes=shapes_for(size), steps=steps)
-    for found in world(size).run(experiment.run, settings):
+    settings = MeshSettings(shapes=shapes, steps=steps)
+    for found in world(prod(shapes[0])).run(experiment.run, settings):
         for shape, figures in zip(settings.shapes, found, strict=True):
             check_mesh(shape, figures)
 
@@ -121,6 +124,11 @@ def train_by_library(
     return losses
 
 
+def new_small_gpt() -> torch.nn.Sequential:
+    """Three units: an embedding, a block and a head."""
+    return new_gpt(GPTConfig(layers=1), seed=1234).double()
+
+
 def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[float, float]:
     """The largest difference of a loss between the library's training and one process's, and of a
     gradient between DistributedDataParallel's and a sum of ours. Groups and shards must be the
@@ -133,7 +141,7 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
     assert {axis: ranks_of(each.get_group()) for axis, each in axes.items()} == {
         axis: ranks_of(group) for axis, group in mesh.groups.items()
     }
-    stage, whole = GPTStage(experiment.new_model(settings), mesh), experiment.new_model(settings)
+    stage, whole = GPTStage(new_small_gpt(), mesh), new_small_gpt()
     library.apply_tp(whole, theirs["tp"])
     part = library.apply_pp(whole, theirs["pp"]).submod
     for ours, shard in zip(stage.model.parameters(), part.parameters(), strict=True):
@@ -143,9 +151,7 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         count = costs.BATCH * LENGTH // 2
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / count
 
-    schedule, model = library.apply_all(
-        experiment.new_model(settings), shape, loss_part, costs.MICROBATCHES
-    )
+    schedule, model = library.apply_all(new_small_gpt(), shape, loss_part, costs.MICROBATCHES)
 
     def step(tokens: torch.Tensor, targets: torch.Tensor) -> float:
         given = (mesh.shard_batch(tokens),) if stage.is_first else ()
@@ -158,7 +164,7 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         dist.all_reduce(loss, group=mesh.groups["dp x cp"])
         return loss.item()
 
-    given, alone = experiment.batches_of(settings), experiment.new_model(settings)
+    given, alone = experiment.batches_of(settings), new_small_gpt()
     losses = train_by_library(model, step, given)
     expected = gpt_run.train("one process", alone, gpt_run.backward_alone(alone), given).losses
     apart = max(map(abs, map(float.__sub__, losses, expected))) if stage.is_last else 0.0
@@ -176,7 +182,12 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 1, 1, 2), (1, 2, 2, 1), pytest.param((2, 2, 2, 1), marks=pytest.mark.stress)]
+    "shape",
+    [
+        (1, 1, 1, 2),
+        (1, 2, 2, 1),
+        *(pytest.param(shape, marks=pytest.mark.stress) for shape in ((2, 1, 1, 2), (2, 2, 2, 1))),
+    ],
 )
 def test_the_library_has_our_groups_our_shards_and_our_training(
     world: Worlds, shape: costs.Shape

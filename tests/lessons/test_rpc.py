@@ -42,7 +42,9 @@ def call_everybody(rank: int, size: int, numel: int) -> tuple[list[Any], bool, i
     return found, matched, len({*threading.enumerate()} - before)
 
 
-@pytest.mark.parametrize(("size", "numel"), [(2, 100_000), (3, 1), (4, 0)])
+@pytest.mark.parametrize(
+    ("size", "numel"), [(2, 100_000), pytest.param(3, 1, marks=pytest.mark.stress), (4, 0)]
+)
 def test_every_thread_gets_the_reply_to_its_call(size: int, numel: int, world: Worlds) -> None:
     for rank, (found, matched, left) in enumerate(world(size).run(call_everybody, numel)):
         assert found == [(other, (rank, "word", None)) for other in range(size) if other != rank]

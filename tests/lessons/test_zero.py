@@ -492,7 +492,7 @@ def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("clips", [pytest.param(False, marks=pytest.mark.stress), True])
 def test_awkward_models_are_trained_right(clips: bool, world: Worlds) -> None:
     for found in world(3).run(train_awkward, clips):
         assert max(found.values()) <= 1e-6, found  # a parameter is of float32
@@ -731,7 +731,7 @@ def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:
     ("how", "message"),
     [
         ("kill", r"^rank 1 of 2 was killed by SIGKILL"),
-        ("hang", "rank 1"),
+        pytest.param("hang", "rank 1", marks=pytest.mark.stress),
         ("mismatch", "all_gather"),
     ],
 )

@@ -33,7 +33,7 @@ from playground.training.settings import TrainingSettings
 def settings(digits_folder: Path, tmp_path: Path) -> TrainingSettings:
     """Two epochs of five steps, and a test after each."""
     return TrainingSettings(
-        folder=digits_folder, epochs=2, batch_size=32, limit=150,
+        folder=digits_folder, epochs=2, batch_size=8, limit=38,
         snapshots=SnapshotSettings(folder=tmp_path / "snapshots", every=1000),
     )  # fmt: skip
 
