@@ -73,7 +73,7 @@ def test_checkpoints_keep_the_inputs_of_blocks_and_one_block_at_the_peak(
         world(size).run(lesson.checkpointing), world(size).run(further.beside_torch), strict=True
     ):
         ways = values["ways"]
-        by_torch = others["ways"].pop("by_torch")
+        by_torch, selective = (others["ways"].pop(way) for way in ("by_torch", "selective"))
         assert others["ways"] == ways
         assert by_torch == {**ways["by_hand"], "at_most": None}
         assert ways["by_hand"]["equal_bits"]
@@ -86,6 +86,22 @@ def test_checkpoints_keep_the_inputs_of_blocks_and_one_block_at_the_peak(
         assert peak["by_hand"] == pytest.approx(kept["by_hand"] + block, rel=0.25)
         assert peak["all"] == kept["all"]
         assert 1.3 <= ways["by_hand"]["work"] <= 1.34  # a third more, but for the head
+        assert selective["equal_bits"]
+        again = 10 * formulas.kept_bytes(*shape, 4, recompute=True) // 1024
+        assert selective["kept"] == pytest.approx(kept["all"] - again, rel=0.02)
+        two_layers = (ways["by_hand"]["work"] - 1) * 8 / 12  # of the four's weights
+        assert 1 + two_layers - 0.04 < selective["work"] < ways["by_hand"]["work"]
+
+
+def test_the_fewest_tensors_are_kept_with_about_the_root_of_the_layers(world: Worlds) -> None:
+    for values in world(2).run(further.every_few_layers):
+        rows = values["segments"]
+        assert all(row["at_most"] == row["by_formula"] for row in rows.values())
+        assert {name: row["work"] for name, row in rows.items() if name != "all"} == {
+            f"k = {k}": 1.33 for k in (1, 2, 4, 8, 16, 32)
+        }
+        assert min(rows, key=lambda name: rows[name]["at_most"]) == "k = 4"
+        assert rows["k = 4"]["kept"] * 8 == rows["all"]["kept"]
 
 
 def test_microbatches_keep_a_part_of_the_activations(world: Worlds) -> None:

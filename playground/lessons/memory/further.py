@@ -1,12 +1,14 @@
-"""Mixed precision by hand, sums over ranks in bfloat16, checkpoints by torch, and gradients of
-microbatches.
+"""Mixed precision by hand, sums over ranks in bfloat16, checkpoints by torch, of parts of a block
+and of several layers, and gradients of microbatches.
 
-Source: Micikevicius et al., Mixed Precision Training, 2018, arXiv 1710.03740
+Source: Micikevicius et al., Mixed Precision Training, 2018, arXiv 1710.03740; Chen et al., Training
+Deep Nets with Sublinear Memory Cost, 2016, arXiv 1604.06174; Korthikanti et al., Reducing
+Activation Recomputation in Large Transformer Models, 2022, arXiv 2205.05198
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from playground.lessons.ladder.lesson import flat
 from playground.lessons.memory.lesson import (
+    WIDTH,
     Activations,
+    Block,
     Checkpoint,
     adam_state,
     compare,
@@ -106,12 +111,65 @@ def two_digits(number: torch.Tensor) -> float:
 def beside_torch(rank: int, size: int) -> dict[str, object]:
     """Keep all activations, or each block's input alone, by hand and by torch: the KiB kept, the
     work, and whether gradients are equal bit for bit. torch's second forward hides what it keeps.
+
+    "selective" computes only the last two layers of a block again, which keep ten of its eighteen
+    tensors.
     """
     by_torch = partial(checkpoint, use_reentrant=False)
     ways = {"all": run_block, "by_hand": Checkpoint.apply, "by_torch": by_torch}
-    rows = compare(rank, ways)
+    rows = compare(rank, {**ways, "selective": compute_mlp_again})
     rows["by_torch"]["at_most"] = None
     return {"ways": rows}
+
+
+def compute_mlp_again(block: Block, x: torch.Tensor) -> torch.Tensor:
+    x = block.attend(x)
+    return x + Checkpoint.apply(block.mlp, x)
+
+
+LAYERS, SAMPLES = 32, 256
+TENSOR = SAMPLES * WIDTH * 4 // 1024
+"""KiB of a layer's input."""
+
+
+def every_few_layers(rank: int, size: int) -> dict[str, object]:
+    """Keep the input of every k-th of 32 equal layers alone: the KiB kept after forward, at most,
+    and at most by a formula.
+
+    A layer keeps two tensors. Checkpoints keep 32 / k inputs and, while k layers are computed
+    again, 2 k tensors, one of which is such an input. The sum is least near k = sqrt(32 / 2). The
+    work is the same for each k.
+    """
+    rows = {"all": step_in_segments(1, run_block)}
+    forms = {"all": 2 * LAYERS}
+    for k in (1, 2, 4, 8, 16, 32):
+        rows[f"k = {k}"] = step_in_segments(k, Checkpoint.apply)
+        forms[f"k = {k}"] = LAYERS // k + 2 * k - 1
+    alone = rows["all"]["work"]
+    return {
+        "segments": {
+            name: {**row, "by_formula": forms[name] * TENSOR, "work": round(row["work"] / alone, 2)}
+            for name, row in rows.items()
+        }
+    }
+
+
+def step_in_segments(k: int, run: Callable[..., Any]) -> dict[str, float]:
+    """What a forward and a backward of the layers keep, k at a time, and their work in FLOPs."""
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS))
+    )
+    x = torch.randn(SAMPLES, WIDTH, requires_grad=True)
+    with Activations(model) as activations, FlopCounterMode(display=False) as counter:
+        for first in range(0, LAYERS, k):
+            x = run(model[first : first + k], x)
+        kept = activations.held
+        x.sum().backward()
+    return {
+        "kept": kept // 1024,
+        "at_most": activations.peak // 1024,
+        "work": counter.get_total_flops(),
+    }
 
 
 def accumulation(rank: int, size: int) -> dict[str, object]:

@@ -83,11 +83,14 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x`: [batch, length, width]."""
+        x = self.attend(x)
+        return x + self.mlp(x)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
         heads = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(x)
+        return x + self.out(attended.transpose(1, 2).flatten(2))
 
 
 def new_model(dropout: float = 0.0) -> nn.Sequential:
