@@ -68,7 +68,9 @@ def init_as_the_tutorial(rank: int, size: int, port: int) -> float:
 
 def init_twice(rank: int, size: int) -> float:
     total = 0.0
-    dist.destroy_process_group(dist.new_group())  # which leaves the world as it is
+    group = dist.new_group()
+    dist.barrier(group)  # all have connected
+    dist.destroy_process_group(group)  # which leaves the world as it is
     for _ in range(2):
         dist.init_process_group("gloo")
         total += add_up()
