@@ -4,7 +4,6 @@ compressors against what they may lose, and error feedback."""
 from __future__ import annotations
 
 import copy
-from functools import cache
 from typing import Any
 
 import pytest
@@ -22,18 +21,10 @@ NUMEL = sum(param.numel() for param in lesson.new_model().parameters())
 SHAPES = ((7,), (8,), (64,), (130,), (5, 3), (16, 64), (128, 32))
 
 
-def ladder_on_batches_drawn_once(rank: int, size: int) -> Any:
-    """The table of the chapter. A batch is drawn for its first rung alone: each sets a seed, for
-    which torch formats the stack three times."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lesson, "batch_of", cache(lesson.batch_of))
-        return further.ladder(rank, size)
-
-
 def test_each_rung_costs_what_it_should_and_feedback_restores_what_compression_loses(
     world: Worlds,
 ) -> None:
-    for values in world(2, timeout=120).run(ladder_on_batches_drawn_once):
+    for values in world(2, timeout=120).run(further.ladder):
         rungs = values["rungs"]
         assert rungs.keys() == RUNGS.keys()
         for name, times in (("DDP, AdamW", STEPS), ("H = 1", STEPS), ("H = 8", 8), ("H = 32", 2)):
