@@ -96,7 +96,7 @@ HEAVIER = (
     "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20",
     "zero -n 4 --layers 6 --cap-mb 7",
     "zero -n 4 --layers 5 --width 516 --cap-mb 170 --kernel",
-    "bytes", "bytes -n 4", "memory",
+    "bytes", "bytes -n 4", "memory", "memory --only mixed_precision",
     "scaling", "scaling --only noise", "scaling -n 4 --only noise",
     "checkpoint --only beside_torch", "checkpoint --only random_states",
     "checkpoint --only reshard", "checkpoint --only samples", "site DIR",

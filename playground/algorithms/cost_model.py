@@ -7,12 +7,11 @@ alpha is the latency of a message, beta the inverse of a link's bandwidth, gamma
 adding a byte takes. Messages, bytes and additions are counted in two ways:
 
 - Along the critical path, what must happen one after the other, if every rank has its own cores and
-  its own link. A rank sends its messages one after the other. Of messages that arrive from several
-  ranks, if all were asked for at once, latencies overlap, and bytes take turns. On a cluster this
-  is the time.
-- In all ranks together. Where all ranks share C cores, the work that is not on the critical path
-  takes time as well: the time is path + (total - path) / C, the most that C cores take if none is
-  idle while there is work (Brent).
+  its own link. A link carries one message at a time each way. On a cluster this is the time.
+- In all ranks together, where all ranks share C cores. With any number of cores what depends on
+  something else would still wait for it: this is the depth. Of messages that are under way at once
+  it has one. The time is depth + (total - depth) / C, the most that C cores take if none is idle
+  while there is work (Brent).
 
 `added` counts the bytes a rank itself works through: those it adds, and those it copies to keep an
 order.
@@ -73,6 +72,9 @@ class Counts:
             self.messages + other.messages, self.bytes + other.bytes, self.added + other.added
         )
 
+    def __sub__(self, other: Counts) -> Counts:
+        return self + other.times(-1)
+
     def times(self, factor: float) -> Counts:
         return Counts(self.messages * factor, self.bytes * factor, self.added * factor)
 
@@ -99,19 +101,16 @@ class Cost:
     """On the critical path, in the steps inside nodes."""
     total: Counts
     """Totals over all ranks."""
-
-    @property
-    def beside(self) -> Counts:
-        """All that is not on the critical path."""
-        return self.total + (self.between + self.inside).times(-1)
+    depth: Counts
+    """What any number of cores must do one after the other."""
 
     @staticmethod
-    def along(path: Sequence[Step], total: Counts) -> Cost:
-        """The cost of these steps, one after the other."""
+    def along(path: Sequence[Step], total: Counts, depth: Counts | None = None) -> Cost:
+        """The cost of these steps, one after the other; that is also the depth, unless given."""
         between, inside = (
             sum((counts for counts, inner in path if inner is at), Counts()) for at in (False, True)
         )
-        return Cost(between, inside, total)
+        return Cost(between, inside, total, depth or between + inside)
 
 
 @dataclass(frozen=True)
@@ -139,12 +138,11 @@ class Machine:
         path = cost.between.seconds(self.alpha, self.beta, self.gamma) + inside
         if self.cores is None:
             return path
-        alpha, beta = (
-            (self.inner_alpha, self.inner_beta)
-            if self.ranks_per_node > 1
-            else (self.alpha, self.beta)
-        )
-        return path + cost.beside.seconds(alpha, beta, self.gamma) / self.cores
+        if self.ranks_per_node > 1:  # the path waits for links, too
+            rest = cost.total - cost.between - cost.inside
+            return path + rest.seconds(self.inner_alpha, self.inner_beta, self.gamma) / self.cores
+        work = cost.depth + (cost.total - cost.depth).times(1 / self.cores)
+        return work.seconds(self.alpha, self.beta, self.gamma)
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,8 @@ def all_to_all_cost(task: Task) -> Cost:
     beside = others if task.one_node else others % task.node
     one, copies = Counts(1, task.nbytes, task.nbytes), Counts(added=2 * task.nbytes)
     path = [(one.times(beside), True), (one.times(others - beside) + copies, False)]
-    return Cost.along(path, (one.times(others) + copies).times(task.size))
+    depth = Counts(1, task.nbytes, others * task.nbytes) + copies
+    return Cost.along(path, (one.times(others) + copies).times(task.size), depth)
 
 
 def tutorial_ring_cost(task: Task) -> Cost:
@@ -266,15 +265,14 @@ def with_way_in_and_out(task: Task, path: list[Step], total: Counts) -> Cost:
 
 
 def binary_tree_cost(task: Task) -> Cost:
-    """The sums go up and the result comes down. A parent's children send at once, so that of every
-    level there is one latency, and it sends to them in turn. Beyond one node, the path goes between
-    nodes."""
-    levels, down = len(distances(task.power)), path_down(task.size)
-    arriving, additions = path_up(task.size)
-    counts = Counts(levels + down, (arriving + down) * task.nbytes, additions * task.nbytes)
-    path = [(counts, task.one_node)]
-    both_ways = Counts(2, 2 * task.nbytes, task.nbytes)
-    return Cost.along(path, both_ways.times(task.size - 1))
+    """The sums go up and the result comes down; a parent's link serves its children in turn. Beyond
+    one node, the path goes between nodes."""
+    (arriving, additions), nbytes = path_up(task.size), task.nbytes
+    messages = arriving + path_down(task.size)
+    path = [(Counts(messages, messages * nbytes, additions * nbytes), task.one_node)]
+    levels = len(distances(task.power))
+    depth = Counts(2 * levels, 2 * levels * nbytes, additions * nbytes)
+    return Cost.along(path, Counts(2, 2 * nbytes, nbytes).times(task.size - 1), depth)
 
 
 def subtrees(size: int) -> tuple[int, int]:
@@ -287,17 +285,17 @@ def subtrees(size: int) -> tuple[int, int]:
 
 @cache
 def path_up(size: int) -> tuple[int, int]:
-    """On the critical path up a tree: tensors whose bytes arrive in turn, and additions.
+    """On the critical path up a tree: messages that arrive in turn, and additions.
 
-    The left subtree is never done sooner. If the right one is done at the same time, two tensors
-    arrive in turn; if it is done sooner, its tensor has already arrived.
+    The left subtree is never done sooner. If the right one is done at the same time, two messages
+    arrive in turn; if it is done sooner, its message has already arrived.
     """
     if size == 1:
         return 0, 0
     left, right = subtrees(size)
-    arriving, additions = path_up(left)
-    tie = right > 0 and path_up(right)[0] == arriving
-    return arriving + 1 + tie, additions + 1 + (right > 0)
+    messages, additions = path_up(left)
+    tie = right > 0 and path_up(right)[0] == messages
+    return messages + 1 + tie, additions + 1 + (right > 0)
 
 
 @cache
@@ -324,4 +322,5 @@ def hierarchical_cost(task: Task) -> Cost:
         hops * min(shares, task.elements), hops * task.nbytes, hops / 2 * task.nbytes
     ).times(hosts)
     inside = Counts(hops, hops * chunk, hops / 2 * chunk)
-    return Cost(between.between, inside, rings + between.total.times(min(shares, task.elements)))
+    total = rings + between.total.times(min(shares, task.elements))
+    return Cost(between.between, inside, total, between.between + inside)

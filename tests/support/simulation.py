@@ -7,15 +7,15 @@ Sizes = list[tuple[int, int]]
 
 
 class Simulation:
-    """Ranks whose every message takes 1, and where all else is free. A rank sends one message at a
-    time, and each begins when its receiver has asked for it; any number may arrive at once.
+    """Ranks whose every message takes 1, on links that carry one at a time each way, and where all
+    else is free.
 
     Each start of a rank waits for all of the one before it.
     """
 
     def __init__(self, ranks: list[list[tuple[Sizes, Sizes]]]) -> None:
         self.todo = [list(starts) for starts in ranks]
-        self.clock, self.out = ([0] * len(ranks) for _ in range(2))
+        self.clock, self.out, self.into = ([0] * len(ranks) for _ in range(3))
         self.begun = [False] * len(ranks)
         self.ready: list[tuple[int, int, int]] = []
         self.arrived: dict[tuple[int, int], list[int]] = {}
@@ -23,26 +23,26 @@ class Simulation:
     def run(self) -> int:
         """The time at which the last rank is done."""
         while any(self.todo):
-            if not any(self.advance(rank) for rank in range(len(self.todo))):
-                asked_for = [each for each in self.ready if self.is_asked_for(*each[1:])]
-                self.send(min(asked_for, key=self.begins))
+            while any(self.advance(rank) for rank in range(len(self.todo))):
+                pass
+            if self.ready:
+                self.send()
         return max(self.clock)
 
-    def is_asked_for(self, sender: int, receiver: int) -> bool:
-        return self.begun[receiver] and any(
-            other == sender for other, _ in self.todo[receiver][0][1]
-        )
-
-    def send(self, message: tuple[int, int, int]) -> None:
-        _, sender, receiver = message
-        ends = self.begins(message) + 1
-        self.ready.remove(message)
-        self.out[sender] = ends
-        self.arrived.setdefault((sender, receiver), []).append(ends)
-
-    def begins(self, message: tuple[int, int, int]) -> int:
+    def send(self) -> None:
+        message = min(self.ready, key=self.turn)
         time, sender, receiver = message
-        return max(time, self.out[sender], self.clock[receiver])
+        begins = max(time, self.out[sender], self.into[receiver])
+        self.ready.remove(message)
+        self.out[sender] = self.into[receiver] = begins + 1
+        self.arrived.setdefault((sender, receiver), []).append(begins + 1)
+
+    def turn(self, message: tuple[int, int, int]) -> tuple[int, bool]:
+        """When this message could go; of those that could at once, first the one that its receiver
+        waits for."""
+        time, sender, receiver = message
+        expected = any(other == sender for other, _ in self.todo[receiver][0][1])
+        return max(time, self.out[sender], self.into[receiver]), not expected
 
     def advance(self, rank: int) -> bool:
         """Begin or finish what this rank is at, if that can be."""

@@ -91,16 +91,20 @@ def test_pieces_cost_messages_and_hide_additions() -> None:
 
 
 def test_the_time_is_the_path_and_a_core_s_share_of_the_rest() -> None:
-    cost = Cost(between=Counts(2, 100, 10), inside=Counts(1, 50, 0), total=Counts(20, 1000, 100))
+    cost = Cost(
+        between=Counts(2, 100, 10),
+        inside=Counts(1, 50, 0),
+        total=Counts(20, 1000, 100),
+        depth=Counts(2, 60, 10),
+    )
     cluster = Machine(1, 0.1, 0.01, inner_alpha=0.5, inner_beta=0.02)
     assert cluster.seconds(cost) == pytest.approx(2 + 10 + 0.1 + 0.5 + 1)
     shared = Machine(1, 0.1, 0.01, 2, 4, 0.5, 0.02)
     rest = (20 - 3) * 0.5 + (1000 - 150) * 0.02 + (100 - 10) * 0.01
     assert shared.seconds(cost) == pytest.approx(cluster.seconds(cost) + rest / 2)
     alike = Machine(1, 0.1, 0.01, cores=2)
-    one_level = replace(cost, inside=Counts())
-    assert alike.seconds(one_level) == pytest.approx(12.1 + (18 + 90 + 0.9) / 2)
-    assert replace(alike, cores=1).seconds(one_level) == pytest.approx(20 + 100 + 1)
+    assert alike.seconds(cost) == pytest.approx(2 + 6 + 0.1 + (18 + 94 + 0.9) / 2)
+    assert replace(alike, cores=1).seconds(cost) == pytest.approx(20 + 100 + 1)
 
 
 @settings(max_examples=40)
@@ -136,7 +140,7 @@ def test_nodes_make_nothing_slower_and_one_node_is_all_inside(
     ("name", "between"),
     [
         ("reduce-broadcast", 2 * 8), ("all-to-all", 8), ("tutorial-ring", 11), ("ring", 22),
-        ("recursive-doubling", 1 + 2), ("halving-doubling", 2 + 2), ("binary-tree", 3 + 5),
+        ("recursive-doubling", 1 + 2), ("halving-doubling", 2 + 2), ("binary-tree", 10),
     ],
 )  # fmt: skip
 def test_messages_between_three_nodes_of_four(name: str, between: int) -> None:

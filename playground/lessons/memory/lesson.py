@@ -180,7 +180,7 @@ class Checkpoint(torch.autograd.Function):
         return None, x.grad
 
 
-def checkpointing(rank: int, size: int) -> dict[str, object]:
+def checkpointing(rank: int, size: int) -> dict[str, Any]:
     """Keep all activations, or each block's input alone: the KiB kept after forward, and at most.
 
     Gradients are equal bit for bit, although dropout draws random numbers. `work` is that of the
@@ -212,14 +212,18 @@ def compare(rank: int, ways: Mapping[str, Callable[..., Any]]) -> dict[str, dict
     return rows
 
 
-STEPS = (account, checkpointing)
+def print_steps(rank: int, world_size: int) -> None:
+    """Run every step, and print what it returns on rank 0."""
+    values, ways = account(rank, world_size), checkpointing(rank, world_size)["ways"]
+    if rank == 0:
+        print("\n".join(f"account, {name}: {value}" for name, value in values.items()))
+        for way, row in ways.items():
+            found = ", ".join(f"{name} {value}" for name, value in row.items())
+            print(f"checkpointing, {way}: {found}")
+
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    for step in STEPS:
-        for name, value in step(dist.get_rank(), dist.get_world_size()).items():
-            rows = value if isinstance(value, dict) else {name: value}
-            for row, found in rows.items() if dist.get_rank() == 0 else ():
-                print(f"{step.__name__}, {row}: {found}")
+    print_steps(dist.get_rank(), dist.get_world_size())
     dist.barrier()  # gives gloo's threads time to free the last tensors: they need the GIL
     dist.destroy_process_group()

@@ -168,14 +168,19 @@ def noise_scale(model: nn.Module, rank: int, size: int, batch: int = 64) -> floa
     return (variance / signal).item()
 
 
-STEPS = (strong, weak, messages, batches)
+def print_steps(rank: int, world_size: int) -> None:
+    """Run every step, and print what it returns on rank 0."""
+    found = {step.__name__: step(rank, world_size) for step in (strong, weak, messages, batches)}
+    found["noise"] = {"scale": round(noise_scale(new_model(), rank, world_size))}
+    for step, values in found.items() if rank == 0 else ():
+        for name, value in values.items():
+            parts = value.items() if isinstance(value, dict) else [("", value)]
+            said = ", ".join(f"{part} {each}".strip() for part, each in parts)
+            print(f"{step}, {name}: {said}")
+
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    found = {step.__name__: step(rank, size) for step in STEPS}
-    found["noise"] = {"scale": round(noise_scale(new_model(), rank, size))}
-    for step, values in found.items() if rank == 0 else ():
-        print("\n".join(f"{step}, {name}: {value}" for name, value in values.items()))
+    print_steps(dist.get_rank(), dist.get_world_size())
     dist.barrier()  # gives gloo's threads time to free the last tensors: they need the GIL
     dist.destroy_process_group()

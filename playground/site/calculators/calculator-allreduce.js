@@ -4,7 +4,7 @@ const { BINARY, SECONDS, scale, plain, count, start } = Calculators;
 
 const power = (ranks) => 2 ** Math.floor(Math.log2(ranks));
 
-/** Of a tree that is filled level by level: tensors that arrive one after the other on the way up, and messages on the way down. */
+/** Of a tree that is filled level by level: messages one after the other on the way up, and down. */
 function climb(ranks) {
   if (ranks === 1) return [0, 0];
   const lowest = power(ranks), left = lowest / 2 - 1 + Math.min(ranks - lowest + 1, lowest / 2), right = ranks - 1 - left;
@@ -17,10 +17,7 @@ const COSTS = {
   "ring": (n, bytes) => [2 * (n - 1), 2 * (n - 1) * 4 * Math.ceil(Math.ceil(bytes / 4) / n)],
   "recursive doubling": (n, bytes) => withOthers(n, bytes, Math.log2(power(n)), Math.log2(power(n)) * bytes),
   "halving-doubling": (n, bytes) => withOthers(n, bytes, 2 * Math.log2(power(n)), 2 * bytes * (power(n) - 1) / power(n)),
-  "binary tree": (n, bytes) => {
-    const [up, down] = climb(n);
-    return [Math.log2(power(n)) + down, (up + down) * bytes];
-  },
+  "binary tree": (n, bytes) => climb(n).reduce(([messages, moved], each) => [messages + each, moved + each * bytes], [0, 0]),
   "reduce + broadcast": (n, bytes) => [2 * (n - 1), 2 * (n - 1) * bytes],
 };
 

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from playground.algorithms import ALGORITHMS
-from playground.algorithms.cost_model import Cost, Counts, Machine, Task
+from playground.algorithms.cost_model import Cost, Machine, Task
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 
@@ -338,15 +338,15 @@ def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
 
 
 def terms_of(sample: Sample, plan: Plan) -> Terms:
-    """The critical path, and each core's share of the rest, as `Machine.seconds` has them. On
-    several hosts it is the level inside a host that tells what a message costs a core."""
+    """What must be done one after the other, and each core's share of the rest, as
+    `Machine.seconds` has them. On several hosts it is the level inside a host that tells what a
+    message costs a core."""
     cost, cores = cost_of(sample), cores_for(sample, plan)
     between, inside = cost.between, cost.inside
-    share = cost.beside.times(1 / cores) if cores else Counts()
-    if plan.hosts > 1:
-        inside += share
-    else:
-        between += share
+    if cores and plan.hosts > 1:
+        inside += (cost.total - between - inside).times(1 / cores)
+    elif cores:
+        between = cost.depth + (cost.total - cost.depth).times(1 / cores)
     added = between.added + inside.added
     return between.messages, between.bytes, added, inside.messages, inside.bytes
 
