@@ -180,7 +180,7 @@ class Checkpoint(torch.autograd.Function):
         return None, x.grad
 
 
-def checkpointing(rank: int, size: int) -> dict[str, Any]:
+def checkpointing(rank: int, size: int) -> dict[str, dict[str, dict[str, object]]]:
     """Keep all activations, or each block's input alone: the KiB kept after forward, and at most.
 
     Gradients are equal bit for bit, although dropout draws random numbers. `work` is that of the
