@@ -33,7 +33,7 @@ class Ranks {
 
   /** Give each row the height of the tallest that it is at these moments. */
   reserve(clock, moments) {
-    const {run} = this, held = (rank) => (time) => "1".repeat(run.held(clock, rank, time)?.length ?? 0);
+    const {run} = this, held = (rank) => (time) => (run.held(clock, rank, time) ?? []).map(formatNumber).join(" ");
     const tries = run.ranks.map((_, rank) => [(time) => formatDoing(run, clock, rank, time), held(rank), (time) => this.tellLine(run.sourceAt(clock, rank, time))]
       .map((text) => longest(moments, text)));
     reserve([...this.body.rows].flatMap((row) => [...row.cells].slice(1)), TRIED, (i) => tries.forEach(([doing, holding, line], rank) => {
