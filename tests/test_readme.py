@@ -97,7 +97,7 @@ HEAVIER = (
     "zero -n 4 --layers 6 --cap-mb 7",
     "zero -n 4 --layers 5 --width 516 --cap-mb 170 --kernel",
     "bytes", "bytes -n 4", "memory", "memory --only mixed_precision",
-    "scaling", "scaling --only noise", "scaling -n 4 --only noise",
+    "scaling", "scaling --only noise", "scaling -n 4 --only noise", "scaling --only over_links",
     "checkpoint --only beside_torch", "checkpoint --only random_states",
     "checkpoint --only reshard", "checkpoint --only samples", "site DIR",
 )  # fmt: skip
