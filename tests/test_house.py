@@ -322,15 +322,6 @@ def test_of_what_looks_at_runs_only_the_command_and_the_option_speak_to_the_term
     assert speaking == {"playground.figures.command", "playground.trace.files"}
 
 
-def test_of_what_looks_at_recordings_only_the_option_speaks_to_the_terminal() -> None:
-    speaking = {
-        name
-        for name in MODULES
-        if name.startswith(("playground.trace", "playground.figures")) and "click" in imports(name)
-    }
-    assert speaking == {"playground.trace.files", "playground.figures.command"}
-
-
 def test_no_files_import_each_other() -> None:
     """Not even where that works: in a function, or for a type checker. (A table that names what it
     lists by `remote` is above it and below it.)"""
