@@ -48,7 +48,7 @@ class WorldWatch:
     """Maximum silence of all ranks in seconds (`START_LIMIT` while one is coming up)."""
     on_report: Progress
     notice: PreemptionNotice
-    """Of a preemption, which is passed on to the ranks."""
+    """The notice of a preemption, which is passed on to the ranks."""
     silence: float = 0.0
 
     def __post_init__(self) -> None:

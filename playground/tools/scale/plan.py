@@ -289,9 +289,8 @@ def predict_cluster(machine: Machine) -> Result:
 SWEEPS = 2000
 """Enough for five parameters to settle to their last digits, in a fraction of a second."""
 
-Terms = tuple[float, float, float, float, float]
-"""Factors of alpha, beta, gamma, and of alpha and beta inside a node: the sum of the products is a
-time."""
+PARAMETERS = ("alpha", "beta", "gamma", "inner_alpha", "inner_beta")
+"""Those of a machine that are fitted: its times are a sum of each, times a factor."""
 
 
 def evaluate(samples: Sequence[Sample], plan: Plan) -> Result:
@@ -330,43 +329,34 @@ def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Plan) -> 
 
 def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
     """The machine whose predictions have the smallest squared relative errors."""
-    terms = [terms_of(sample, plan) for sample in samples]
-    seconds = [sample.seconds for sample in samples]
-    alpha, beta, gamma, inner_alpha, inner_beta = least_squares(terms, seconds)
     cores, node = (None, plan.ranks_per_host) if plan.hosts > 1 else (plan.cores, 1)
+    machine = Machine(0, 0, cores=cores, ranks_per_node=node)
+    units = [replace(machine, **{name: 1}) for name in PARAMETERS]
+    factors = [[predict_sample(unit, sample, plan) for unit in units] for sample in samples]
+    seconds = [sample.seconds for sample in samples]
+    alpha, beta, gamma, inner_alpha, inner_beta = least_squares(factors, seconds)
     return Machine(alpha, beta, gamma, cores, node, inner_alpha, inner_beta)
 
 
-def terms_of(sample: Sample, plan: Plan) -> Terms:
-    """What must be done one after the other, and each core's share of the rest, as
-    `Machine.seconds` has them. On several hosts it is the level inside a host that tells what a
-    message costs a core."""
-    cost, cores = cost_of(sample), cores_for(sample, plan)
-    between, inside = cost.between, cost.inside
-    if cores and plan.hosts > 1:
-        inside += (cost.total - between - inside).times(1 / cores)
-    elif cores:
-        between = cost.depth + (cost.total - cost.depth).times(1 / cores)
-    added = between.added + inside.added
-    return between.messages, between.bytes, added, inside.messages, inside.bytes
-
-
-def cost_of(sample: Sample) -> Cost:
-    return COSTS[sample.algorithm](Task(sample.size, sample.nbytes, sample.node))
+def predict_sample(machine: Machine, sample: Sample, plan: Plan) -> float:
+    """Seconds, on the cores that the sample's ranks share."""
+    cost = COSTS[sample.algorithm](Task(sample.size, sample.nbytes, sample.node))
+    return replace(machine, cores=cores_for(sample, plan)).seconds(cost)
 
 
 def error(machine: Machine, sample: Sample, plan: Plan) -> float:
     """Relative error of the prediction: positive if it is too long, negative if too short."""
-    on_cores = replace(machine, cores=cores_for(sample, plan))
-    return on_cores.seconds(cost_of(sample)) / sample.seconds - 1
+    return predict_sample(machine, sample, plan) / sample.seconds - 1
 
 
-def least_squares(terms: Sequence[Terms], seconds: Sequence[float]) -> list[float]:
+def least_squares(factors: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
     """The parameters, none below 0, that make each predicted / measured time as nearly 1 as can be;
     0 for one that nothing depends on. That is, with the smallest sum of squared differences: one
     parameter after the other is set to its best value beside the others, again and again
     (coordinate descent)."""
-    rows = [[term / second for term in each] for each, second in zip(terms, seconds, strict=True)]
+    rows = [
+        [factor / second for factor in each] for each, second in zip(factors, seconds, strict=True)
+    ]
     numbers = range(len(rows[0]))
     products = [[sum(row[i] * row[j] for row in rows) for j in numbers] for i in numbers]
     sums = [sum(row[i] for row in rows) for i in numbers]
