@@ -407,6 +407,7 @@ dist.all_reduce(torch.ones(1))
 count, most = (os.environ[f"TORCHELASTIC_{name}"] for name in ("RESTART_COUNT", "MAX_RESTARTS"))
 print(f"{rank} {count} {most}\\n", end="")
 print("to stderr", file=sys.stderr)
+dist.barrier()  # both have printed
 if rank == 1 and count == "0":
     raise ValueError("once")
 dist.barrier()
