@@ -28,8 +28,8 @@ class Lesson:
     teaches: str
     """One line for the path."""
     is_program: bool = False
-    """Whether its command runs `lesson.py` as it is, as `run` runs a script. What ranks are shown to
-    do, and the options, are then the program's."""
+    """Whether its command runs `lesson.py` as it is, as `run` runs a script. Its options, and
+    what is shown, are then the program's."""
     data: str = ""
     """The data that must be on this host before its ranks start: "mnist", or none."""
     shown: str = ""

@@ -71,9 +71,12 @@ def assignments(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
             nodes[:0] = inner
             continue
         for part in ast.walk(node):
-            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                if CAPITALS.fullmatch(part.id):
-                    yield part.id, node
+            if (
+                isinstance(part, ast.Name)
+                and isinstance(part.ctx, ast.Store)
+                and CAPITALS.fullmatch(part.id)
+            ):
+                yield part.id, node
 
 
 def read_value(node: ast.stmt) -> Value | None:
