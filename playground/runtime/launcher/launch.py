@@ -178,7 +178,7 @@ def run_world(
             start(ranks, size, config)
         for rank in ranks:
             rank.assign(work)
-        WorldWatch(ranks, config.timeout, config.on_report, notice).run()
+        WorldWatch(ranks, config.timeout, config.on_report, notice, bare=config.bare).run()
         results = [pickle.loads(rank.result or b"") for rank in ranks]
         if reusable and kept.keep(ranks):
             ranks = []
