@@ -19,10 +19,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from playground.algorithms.traffic import bytes_of
 from playground.runtime.tap import ranks_of
 from playground.runtime.tap.replacement import replaced
 from playground.trace.record import BUCKET, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
-from playground.trace.record.distributed import bytes_of
 from playground.trace.record.layout import LANE_CODES
 from playground.trace.record.recorder import Recorder
 from playground.training.device_work import DeviceObserver, Moved
