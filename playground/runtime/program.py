@@ -48,6 +48,9 @@ class Program:
     """`sys.path`, without the script's own folder, which comes first."""
     constants: tuple[tuple[str, Value], ...] = ()
     """Names of constants, and the values that they have instead of those in the file."""
+    uses_device: bool = False
+    """Whether its tensors are created on the device of the world's backend, and its process group is
+    of that backend, unless it names another: a lesson's, which names neither."""
 
     @property
     def words(self) -> list[str]:
@@ -195,9 +198,13 @@ def run_program(rank: int, size: int, program: Program, run: str, restarts: int)
     world that somebody else has."""
     import torch
 
+    from playground.runtime.rank.world import choose_device
+
     if run:
         os.environ.update(describe_place(rank, size, run, restarts))
         threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
         if threads.isdecimal():
             torch.set_num_threads(int(threads))
+    if program.uses_device:
+        choose_device()
     program.run()

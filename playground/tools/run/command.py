@@ -35,6 +35,7 @@ def lesson_command(lesson: Lesson) -> click.Command:
         program = Program(
             name=str(file),
             path=path_of_new_interpreter(),
+            uses_device=True,
             constants=tuple((name, each) for name, each in values.items() if each is not None),
         )
         if prepare_start(session, asked):
