@@ -49,8 +49,8 @@ class Program:
     constants: tuple[tuple[str, Value], ...] = ()
     """Names of constants, and the values that they have instead of those in the file."""
     uses_device: bool = False
-    """Whether its tensors are created on the device of the world's backend, and its process group is
-    of that backend, unless it names another: a lesson's, which names neither."""
+    """Whether its tensors are created on the device of the world's backend, and its process group
+    is of that backend, unless it names another: a lesson's, which names neither."""
 
     @property
     def words(self) -> list[str]:

@@ -135,8 +135,8 @@ class Member:
             hooks.begin_program(self.box, timedelta(seconds=limit))
 
     def choose_device(self) -> None:
-        """Have the program create its tensors on the device of this world's backend, and its process
-        group be of that backend, unless the program names another."""
+        """Have the program create its tensors on the device of this world's backend, and its
+        process group be of that backend, unless the program names another."""
         self.offered = {"backend": self.backend.name}
         if self.device:
             self.offered["device_id"] = self.device
