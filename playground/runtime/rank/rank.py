@@ -26,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import re
 import signal
 import socket
 import sys
@@ -38,7 +37,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from playground.runtime import signals
-from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime.errors import LOST_PEER, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.flight_recorder.activity import look
 from playground.runtime.forks import close_in_children
 from playground.runtime.frames import RUNNERS
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 Event = dict[str, Any]
 """A rank's report: names and values of its choice."""
 Progress = Callable[[int, Event], None]
