@@ -17,6 +17,7 @@ import operator
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,6 +35,7 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
+from playground.runtime.errors import LOST_PEER
 from playground.runtime.event_log import NONE
 from playground.runtime.flight_recorder import (
     BACKWARD,
@@ -133,14 +135,18 @@ class Hooks(Recorder):
         self.finds_functions = False
         """Whether functional collectives are recorded: once their module has been imported."""
         self.forwarded: dict[int, Any] = {}
-        """The groups of models whose gradients a backward pass through their outputs averages, by
-        the model's id."""
+        """The groups of models whose gradients a backward pass through their outputs averages, and
+        the models' numbers, by the model's id."""
         self.here = threading.local()
         """`counted`: the tensor of the message that this thread is handing to a backend."""
         self.reached: set[int] = set()
         """Those that the backward pass under way has come to."""
         self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        """The groups of models, by the object of C++ that averages."""
+        """The groups of models and their numbers, by the object of C++ that averages."""
+        self.models: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """The numbers of models among those of their group, from 1 on."""
+        self.made: Counter[tuple[tuple[int, ...], int]] = Counter()
+        """How many models have been made on each group."""
         stand_ins: dict[tuple[Any, str], Callable[..., Any]] = {
             (torch.Future, "then"): self.add_callback,
             (torch.Future, "add_done_callback"): self.add_callback,
@@ -288,7 +294,7 @@ class Hooks(Recorder):
 
     def forget_groups(self) -> None:
         """Begin with those of the world that has just been formed, if there is one."""
-        for kept in (self.limited, self.tallies, self.alive, self.forwarded):
+        for kept in (self.limited, self.tallies, self.alive, self.forwarded, self.made):
             kept.clear()
         if dist.is_initialized():
             self.read_group(dist.group.WORLD, is_new=True)
@@ -410,8 +416,9 @@ class Hooks(Recorder):
                 words[MAIN] = number
             try:
                 work = real(group, *args, **kwargs)
-            except BaseException:
-                box.take_back(number, known)
+            except BaseException as error:
+                if not LOST_PEER.search(str(error)):  # it had begun
+                    box.take_back(number, known)
                 raise
             finally:
                 if is_main:
@@ -573,7 +580,13 @@ class Hooks(Recorder):
         group = getattr(ddp, "process_group", None) or find_group(real, ddp, *args, **kwargs)
         if self.box is None or group is None:
             return real(ddp, *args, **kwargs)
-        with self.around(self.box, name, group):
+        if name == MAKE_DDP:
+            made = ranks_of(group), number_of(group)
+            self.made[made] += 1
+            self.models[ddp] = self.made[made]
+        elif ddp._join_config.enable:  # a rank without batches makes these calls elsewhere
+            return real(ddp, *args, **kwargs)
+        with self.around(self.box, name, group, self.models.get(ddp, 0)):
             return real(ddp, *args, **kwargs)
 
     def forward(self, real: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> Any:
@@ -583,21 +596,21 @@ class Hooks(Recorder):
             return real(ddp, *args, **kwargs)
         key, rebuilds = id(ddp), ddp.static_graph or not ddp.find_unused_parameters
         if rebuilds and not ddp._has_rebuilt_buckets:
-            self.reducers[ddp.reducer] = ddp.process_group
+            self.reducers[ddp.reducer] = ddp.process_group, self.models.get(ddp, 0)
         joins = ddp._join_config.enable  # then others answer for a rank that has no batch left
         averages = ddp.require_backward_grad_sync and torch.is_grad_enabled() and not joins
         output = real(ddp, *args, **kwargs)
         if averages:
-            self.forwarded[key] = ddp.process_group
+            self.forwarded[key] = ddp.process_group, self.models.get(ddp, 0)
             for node in {tensor.grad_fn for tensor in _find_tensors(output)} - {None}:
                 node.register_prehook(lambda _: self.reached.add(key))
         return output
 
     def rebuild_buckets(self, real: Callable[..., Any], reducer: Any) -> Any:
-        box, group = self.box, self.reducers.get(reducer)
-        if box is None or group is None:
+        box, model = self.box, self.reducers.get(reducer)
+        if box is None or model is None:
             return real(reducer)
-        with self.around(box, BUCKETS, group) as calls:
+        with self.around(box, BUCKETS, *model) as calls:
             if rebuilt := real(reducer):
                 calls.clear()
         return rebuilt
@@ -610,8 +623,8 @@ class Hooks(Recorder):
         self.reached -= forwarded.keys()
         with contextlib.ExitStack() as passes:
             calls = {
-                key: passes.enter_context(self.around(box, BACKWARD, group))
-                for key, group in forwarded.items()
+                key: passes.enter_context(self.around(box, BACKWARD, *model))
+                for key, model in forwarded.items()
             }
             try:
                 return real(*args, **kwargs)
@@ -622,15 +635,15 @@ class Hooks(Recorder):
                 self.forwarded = forwarded | self.forwarded
 
     @contextlib.contextmanager
-    def around(self, box: Box, name: str, group: Any) -> Iterator[list[int]]:
-        """Record a collective of this group, as `inside`. Of a kind that may be none, the block
-        clears the list if it was one."""
+    def around(self, box: Box, name: str, group: Any, model: int) -> Iterator[list[int]]:
+        """Record a collective of the group's model of this number, as `inside`. Of a kind that may
+        be none, the block clears the list if it was one."""
         key = id(group)
         self.read_group(group)
         with self.counted_apart(key):
             limited, may_be_none = key in self.limited, name in (BUCKETS, BACKWARD)
             with self.inside(
-                box, name, ranks_of(group), (), number_of(group), limited, may_be_none
+                box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model
             ) as calls:
                 yield calls
 
@@ -638,14 +651,14 @@ class Hooks(Recorder):
     def inside(
         self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...],
         number: int = 0,
-        limited: bool = False, may_be_none: bool = False,
+        limited: bool = False, may_be_none: bool = False, model: int = 0,
     ) -> Iterator[list[int]]:  # fmt: skip
         """Record a collective of these ranks that takes as long as this block, in which there may
         be others. If it `may_be_none`, it is taken back unless the block clears the list that it is
         in."""
-        key = name, ranks, members, number
+        key = name, ranks, members, number, model
         known = box.known.get(key) or box.describe(
-            key, (COLLECTIVE, name, ranks, "", None, 0, number, members)
+            key, (COLLECTIVE, name, ranks, "", None, model, number, members)
         )
         call = box.call(known, 4, limited)
         is_main, around = get_ident() == box.main_thread, box.around
