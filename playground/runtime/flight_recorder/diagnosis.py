@@ -16,6 +16,7 @@ from playground.runtime.flight_recorder import (
     COLLECTIVE,
     DONE,
     FORM_WORLD,
+    ISSUED,
     NEW_GROUP,
     OF_DDP,
     RECEIVE,
@@ -478,7 +479,29 @@ def find_late(graph: WaitGraph) -> Diagnosis | None:
                 rank for rank, wait in graph.waits.items() if other in wait.missing
             ] or graph.waits
             return describe(graph, kind, late, other, min(waiting, default=None))
+    if graph.waits and (lost := find_unwaited(graph)):
+        return lost
     return describe(graph, Kind.RUNNING, set(), min(graph.waits)) if graph.waits else None
+
+
+def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
+    """A receive whose message has been sent by an isend that its rank has not waited for: where the
+    program keeps no `Work`, the message may never be sent."""
+    for rank, wait in sorted(graph.waits.items()):
+        mine = wait.operation
+        if mine.kind != RECEIVE or mine.peer not in graph.states:
+            continue
+        channel = SEND, mine.group, rank, mine.tag, mine.number
+        known = list_known(graph.states[mine.peer])
+        sent = next((one for one in known if is_at(one, channel, mine.index)), None)
+        if sent and sent.state == ISSUED:
+            act = has_called(sent, Kind.UNWAITED)
+            waits = find_act(graph, rank, Kind.UNWAITED, None)
+            rows = {one: list_cells(graph, one) for one in sorted(graph.states)}
+            table = draw_table(rows, {one: graph.states[one].since for one in rows})
+            parties = [([mine.peer], act), ([rank], waits)]
+            return compose(Kind.UNWAITED, {mine.peer}, parties, table, None)
+    return None
 
 
 def describe(
@@ -552,6 +575,7 @@ def detail(operation: Operation, kind: Kind) -> str:
     more = {
         Kind.PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}"
         * bool(operation.members),
+        Kind.UNWAITED: " and not waited for it" * (operation.kind == SEND),
         Kind.STRANGER: ", which does not exist" * (operation.stranger is not None),
         Kind.SHAPES: f" of shape {shape}",
         Kind.ABORTED: f" of shape {shape}" * bool(shape),
