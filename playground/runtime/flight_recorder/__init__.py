@@ -26,6 +26,8 @@ counted by itself."""
 ISSUED, AWAITED, DONE = "issued", "awaited", "done"
 """Where an operation is: it has been called; the main thread is in the call, or waits for its
 `Work`; it is over."""
+STRANGERS = 2**20
+"""What is added to the peer of a message that is no rank of its group: see `Operation.peer`."""
 UNASKED = "what its other threads and callbacks do"
 """The unknown of a rank that is only seen from outside."""
 
@@ -56,6 +58,10 @@ class Kind(StrEnum):
         kind.cure = cure
         return kind
 
+    STRANGER = (
+        "a rank that does not exist",
+        "name a rank of the group: in a ring, the next one is (rank + 1) % size",
+    )
     IN_FINALLY = (
         "a collective in `finally`",
         "call collectives after success only: the others do not know that this rank failed",
@@ -126,7 +132,7 @@ class Operation:
     """As torch prints it, without "torch.": float32."""
     peer: int | None = None
     """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that
-    has one."""
+    has one. If the group has no such rank: the number that was passed, and `STRANGERS`."""
     tag: int = 0
     number: int = 0
     """The group's, as torch counts groups: the world's is 0, and groups of the same ranks differ by
@@ -143,6 +149,12 @@ class Operation:
     """Whether it has a time limit of its own, after which the program may go on."""
     raised: str = ""
     """The class of the exception below whose `finally` or `except` it is called."""
+
+    @property
+    def stranger(self) -> int | None:
+        """The number of its peer, if the group has no such rank."""
+        is_one = self.kind != COLLECTIVE and self.peer is not None and self.peer > STRANGERS // 2
+        return (self.peer or 0) - STRANGERS if is_one else None
 
     @property
     def channel(self) -> Channel:

@@ -171,6 +171,16 @@ def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     is known."""
     graph = WaitGraph(state for state in leave_out_renumbered(states) if not state.unnamed)
     meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
+    if strays := {
+        rank: one
+        for rank, state in graph.states.items()
+        for one in list_known(state)
+        if one.stranger is not None
+    }:
+        first = min(strays)
+        told = [([first], has_called(strays[first], Kind.STRANGER))]
+        rows = {one: (detail(strays[one], Kind.ROOTS), strays[one].line, "") for one in strays}
+        return compose(Kind.STRANGER, strays, told, draw_table(rows, {}), None)
     for rank, state in graph.states.items():
         for one in list_known(state):
             key: tuple[object, ...] = one.channel, one.index
@@ -202,6 +212,8 @@ def explain(graph: WaitGraph, held: Iterable[int], blocked: set[int], unknown: s
     """Why these ranks are blocked: for ever, if nothing is unknown."""
     culprits = graph.find_culprits(held, blocked)
     waits = graph.waits
+    if any(waits[rank].never_ends for rank in culprits & blocked):
+        return describe(graph, Kind.STRANGER, culprits, min(culprits), unknown=unknown)
     stuck = blocked | graph.finished
     edges = [
         (rank, other)
@@ -346,12 +358,15 @@ def detail(operation: Operation, kind: Kind) -> str:
     name, peer, shape = operation.name, operation.peer, list(operation.shape)
     if operation.kind != COLLECTIVE:
         whom = "anyone" if peer is None else f"rank {peer}"
+        if operation.stranger is not None:
+            whom = f"rank {operation.stranger} of {len(operation.group)}"
         name += f" {'to' if operation.kind == SEND else 'from'} {whom}"
     elif kind == Kind.ROOTS and peer is not None:
         name += f" {'to' if name in TO_ROOT else 'from'} rank {peer}"
     more = {
         Kind.PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}"
         * bool(operation.members),
+        Kind.STRANGER: ", which does not exist" * (operation.stranger is not None),
         Kind.SHAPES: f" of shape {shape}",
         Kind.DTYPES: f" of {operation.dtype}",
         Kind.SIZES: f" of {operation.dtype}{shape}",

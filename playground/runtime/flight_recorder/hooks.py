@@ -44,6 +44,7 @@ from playground.runtime.flight_recorder import (
     RECEIVE,
     SEND,
     SPLIT_GROUP,
+    STRANGERS,
 )
 from playground.runtime.flight_recorder.activity import callbacks, checks
 from playground.runtime.flight_recorder.box import MAIN, MAY_GIVE_UP, Box, Known
@@ -240,8 +241,10 @@ class Hooks(Recorder):
         None is anyone."""
         self.read_group(group)
         ranks = ranks_of(group)
-        # torch refuses one that is none
-        peer = None if peer is None else dict(enumerate(ranks)).get(peer)
+        if peer is not None:
+            # torch refuses a root that is none, and waits for a message for ever
+            no_rank = None if kind == COLLECTIVE else STRANGERS + peer
+            peer = dict(enumerate(ranks)).get(peer, no_rank)
         known = box.describe(key, (kind, name, ranks, dtype, peer, tag, number_of(group), ()))
         if tally := self.tallies.get(id(group)):
             tally.places.add(known[1])

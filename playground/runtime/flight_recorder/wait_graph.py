@@ -84,6 +84,8 @@ class Dependency:
     """Ranks that have called something else in its place."""
     any_one: bool
     """Whether any one of these ranks may release it, not only all."""
+    never_ends: bool = False
+    """Whether it needs a rank that does not exist."""
 
     @property
     def missing(self) -> frozenset[int]:
@@ -93,11 +95,15 @@ class Dependency:
     def parties(self) -> frozenset[int]:
         """The ranks that it may exchange data with."""
         one = self.operation
+        if self.never_ends:
+            return frozenset()
         return frozenset(one.group if one.kind == COLLECTIVE or one.peer is None else [one.peer])
 
     def is_released(self, inert: set[int], excused: set[int]) -> bool:
         """Whether it may end, if all ranks but the `inert` act, and the `excused` did what is
         expected."""
+        if self.never_ends:
+            return False
         if self.any_one:
             return not self.absent <= inert or self.missing <= excused
         return self.differing <= excused and self.absent.isdisjoint(inert)
@@ -151,6 +157,8 @@ class WaitGraph:
     def find_wait(self, rank: int, operation: Operation) -> Dependency:
         name = operation.name
         peer = operation.peer
+        if operation.stranger is not None:
+            return Dependency(operation, frozenset(), frozenset(), False, never_ends=True)
         others = {*(operation.members or operation.group)} - {rank}
         if operation.members and rank not in operation.members:
             others = set()
@@ -210,6 +218,8 @@ class WaitGraph:
     def find_culprits(self, held: Iterable[int], blocked: set[int]) -> set[int]:
         """Those without whose fault nobody would be blocked; else those that a majority disagrees
         with. One alone only if what it does alone would release all."""
+        if strays := {rank for rank in blocked if self.waits[rank].never_ends}:
+            return strays
         waits = [self.waits[rank] for rank in blocked]
         ended = self.finished & set[int]().union(*(wait.absent for wait in waits))
         differing = set[int]().union(*(wait.differing for wait in waits))
