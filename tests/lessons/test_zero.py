@@ -26,7 +26,7 @@ from playground.algorithms.cost_model import times_sent
 from playground.algorithms.traffic import Traffic
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.lessons.zero import snapshot
-from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
+from playground.training.sharding import METHODS, Zero2, Zero3, train
 from playground.lessons.zero.measure import Trainer, compare, count, count_kept
 from playground.lessons.zero.page import ZeroSettings, conclude
 from playground.lessons.zero.results import (

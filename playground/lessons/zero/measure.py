@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 
 from playground.lessons.prove.lesson import max_abs_diff
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
-from playground.lessons.zero.lesson import BytesSent
+from playground.training.sharding import BytesSent
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
 from playground.lessons.zero.results import (
     CountedStep,

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from playground.lessons.zero.lesson import Zero1
+from playground.training.sharding import Zero1
 from playground.runtime import device
 
 
