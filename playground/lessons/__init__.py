@@ -31,17 +31,8 @@ PATH = (
     lesson(
         name="p2p",
         teaches="point to point: send, recv, isend, irecv",
-        shown="rank 1 has received {blocking[1][after]}, and a token to which each of {ranks} adds "
-        "one has come home as {ring[0][after]}",
+        is_program=True,
         default_size=2,
-        min_size=2,
-        says={
-            "blocking": (HAS_DATA,),
-            "two_tensors": ("Rank {rank} has data {tensor}, {received}",),
-            "immediate": ("Rank {rank} started {started}", HAS_DATA),
-            "exchange": (HAS_DATA,),
-            "ring": (HAS_DATA,),
-        },
     ),
     lesson(
         name="collectives",

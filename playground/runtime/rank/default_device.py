@@ -29,21 +29,25 @@ class DrawWhereTheGeneratorIs(TorchFunctionMode):
         generator = how.get("generator")
         if generator is None:
             return func(*args, **how)
-        place, device = generator.device, how.get("device")
-        if device is not None and torch.device(device).type != place.type:
+        place = generator.device
+        given = next((each for each in args if isinstance(each, torch.Tensor)), None)
+        if given is None:  # a new tensor
+            device = torch.device(how.get("device") or torch.get_default_device())
+            if device.type == place.type:
+                return func(*args, **how)
             drawn = func(*args, **{**how, "device": place})
             return drawn.detach().to(device).requires_grad_(drawn.requires_grad)
-        target = args[0] if args else None
-        is_filled = isinstance(target, torch.Tensor) and func.__name__.endswith("_")
-        if is_filled and target.device.type != place.type:
-            return target.copy_(func(torch.empty_like(target, device=place), *args[1:], **how))
-        return func(*args, **how)
+        if given.device.type == place.type:
+            return func(*args, **how)
+        moved = (each.to(place) if isinstance(each, torch.Tensor) else each for each in args)
+        drawn = func(*moved, **how)
+        return given.copy_(drawn) if func.__name__.endswith("_") else drawn.to(given.device)
 
 
 def set_default_device(device: torch.device) -> None:
     """From now on, this thread creates its tensors on `device`, unless it names another one. A
     process that it forks, such as a worker of a DataLoader, creates them on the CPU: no fork can
     use the GPU of its parent."""
-    DrawWhereTheGeneratorIs().__enter__()
     torch.set_default_device(device)
+    DrawWhereTheGeneratorIs().__enter__()
     os.register_at_fork(after_in_child=lambda: torch.set_default_device(None))

@@ -20,11 +20,11 @@ from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks
 def lesson_command(lesson: Lesson) -> click.Command:
     """`playground NAME`: run the file of the lesson as `run` does."""
     file, tree = file_of(lesson.module()), parse(lesson.module())
-    constants = read_constants(file.read_bytes(), tree).literals.values()
+    constants = read_constants(file.read_bytes(), tree).literals
 
     @session_command(
         lesson.name,
-        *map(constant_option, constants),
+        *map(constant_option, constants.values()),
         program_options(),
         only=("size", "backend", "see"),
         size=lesson.default_size,
@@ -36,7 +36,9 @@ def lesson_command(lesson: Lesson) -> click.Command:
             name=str(file),
             path=path_of_new_interpreter(),
             uses_device=True,
-            constants=tuple((name, each) for name, each in values.items() if each is not None),
+            constants=tuple(
+                (name, value) for name, value in values.items() if value != constants[name].value
+            ),
         )
         if prepare_start(session, asked):
             server.preload(*find_shared_imports(tree))

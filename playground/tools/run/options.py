@@ -114,22 +114,22 @@ def type_of_value(value: Value) -> click.ParamType[Any]:
     return click.FLOAT if isinstance(value, float) else click.STRING
 
 
-def text_of_value(value: Value) -> str:
-    """The value as it is typed."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def text_of_value(value: Value) -> Value:
+    """The value as it is typed, if it is a tuple."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def constant_option(constant: Constant) -> Callable[[Any], Any]:
     """The option of a lesson for a constant: `--batch-size` for BATCH_SIZE. Its value reaches the
-    command under the constant's name; None if it is left out."""
+    command under the constant's name."""
     spelling = constant.name.lower().replace("_", "-")
     is_bool = isinstance(constant.value, bool)
     kind = {} if is_bool else {"type": type_of_value(constant.value)}
     return click.option(
         f"--{spelling}/--no-{spelling}" if is_bool else f"--{spelling}",
         constant.name,
-        default=None,
-        show_default=text_of_value(constant.value),
+        default=text_of_value(constant.value),
+        show_default=True,
         help=constant.comment,
         **kind,  # type: ignore[arg-type]
     )
