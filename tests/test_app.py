@@ -18,7 +18,6 @@ from playground.console.lesson import Lesson
 from playground.exercises.exercise import CATALOGUE
 from playground.exercises.work import Workbook
 from playground.lessons import LESSONS, PATH
-from playground.runtime.host import threads_per_rank
 from playground.runtime.remote import ROOT
 
 

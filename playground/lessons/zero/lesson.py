@@ -1,8 +1,8 @@
 """ZeRO, from data parallelism to FSDP: each of N ranks keeps 1/N of the training state.
 
-An all_reduce is a reduce_scatter followed by an all_gather. Put the optimizer's step between the
-two: then a rank needs only 1/N of the optimizer's state (zero1) and of the gradients (zero2). Gather
-a layer's parameters only when the layer runs: then a rank keeps only 1/N of them, too (zero3).
+An all_reduce is a reduce_scatter followed by an all_gather. If the optimizer steps between the two,
+a rank needs only 1/N of the optimizer's state (zero1) and of the gradients (zero2). If a layer's
+parameters are gathered when the layer runs, a rank keeps only 1/N of them, too (zero3).
 
     python -m playground zero -n 4
     torchrun --nproc-per-node 4 lesson.py
@@ -16,8 +16,8 @@ a layer's parameters only when the layer runs: then a rank keeps only 1/N of the
 
 A row shows what rank 0 holds when backward ends. Each stage of ZeRO divides one more number by N.
 The largest difference of a parameter from data_parallel is rounding: sums in a different order.
-Source: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054
-        Zhao et al., PyTorch FSDP, VLDB 2023, arXiv 2304.11277
+Sources: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, and Zhao et al., PyTorch FSDP,
+VLDB 2023, arXiv 2304.11277.
 """
 
 import torch
@@ -59,7 +59,7 @@ class FlatParams:
         self.full = parameters_to_vector(self.params).detach()
         self.shard = nn.Parameter(self.full.chunk(dist.get_world_size())[dist.get_rank()])
         views = self.full.split([param.numel() for param in self.params])
-        for param, view in zip(self.params, views):
+        for param, view in zip(self.params, views, strict=True):
             param.data = view.view_as(param)  # a step of the shard, or a gather, changes the model
 
     def reduce_gradients(self):

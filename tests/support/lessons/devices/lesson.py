@@ -1,6 +1,6 @@
 """Everything that draws from a generator of the CPU, whatever the default device is.
 
-    python -m playground devices
+python -m playground devices
 """
 
 import torch
