@@ -115,11 +115,9 @@ PATH = (
     ),
     lesson(
         name="zero",
-        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards, "
-        "and what it costs",
-        shown="{way} on {ranks} holds {held:.2f} times the bytes of ddp, sends {sent:.2f} times as "
-        "many, and trains to the same numbers (largest difference {largest:.1e})",
-        default_size=2,
+        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards",
+        is_program=True,
+        default_size=4,
     ),
     lesson(
         name="pipeline",
