@@ -214,7 +214,10 @@ def run_world(
 
 
 def start(
-    ranks: list[RankHandle], size: int, config: LaunchConfig, rounds: WorldInRounds | None
+    ranks: list[RankHandle],
+    size: int,
+    config: LaunchConfig,
+    rounds: WorldInRounds | None = None,
 ) -> None:
     """Start the ranks of a new world, each added to `ranks` as soon as there is something to be
     stopped."""
