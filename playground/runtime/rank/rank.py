@@ -50,7 +50,13 @@ from playground.runtime.rank.preemption import (
     request_preemption,
     run_until_preempted,
 )
-from playground.runtime.rank.process import exit_orderly, finish, flush, run_program
+from playground.runtime.rank.process import (
+    exit_orderly,
+    finish,
+    flush,
+    forget_frames,
+    run_program,
+)
 from playground.runtime.rank.work import Answer, Assignment, call
 from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
@@ -203,7 +209,7 @@ class Launcher:
         self.send("failed", failure(error, self.rank, self.size))
         finish()
         self.dismissed.wait()
-        traceback.clear_frames(error.__traceback__)
+        forget_frames(error)
         exit_orderly(1)
 
 
