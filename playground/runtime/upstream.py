@@ -305,6 +305,22 @@ def count_collectives(group: Any) -> int | None:
         return None
 
 
+FUNCTIONAL = "torch.distributed._functional_collectives"
+"""The module of functional collectives, which `DTensor` calls. Torch imports it when needed."""
+
+
+def resolve_group(group: Any, tag: str) -> Any:
+    """The process group that a functional collective is passed as a group, a mesh, or ranks. The
+    module has to be imported.
+
+    Source: torch.distributed._functional_collectives._resolve_group_name (torch 2.15)
+    """
+    from torch.distributed import distributed_c10d
+
+    name = sys.modules[FUNCTIONAL]._resolve_group_name(group, tag)
+    return distributed_c10d._resolve_process_group(name)
+
+
 def is_registered(group: Any) -> bool:
     """Whether torch.distributed knows the group's ranks.
 

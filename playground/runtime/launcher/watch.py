@@ -25,6 +25,7 @@ from playground.runtime.launcher.examine import Examiner
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandle, describe_exit
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
+from playground.runtime.launcher.standstill import Standstill
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import Event, Progress
 from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
@@ -55,6 +56,7 @@ class WorldWatch:
 
     def __post_init__(self) -> None:
         self.examiner = Examiner(self.ranks)
+        self.standstill = Standstill(self.ranks)
 
     def run(self) -> None:
         """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are
@@ -78,9 +80,10 @@ class WorldWatch:
             for rank in self.ranks:
                 rank.order("end")
         self.silence = 0.0 if received else self.silence + pause
-        if self.examiner.find_deadlock():
+        suspects, stands = self.examiner.find_deadlock(), self.standstill.is_due()
+        if suspects or stands:
             began = time.monotonic()
-            self.raise_deadlock()
+            self.judge(stands)
             self.silence += time.monotonic() - began
         if self.silence >= limit:
             raise self.explain(
@@ -89,10 +92,10 @@ class WorldWatch:
         if any(rank.failure for rank in self.ranks):
             raise self.explain(self.first_failure())
 
-    def raise_deadlock(self) -> None:
+    def judge(self, stands: bool) -> None:
         """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in
         two looks, no rank has made progress, nothing else acts in those that are blocked, and no
-        data is under way."""
+        data is under way. If it `stands`, a run of which that cannot be proved is told of."""
         before, present = self.examiner.progress, [rank for rank in self.ranks if not rank.vanished]
         ask_for_stacks(present, self.on_report)
         looks = {rank: rank.activity for rank in present}
@@ -102,6 +105,8 @@ class WorldWatch:
         stacks = {rank.number: rank.stack for rank in present if rank.result is None}
         if diagnosis := self.examiner.confirm(before, stacks, seen):
             raise Deadlock(len(self.ranks), self.silence, stacks, diagnosis)
+        if stands and (found := self.examiner.find_reason(stacks, seen)):
+            self.standstill.tell(found)
 
     def explain(self, failure: PlaygroundError) -> PlaygroundError:
         """The failure, with the diagnosis of the flight recorders."""
