@@ -25,8 +25,8 @@ from typing import Any
 from playground.runtime.flight_recorder.box import process_status
 from playground.runtime.frames import in_package, is_standard
 from playground.runtime.rendezvous.connections import tcp_connections
-from playground.runtime.threads import OurThread
-from playground.runtime.upstream import is_foreign, takes_remote_calls
+from playground.runtime.threads import running
+from playground.runtime.upstream import find_torch, is_foreign, takes_remote_calls
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
@@ -155,7 +155,7 @@ def find_visitor() -> str:
 
 @functools.cache
 def waits_for_ranks(path: str) -> bool:
-    folder = os.path.join(os.path.dirname(sys.modules["torch"].__file__ or ""), "")
+    folder = os.path.join(os.path.dirname(find_torch()), "")
     of_torch = path.startswith(folder) and OF_TORCH.fullmatch(path.removeprefix(folder))
     return path.startswith(OURS) or bool(of_torch)
 
@@ -174,11 +174,14 @@ def find_actor(threads: list[str]) -> str:
         each.ident: each for each in threading.enumerate()
         if each.ident in frames or not is_foreign(each)
     }  # fmt: skip
-    harmless = OurThread, getattr(sys.modules.get("tqdm._monitor"), "TMonitor", OurThread)
-    for ident in {*known, *frames} - {main.ident}:
-        if not isinstance(thread := known.get(ident), harmless):
+    monitor = getattr(sys.modules.get("tqdm._monitor"), "TMonitor", ())
+    ours = {*running.values()}
+    for ident in {*known, *frames} - {main.ident} - {each.ident for each in ours}:
+        if not isinstance(thread := known.get(ident), monitor):
             return f"what thread {thread.name if thread else 'of _thread'} does"
-    python = {str(thread.native_id) for thread in known.values()}
+    python = {str(each.native_id) for each in known.values()} | {
+        str(each.native_id) for each in ours
+    }
     foreign = any(thread not in python and not is_pool(thread) for thread in threads)
     return "what a thread of C or C++ does" if foreign else ""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import pickle
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -179,7 +178,7 @@ def run_world(
         for rank in ranks:
             rank.assign(work)
         WorldWatch(ranks, config.timeout, config.on_report, notice).run()
-        results = [pickle.loads(rank.result or b"") for rank in ranks]
+        results = [rank.load_result() for rank in ranks]
         if reusable and kept.keep(ranks):
             ranks = []
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -38,8 +38,9 @@ class RankHandle:
     backend: Backend
     up: bool = False
     result: bytes | None = None
-    clean: bool = False
-    """Whether its process can run something else as a new one would."""
+    changes: list[str] = field(default_factory=list)
+    """What its function has changed of its process. Without changes, the process can run something
+    else as a new one would."""
     stack: str = UNHEARD
     activity: Activity | None = None
     """Its activity besides its main thread, as of the stack. None if it has not answered."""
@@ -65,6 +66,17 @@ class RankHandle:
     def done(self) -> bool:
         """Whether no result is to come from it any more."""
         return self.result is not None
+
+    def load_result(self) -> Any:
+        """What its function has returned. Raises `RankFailed` if that cannot be made here."""
+        try:
+            return pickle.loads(self.result or b"")
+        except Exception as error:
+            words = (
+                f"returned what cannot be read here ({type(error).__name__}: {error}): return "
+                "plain data"
+            )
+            raise RankFailed(self.number, self.size, words) from error
 
     @property
     def died(self) -> bool:
@@ -109,7 +121,7 @@ class RankHandle:
         elif kind == "report":
             return content[0]
         elif kind == "result":
-            self.result, self.clean = content
+            self.result, self.changes = content
         elif kind == "box":
             with contextlib.suppress(OSError, ValueError):  # it is gone, or may not be looked at
                 self.box = View(self.process.pid, *content)

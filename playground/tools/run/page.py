@@ -16,6 +16,7 @@ from playground.console.options import FILE, pack_options, refuse
 from playground.console.session import Session, session_command
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
+from playground.runtime.imports import find_settings
 from playground.runtime.launcher import server
 from playground.runtime.launcher.output import EVERY_RANK, FIRST_RANK, file_name
 from playground.runtime.program import Program, find_shared_imports, parse, path_of_new_interpreter
@@ -148,7 +149,9 @@ def command(
     file = program.locate()
     findings = []
     if file:
-        server.preload(*find_shared_imports(parse(file)))
+        tree = parse(file)
+        server.preload(*find_shared_imports(tree))
+        server.import_with(find_settings(tree, os.environ))
         facts = script.ScriptFacts(path=file, folder="", runs=(), operations=())
         findings = [*run_checks(script.TEXT_CHECKS, facts)]
     if settings.dry:
