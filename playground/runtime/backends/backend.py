@@ -58,7 +58,7 @@ class Backend:
         "Unhandled ReduceOp",
         "Invalid data type",
     )
-    """Errors of torch 2.11 to 2.15 for an operation that this backend does not support (regular
+    """Errors of torch 2.13 to 2.15 for an operation that this backend does not support (regular
     expressions)."""
 
     def check(self, local_ranks: int, joined: bool = False) -> str:

@@ -254,8 +254,14 @@ class View(LogReader):
         in none, and the program has not returned."""
         status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
         used = status[11:13]  # ticks of the processor, as user and system
+        return self.calls, used, status[:1] == [b"T"]
+
+    @property
+    def calls(self) -> tuple[int, int, int]:
+        """Stays the same as long as no operation begins, the main thread enters and leaves none,
+        and the program has not returned."""
         header = self.read_header()
-        return header[BEGUN], header[MAIN], header[ENDED], used, status[:1] == [b"T"]
+        return header[BEGUN], header[MAIN], header[ENDED]
 
     @property
     def begun(self) -> int:
