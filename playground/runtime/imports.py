@@ -202,6 +202,7 @@ def read_again() -> list[str]:
         for name in sorted(changed)
         if ONCE.fullmatch(name) or (has_compiler and OF_COMPILER.fullmatch(name))
     ]
+    was_read = {name: environment[name] for name in missed if name in environment}
     environment.clear()
-    environment.update(os.environ)
+    environment.update({name: os.environ[name] for name in os.environ.keys() - missed} | was_read)
     return missed

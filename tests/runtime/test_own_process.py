@@ -4,6 +4,7 @@ what it starts, and it is what a process that the caller starts would be."""
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -195,3 +197,47 @@ def test_a_package_of_the_program_s_that_has_our_name_is_named(
     assert f"the program's own {theirs} has the name of the package that runs it" in err
     assert len(err.splitlines()) == 1
     assert program.returncode == 2
+
+
+class Code:
+    """A pickle of it runs a function where it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., int], tuple[Path, str]]:
+        return Path.write_text, (self.path, "was run")
+
+
+def let_a_fork_speak(rank: int, size: int, path: Path) -> None:
+    """As a program could that a rank starts, if it had the rank's line."""
+    from playground.runtime.rank.rank import _launchers
+
+    line = os.dup(_launchers[0].line.fileno())
+    if not os.fork():
+        Connection(line).send(("result", pickle.dumps(Code(path)), []))
+        os._exit(0)
+    os.wait()
+    time.sleep(1000)
+
+
+def test_what_another_process_says_for_a_rank_is_not_unpickled(tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    with pytest.raises(RankFailed, match=r"process \d+, which is not the rank, speaks for it"):
+        launch(let_a_fork_speak, 1, args=(path,))
+    assert not path.exists()
+
+
+def return_code_as_nobody(rank: int, size: int, path: Path, result: object) -> object:
+    if os.getuid() == 0:
+        os.setuid(65534)
+    return Code(path) if result is None else result
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_of_a_rank_that_has_become_another_user_plain_data_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    assert launch(return_code_as_nobody, 1, args=(path, [1, "two"])) == [[1, "two"]]
+    with pytest.raises(RankFailed, match=r"returned what cannot be read here .UnpicklingError"):
+        launch(return_code_as_nobody, 1, args=(path, None))
+    assert not path.exists()

@@ -46,6 +46,8 @@ stopped before it counts as lost. (After Ctrl-Z and `fg` this process may be awa
 the server is.)"""
 NO_ANSWER = f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?"
 ENDED = "has ended without an answer: out of memory? (ulimit -v, dmesg)"
+CREDENTIALS = struct.Struct("iII")
+"""Process, user and group."""
 END_LIMIT = 1.0
 """Seconds the server has to say that it ends, before it is killed; and to hang up, if it has
 dropped a request."""
@@ -283,6 +285,7 @@ def start(
     close_in_children(ours)
     with socket.socket(fileno=os.dup(ours.fileno())) as end:
         end.setblocking(True)  # otherwise `socket.setdefaulttimeout` counts here
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # for `find_sender`
         # A message that is not taken in (the process is stopped) raises BlockingIOError.
         end.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0)
@@ -296,6 +299,21 @@ def start(
         if server:
             server.end()
         raise
+
+
+def find_sender(line: Connection) -> tuple[int, int]:
+    """The process that the next message of a line is from, and its real user, as the kernel knows
+    them: 0 and -1 where the line ends. Raises `OSError` where the rank is gone.
+
+    Source: SCM_CREDENTIALS in https://man7.org/linux/man-pages/man7/unix.7.html
+    """
+    with socket.socket(fileno=os.dup(line.fileno())) as end:
+        _, given, *_ = end.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size), socket.MSG_PEEK)
+    for level, kind, content in given:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            pid, user, _ = CREDENTIALS.unpack(content)
+            return pid, user
+    return 0, -1
 
 
 def leave_if_imported() -> None:

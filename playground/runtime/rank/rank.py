@@ -15,6 +15,11 @@ orders.
 |                              | terminal; `"leave"` lets one go that has failed      |
 |                              | end of file: the launcher is gone, go at once        |
 
+The messages are pickles: results, reports and exceptions are the program's own objects. No program
+that the rank starts has the line, and no fork of it. The launcher asks the kernel who has sent each
+message: it hears the rank's process alone, and takes plain data of one that has given its rights
+away.
+
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
 so that no peer fails only because it is gone, and the first failure to be reported is the first
 that happened. A rank that has handed in its result waits too: for the order to leave, or for more

@@ -54,6 +54,7 @@ RENAMED = r"`torch\.distributed\.\w+_tensor` is deprecated"
 keeps the old ones."""
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 OWNERS = torch, torch.nn.functional, dist, dist.distributed_c10d, torch.Tensor, torch.nn.Module
+"""Modules and classes whose functions a test may replace."""
 SUBNORMAL = 1e-40
 """A float32 that is 0 where such numbers are flushed to zero."""
 
@@ -305,21 +306,25 @@ class ProcessState:
         self.is_seeded = is_seeded_by_program()
         self.threads = set(threading.enumerate())
         self.settings = read_settings()
-        self.functions = read_functions()
+        self.attributes = {owner: dict(vars(owner)) for owner in OWNERS}
 
     def find_changes(self) -> list[str]:
         """To be called after each function: what it, or the import of its module, has left here
         that it would not find in a new process."""
-        settings, functions = read_settings(), read_functions()
         changes = {
             "threads": not self.threads.issuperset(threading.enumerate()),
             "child processes": has_children(os.P_ALL),
             "a generator seeded by an import": self.is_seeded,
         }
-        changes |= {name: value != self.settings[name] for name, value in settings.items()}
-        changes |= {
-            name: functions.get(name) is not function for name, function in self.functions.items()
-        }
+        now = read_settings()
+        changes |= {name: now[name] != value for name, value in self.settings.items()}
+        for owner, before in self.attributes.items():
+            after = vars(owner)
+            changes |= {
+                f"{owner.__name__}.{name}": True
+                for name, value in before.items()
+                if after.get(name) is not value and callable(value)
+            }
         return [name for name, is_changed in changes.items() if is_changed]
 
 
@@ -327,7 +332,11 @@ def read_settings() -> dict[str, object]:
     """The settings of a process that the next function to run there would notice."""
     root, numpy, decimals = logging.getLogger(), sys.modules.get("numpy"), decimal.getcontext()
     sharing = torch.multiprocessing.get_sharing_strategy()
-    return {
+    found = {} if numpy is None else {
+        "numpy's errors": numpy.geterr(),
+        "numpy's printing": repr(numpy.get_printoptions()),
+    }  # fmt: skip
+    return found | {
         "environment": dict(os.environ),
         "working folder": os.getcwd(),
         "users, umask, limits, niceness": replace(read_inheritance(), cores=frozenset()),
@@ -352,8 +361,6 @@ def read_settings() -> dict[str, object]:
             decimals.clamp, dict(decimals.traps),
         ),
         "locale": locale.setlocale(locale.LC_ALL),
-        "numpy's errors": numpy and numpy.geterr(),
-        "numpy's printing": numpy and repr(numpy.get_printoptions()),
         "torch's printing": repr(torch._tensor_str.get_printoptions()),
         "torch's sharing": sharing,
         "torch's switches": [
@@ -364,16 +371,6 @@ def read_settings() -> dict[str, object]:
             torch.tensor(SUBNORMAL, device="cpu").mul(1.0).item(),
         ],
     }  # fmt: skip
-
-
-def read_functions() -> dict[str, object]:
-    """The functions and classes of torch's that a test may have replaced, by their names."""
-    return {
-        f"{owner.__name__}.{name}": value
-        for owner in OWNERS
-        for name, value in vars(owner).items()
-        if callable(value)
-    }
 
 
 members: list[Member] = []
