@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -71,14 +68,16 @@ def in_its_own_code(rank: int, size: int, file: Path) -> None:
     dist.barrier()
 
 
-def without_a_work(rank: int, size: int, file: Path) -> None:
-    """Rank 0 sends to itself what it has lost, as it were: nobody waits for the isend."""
+def send_that_nobody_keeps(rank: int, size: int, file: Path) -> None:
+    """The receiver comes when the Work has gone, and with it the message."""
     if rank == 0:
-        dist.isend(torch.ones(1), 1)
-        await_file(file)
-        dist.barrier()
-    else:
-        dist.barrier(async_op=True)
+        dist.isend(torch.ones(10**6), 1)
+    dist.barrier()
+    if rank == 1:
+        work = dist.irecv(torch.zeros(10**6), 0)
+        assert work
+        with contextlib.suppress(RuntimeError):  # rank 0 has ended by then
+            work.wait()
 
 
 def too_many_tags(rank: int, size: int, file: Path) -> None:
@@ -107,7 +106,7 @@ def too_many_tags(rank: int, size: int, file: Path) -> None:
             thread_that_sends_later,
             [
                 "no rank has made progress", "the run goes on", "probably a deadlock: rank 1 has "
-                "finished where rank 0 is in recv from rank 1 (test_standstill.py:",
+                "finished where rank 0 is in receive from rank 1 (test_standstill.py:",
                 "not known: what thread sends later does (rank 1)",
             ],
         ),

@@ -16,6 +16,7 @@ from playground.runtime.flight_recorder import (
     COLLECTIVE,
     DONE,
     FORM_WORLD,
+    ISSUED,
     NEW_GROUP,
     OF_DDP,
     RECEIVE,
@@ -181,6 +182,8 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     ]
     graph = WaitGraph(was)
     dead = {state.rank for state in states if state.doing == Doing.DEAD}
+    if told := find_strays(was):
+        return told
     if first := find_first_difference(was):
         return compose_difference(first, draw_last(graph))
     found = find_unsent(graph, dead) or find_cause(was, is_over=True)
@@ -302,11 +305,31 @@ def tell(states: Sequence[RankState]) -> str:
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     """The first operation that ranks called differently, although it may have worked; None if none
     is known."""
-    first = find_first_difference(leave_out_renumbered(states))
+    states = leave_out_renumbered(states)
+    if told := find_strays(states):
+        return told
+    first = find_first_difference(states)
     if first is None:
         return None
     rows = {rank: (detail(one, first.kind), one.line, "") for rank, one in first.met.items()}
     return compose_difference(first, draw_table(dict(sorted(rows.items())), {}))
+
+
+def find_strays(states: Sequence[RankState]) -> Diagnosis | None:
+    """Messages to ranks that do not exist; None if there are none."""
+    strays = {
+        state.rank: one
+        for state in states
+        if not state.unnamed
+        for one in list_known(state)
+        if one.stranger is not None
+    }
+    if not strays:
+        return None
+    first = min(strays)
+    told = [([first], has_called(strays[first], Kind.STRANGER))]
+    rows = {one: (detail(strays[one], Kind.ROOTS), strays[one].line, "") for one in strays}
+    return compose(Kind.STRANGER, strays, told, draw_table(rows, {}), None)
 
 
 def compose_difference(first: Difference, table: str) -> Diagnosis:
@@ -321,16 +344,6 @@ def find_first_difference(states: Iterable[RankState]) -> Difference | None:
     orders = {rank: order_calls(state) for rank, state in graph.states.items()}
     placed: dict[tuple[Group, int], dict[int, Operation]] = {}
     meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
-    if strays := {
-        rank: one
-        for rank, state in graph.states.items()
-        for one in list_known(state)
-        if one.stranger is not None
-    }:
-        first = min(strays)
-        told = [([first], has_called(strays[first], Kind.STRANGER))]
-        rows = {one: (detail(strays[one], Kind.ROOTS), strays[one].line, "") for one in strays}
-        return compose(Kind.STRANGER, strays, told, draw_table(rows, {}), None)
     for rank, state in graph.states.items():
         for group, calls in orders[rank].items():
             for place, one in calls.items():
@@ -466,7 +479,29 @@ def find_late(graph: WaitGraph) -> Diagnosis | None:
                 rank for rank, wait in graph.waits.items() if other in wait.missing
             ] or graph.waits
             return describe(graph, kind, late, other, min(waiting, default=None))
+    if graph.waits and (lost := find_unwaited(graph)):
+        return lost
     return describe(graph, Kind.RUNNING, set(), min(graph.waits)) if graph.waits else None
+
+
+def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
+    """A receive whose message has been sent by an isend that its rank has not waited for: where the
+    program keeps no `Work`, the message may never be sent."""
+    for rank, wait in sorted(graph.waits.items()):
+        mine = wait.operation
+        if mine.kind != RECEIVE or mine.peer not in graph.states:
+            continue
+        channel = SEND, mine.group, rank, mine.tag, mine.number
+        known = list_known(graph.states[mine.peer])
+        sent = next((one for one in known if is_at(one, channel, mine.index)), None)
+        if sent and sent.state == ISSUED:
+            act = has_called(sent, Kind.UNWAITED)
+            waits = find_act(graph, rank, Kind.UNWAITED, None)
+            rows = {one: list_cells(graph, one) for one in sorted(graph.states)}
+            table = draw_table(rows, {one: graph.states[one].since for one in rows})
+            parties = [([mine.peer], act), ([rank], waits)]
+            return compose(Kind.UNWAITED, {mine.peer}, parties, table, None)
+    return None
 
 
 def describe(
@@ -540,6 +575,7 @@ def detail(operation: Operation, kind: Kind) -> str:
     more = {
         Kind.PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}"
         * bool(operation.members),
+        Kind.UNWAITED: " and not waited for it" * (operation.kind == SEND),
         Kind.STRANGER: ", which does not exist" * (operation.stranger is not None),
         Kind.SHAPES: f" of shape {shape}",
         Kind.ABORTED: f" of shape {shape}" * bool(shape),

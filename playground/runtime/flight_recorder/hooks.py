@@ -88,9 +88,9 @@ FUNCTIONS = {
     "all_to_all_single": "all_to_all_single",
     "broadcast": "broadcast",
 }
-"""Functional collectives, with the names of the functions of torch.distributed that do the same: the
-ones that others call, such as all_gather_tensor. They call operators of C++ and no method of the
-group's."""
+"""Functional collectives, with the names of the functions of torch.distributed that do the same:
+the ones that others call, such as all_gather_tensor. They call operators of C++ and no method of
+the group's."""
 ZERO = timedelta(0)
 TORCH = vars(distributed_c10d)
 Reader = Callable[[Box, Any, Any], tuple[Known, bool, Sequence[int]]]

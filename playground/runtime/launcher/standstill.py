@@ -109,9 +109,9 @@ class Standstill:
         if found.proved or key in self.told or not (is_probable or self.was_patient):
             return
         self.told.add(key)
-        said = str(found) if is_probable else " ".join(found.sentence.split())
-        logging.getLogger("playground").warning(
-            f"playground: no rank has made progress for {self.seconds:.0f} s; the run goes on\n{said}"
-            if is_probable
-            else f"playground: for {self.seconds:.0f} s, {said}"
-        )
+        stood = f"{self.seconds:.0f} s"
+        if is_probable:
+            said = f"no rank has made progress for {stood}; the run goes on\n{found}"
+        else:
+            said = f"for {stood}, {' '.join(found.sentence.split())}"
+        logging.getLogger("playground").warning(f"playground: {said}")

@@ -42,11 +42,11 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from playground.runtime import signals
+from playground.runtime import backends, signals
 from playground.runtime.errors import LOST_PEER, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.flight_recorder.activity import look
 from playground.runtime.forks import close_in_children, keep_from_programs
-from playground.runtime.frames import RUNNERS
+from playground.runtime.frames import RUNNERS, is_program
 from playground.runtime.launcher.output import print_lines
 from playground.runtime.rank.preemption import (
     clear_preemption,
@@ -334,6 +334,10 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     whole = traceback.TracebackException.from_exception(error)
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
+    if missing := backends.explain_missing_device(error):
+        own = [frame for frame in whole.stack if is_program(frame.filename)]
+        where = traceback.StackSummary.from_list(own[-1:] or whole.stack[-1:])
+        return RankFailed(rank, size, f"failed: {missing}", "".join(where.format()).rstrip())
     # The backends raise RuntimeError. A socket or a file of the user's own raises OSError, and may
     # say the same.
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
