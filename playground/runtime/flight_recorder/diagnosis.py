@@ -186,7 +186,9 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     if first := find_first_difference(was):
         return compose_difference(first, draw_last(graph))
     found = find_unsent(graph, dead) or find_cause(was, is_over=True)
-    if found is None or found.kind != Kind.RUNNING:
+    if found is None or found.kind == Kind.LOST:  # which its failure says itself
+        return None
+    if found.kind != Kind.RUNNING:
         return found
     aborted = {rank for rank in dead & graph.waits.keys() if ABORT in graph.states[rank].end}
     if not aborted:
@@ -379,15 +381,16 @@ def look_for_extra(first: Difference, calls: Mapping[int, Calls], place: int) ->
     other = first.met[min(first.culprits)]
     some = {rank for rank, one in first.met.items() if not find_difference(one, other)}
     rest = first.met.keys() - some
-    for callers, others in ((some, rest), (rest, some)):
-        if callers and others and (extra := find_extra(calls, callers, others, place)):
-            names = {one.name for one in extra.calls}
-            if names == {BUFFERS} and len(callers) <= len(others):
-                kind = Kind.ALONE
-            else:
-                kind = Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
-            return replace(first, kind=kind, extra=extra)
-    return first
+    ways = [(some, rest), (rest, some)] if some and rest else []
+    found = [find_extra(calls, callers, others, place) for callers, others in ways]
+    extra = min(filter(None, found), key=lambda each: each.weight, default=None)
+    if extra is None:
+        return first
+    names = {one.name for one in extra.calls}
+    kind = Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
+    if names == {BUFFERS} and len(extra.callers) <= len(extra.others):
+        kind = Kind.ALONE
+    return replace(first, kind=kind, extra=extra)
 
 
 def explain(
