@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from playground.runtime.flight_recorder import (
     BUFFERS,
     COLLECTIVE,
-    DONE,
     FORM_WORLD,
+    ISSUED,
     NEW_GROUP,
     OF_DDP,
     RECEIVE,
@@ -185,7 +185,7 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
         return told
     if first := find_first_difference(was):
         return compose_difference(first, draw_last(graph))
-    found = find_unsent(graph, dead) or find_cause(was, is_over=True)
+    found = find_cause(was, is_over=True)
     if found is None or found.kind == Kind.LOST:  # which its failure says itself
         return None
     if found.kind != Kind.RUNNING:
@@ -196,24 +196,6 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     others = min(graph.waits.keys() - aborted, default=None)
     told = describe(graph, Kind.ABORTED, aborted, min(aborted), others)
     return replace(told, table=draw_last(graph))
-
-
-def find_unsent(graph: WaitGraph, dead: set[int]) -> Diagnosis | None:
-    """A send without `wait()` that its rank has not outlived, if that is what a dead rank has
-    waited for."""
-    for rank in sorted(dead & graph.waits.keys()):
-        wanted = graph.waits[rank].operation
-        sender = graph.states.get(wanted.peer) if wanted.peer is not None else None
-        if wanted.kind != RECEIVE or sender is None or sender.doing != Doing.FINISHED:
-            continue
-        channel = (SEND, wanted.group, rank, wanted.tag, wanted.number)
-        for one in list_known(sender):
-            if is_at(one, channel, wanted.index) and one.state != DONE:
-                what = f"before its {detail(one, Kind.UNSENT)}"
-                act = Predicate(f"has ended {what}", f"have ended {what}", one.line, one.name)
-                parties = [([sender.rank], act), ([rank], find_act(graph, rank, Kind.UNSENT, None))]
-                return compose(Kind.UNSENT, [sender.rank], parties, draw_last(graph), None)
-    return None
 
 
 def draw_last(graph: WaitGraph) -> str:
@@ -481,7 +463,29 @@ def find_late(graph: WaitGraph) -> Diagnosis | None:
                 rank for rank, wait in graph.waits.items() if other in wait.missing
             ] or graph.waits
             return describe(graph, kind, late, other, min(waiting, default=None))
+    if graph.waits and (lost := find_unwaited(graph)):
+        return lost
     return describe(graph, Kind.RUNNING, set(), min(graph.waits)) if graph.waits else None
+
+
+def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
+    """A receive whose message has been sent by an isend that its rank has not waited for: where the
+    program keeps no `Work`, the message may never be sent."""
+    for rank, wait in sorted(graph.waits.items()):
+        mine = wait.operation
+        if mine.kind != RECEIVE or mine.peer not in graph.states:
+            continue
+        channel = SEND, mine.group, rank, mine.tag, mine.number
+        known = list_known(graph.states[mine.peer])
+        sent = next((one for one in known if is_at(one, channel, mine.index)), None)
+        if sent and sent.state == ISSUED:
+            act = has_called(sent, Kind.UNWAITED)
+            waits = find_act(graph, rank, Kind.UNWAITED, None)
+            rows = {one: list_cells(graph, one) for one in sorted(graph.states)}
+            table = draw_table(rows, {one: graph.states[one].since for one in rows})
+            parties = [([mine.peer], act), ([rank], waits)]
+            return compose(Kind.UNWAITED, {mine.peer}, parties, table, None)
+    return None
 
 
 def describe(
@@ -555,6 +559,7 @@ def detail(operation: Operation, kind: Kind) -> str:
     more = {
         Kind.PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}"
         * bool(operation.members),
+        Kind.UNWAITED: " and not waited for it" * (operation.kind == SEND),
         Kind.STRANGER: ", which does not exist" * (operation.stranger is not None),
         Kind.SHAPES: f" of shape {shape}",
         Kind.ABORTED: f" of shape {shape}" * bool(shape),

@@ -15,6 +15,7 @@ import functools
 import inspect
 import operator
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -35,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
 from playground.runtime.errors import LOST_PEER
+from playground.runtime.event_log import NONE
 from playground.runtime.flight_recorder import (
     BACKWARD,
     BUCKETS,
@@ -59,20 +61,36 @@ from playground.runtime.tap import (
     number_of,
     ranks_of,
     record,
+    record_also,
     root_of,
 )
 from playground.runtime.tap.replacement import calling
 from playground.runtime.upstream import (
+    FUNCTIONAL,
     count_collectives,
     default_store,
     is_registered,
     read_timeout,
+    resolve_group,
 )
 
 LIMITED = "barrier", "monitored_barrier"
 """Collectives that functions of torch.distributed give a timeout."""
 TWICE = "reduce_scatter", "monitored_barrier"
 """Methods that gloo counts as more than one collective."""
+FUNCTIONS = {
+    "all_reduce": "all_reduce",
+    "all_reduce_coalesced": "all_reduce_coalesced",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "all_to_all_single",
+    "broadcast": "broadcast",
+}
+"""Functional collectives, with the names of the functions of torch.distributed that do the same:
+the ones that others call, such as all_gather_tensor. They call operators of C++ and no method of
+the group's."""
 ZERO = timedelta(0)
 TORCH = vars(distributed_c10d)
 Reader = Callable[[Box, Any, Any], tuple[Known, bool, Sequence[int]]]
@@ -112,6 +130,10 @@ class Hooks(Recorder):
         self.works: dict[int, int] = {}
         """Numbers of operations by the id of their work. (An id is used again: then it is the later
         one's.)"""
+        self.results: dict[int, int] = {}
+        """Numbers of functional collectives by the storage of what they return."""
+        self.finds_functions = False
+        """Whether functional collectives are recorded: once their module has been imported."""
         self.forwarded: dict[int, Any] = {}
         """The groups of models whose gradients a backward pass through their outputs averages, and
         the models' numbers, by the model's id."""
@@ -156,7 +178,9 @@ class Hooks(Recorder):
         box.begin_program()
         self.timeout = timeout
         self.works.clear()
+        self.results.clear()
         self.box = box
+        self.find_functions()
         self.forget_groups()
 
     def continue_program(self) -> None:
@@ -178,6 +202,95 @@ class Hooks(Recorder):
             return contextlib.nullcontext()
         limited = self.is_limit(timeout)
         return self.inside(self.box, FORM_WORLD, tuple(range(size)), (), limited=limited)
+
+    def find_functions(self) -> None:
+        """Record functional collectives from now on, if their module has been imported."""
+        module = sys.modules.get(FUNCTIONAL)
+        if self.finds_functions or not hasattr(module, "wait_tensor"):
+            return
+        self.finds_functions = True
+        places: dict[str, Callable[..., Any]] = {
+            name: partial(self.call_function, known) for name, known in FUNCTIONS.items()
+        }
+        places |= {"wait_tensor": self.wait_for_result, "wait_tensors": self.wait_for_result}
+        record_also(
+            {
+                (module, name): calling(each)
+                for name, each in places.items()
+                if hasattr(module, name)
+            }
+        )
+
+    def call_function(self, name: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A functional collective. It returns at once, and its result is waited for when it is
+        used."""
+        box = None if torch.compiler.is_compiling() else self.box
+        try:
+            given = inspect.signature(real).bind(*args, **kwargs).arguments
+            group = resolve_group(given["group"], given.get("tag", ""))
+            tensor, *_ = given.values()
+        except (TypeError, KeyError, ValueError, RuntimeError):  # as torch will say itself
+            box = None
+        if box is None or not isinstance(tensor, Tensor | list):
+            return real(*args, **kwargs)
+        several = isinstance(tensor, list)
+        dtype, shape = ("", ()) if several else (tensor.dtype, tuple(map(int, tensor.shape)))
+        key = id(group), name, dtype, given.get("src")
+        known = box.known.get(key) or self.describe(
+            box, key, group, COLLECTIVE, name, dtype, given.get("src"), 0
+        )
+        with self.counted_apart(id(group)):
+            call = box.call(known, 4, id(group) in self.limited, shape)
+            with self.main_thread_in(box, call):
+                try:
+                    result = real(*args, **kwargs)
+                except BaseException:
+                    box.take_back(call, known)
+                    raise
+            if self.find_unseen(id(group)) < 0:  # it was traced, and has called nothing
+                box.take_back(call, known)
+        for each in result if isinstance(result, list) else [result]:
+            self.results[storage_of(each)] = call
+        return result
+
+    def wait_for_result(self, real: Callable[..., Any], waited: Any) -> Any:
+        box = None if torch.compiler.is_compiling() else self.box
+        if box is None or not self.results:
+            return real(waited)
+        parts = waited if isinstance(waited, list) else [waited]
+        found = [self.results.pop(storage_of(each), NONE) for each in parts]
+        calls = [call for call in found if call != NONE]
+        with self.main_thread_in(box, calls[-1]) if calls else contextlib.nullcontext():
+            result = real(waited)
+        for call in calls:
+            box.end(call)
+        return result
+
+    @contextlib.contextmanager
+    def main_thread_in(self, box: Box, call: int) -> Iterator[None]:
+        """If this is the main thread, it is in this operation."""
+        is_main, before = get_ident() == box.main_thread, box.words[MAIN]
+        if is_main:
+            box.words[MAIN] = call
+        try:
+            yield
+        finally:
+            if is_main:
+                box.words[MAIN] = before
+
+    @contextlib.contextmanager
+    def counted_apart(self, key: int) -> Iterator[None]:
+        """What the group counts in this block is what the block knows of."""
+        self.check_groups()
+        tally = self.tallies.get(key)
+        if tally:
+            tally.inside += 1
+        try:
+            yield
+        finally:
+            if tally:
+                tally.inside -= 1
+                self.count_as_known(key)
 
     def forget_groups(self) -> None:
         """Begin with those of the world that has just been formed, if there is one."""
@@ -218,6 +331,7 @@ class Hooks(Recorder):
         box, key = self.box, id(group)
         if box is None:
             return
+        self.find_functions()
         timeout = read_timeout(group)
         if timeout is not None and timeout >= self.timeout:
             self.limited.discard(key)
@@ -526,20 +640,12 @@ class Hooks(Recorder):
         be none, the block clears the list if it was one."""
         key = id(group)
         self.read_group(group)
-        self.check_groups()
-        tally = self.tallies.get(key)
-        if tally:
-            tally.inside += 1
-        try:
+        with self.counted_apart(key):
             limited, may_be_none = key in self.limited, name in (BUCKETS, BACKWARD)
             with self.inside(
                 box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model
             ) as calls:
                 yield calls
-        finally:
-            if tally:
-                tally.inside -= 1
-                self.count_as_known(key)
 
     @contextlib.contextmanager
     def inside(
@@ -567,6 +673,12 @@ class Hooks(Recorder):
             box.end(call)
             if may_be_none and calls:
                 box.take_back(call, known)
+
+
+def storage_of(result: Any) -> int:
+    """A number of the memory that a functional collective's result, or its wrapper, is in."""
+    tensor: Any = getattr(result, "elem", result)
+    return int(tensor.untyped_storage()._cdata)
 
 
 def find_timeout(argument: Any) -> timedelta | None:

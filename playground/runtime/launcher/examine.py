@@ -88,6 +88,11 @@ class Examiner:
         self.next_look = time.monotonic() + INTERVAL * min(2**self.doubts, MOST_INTERVALS)
         return None
 
+    def find_reason(self, stacks: Mapping[int, str], seen: Seen) -> Diagnosis | None:
+        """Why the ranks stand still, as far as that is known."""
+        states = self.states(latest=CAPACITY, seen=seen)
+        return diagnose([replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states])
+
     @property
     def progress(self) -> list[object]:
         """The progress of each rank: a rank whose progress stays the same stands still."""
