@@ -165,6 +165,11 @@ class RankHandle:
         for output in self.outputs:
             output.relay_all()
 
+    def relay_parts(self) -> None:
+        """Pass on what has waited long enough."""
+        for output in self.outputs:
+            output.relay_part(lambda: False)
+
     def close(self) -> None:
         """Wait for the end of its process, and let go of all that belongs to it."""
         self.process.join()
