@@ -20,7 +20,7 @@ from playground.lessons import LESSONS, PATH
 from playground.runtime.remote import file_of
 
 PROGRAMS = [lesson for lesson in PATH if lesson.is_program]
-SMALLER: dict[str, tuple[str, ...]] = {}
+SMALLER = {"zero": ("--steps", "2")}
 """By lesson, constants with which its program is quick, as options of its command."""
 VARIES: set[str] = set()
 """Lessons that print what differs from run to run, such as times."""
@@ -38,7 +38,14 @@ class KeyLine:
 
 
 KEY_LINES = {
-    "p2p": KeyLine(line="token += 1", check=r"largest difference from the expected data (\S+)"),
+    "p2p": KeyLine(
+        line="dist.recv(first, src=0, tag=LETTER)",
+        check=r"largest difference from the expected data (\S+)",
+    ),
+    "zero": KeyLine(
+        line="dist.reduce_scatter_tensor(self.shard.grad, grads)",
+        check=r"^\w+(?: +[\d,]+)+ +(\S+)$",
+    ),
 }
 """By lesson."""
 ROUNDING = 1e-16
