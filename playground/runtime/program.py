@@ -24,6 +24,7 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
+from playground.runtime.frames import add_program
 from playground.runtime.remote import ROOT, syntax_errors_in_one_line
 from playground.runtime.rendezvous.environment import RUN_ID
 from playground.runtime.upstream import find_modules_as_here
@@ -183,4 +184,6 @@ def run_program(rank: int, size: int, program: Program, run: str, restarts: int)
         threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
         if threads.isdecimal():
             torch.set_num_threads(int(threads))
+    if file := program.locate():
+        add_program(str(file))
     program.run()

@@ -12,7 +12,7 @@ from typing import Any
 from playground.runtime.backends.backend import Backend
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.flight_recorder.activity import Activity
-from playground.runtime.flight_recorder.box import View, is_ending, is_stopped
+from playground.runtime.flight_recorder.box import View, is_asleep, is_ending, is_stopped
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
 from playground.runtime.rank.rank import Event
@@ -151,6 +151,11 @@ class RankHandle:
         """Pass on all that it has printed by now."""
         for output in self.outputs:
             output.relay_all()
+
+    def relay_parts(self) -> None:
+        """Pass on the beginnings of lines that have waited long enough for their ends."""
+        for output in self.outputs:
+            output.relay_part(lambda: is_asleep(self.process.pid))
 
     def close(self) -> None:
         """Wait for the end of its process, and let go of all that belongs to it."""

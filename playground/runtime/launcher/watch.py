@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
@@ -143,7 +143,7 @@ class WorldWatch:
 
 
 def receive(
-    ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report
+    ranks: Sequence[RankHandle], seconds: float, on_report: Progress = ignore_report
 ) -> bool:
     """Wait for messages of these ranks and take in what there is; False if `seconds` passed in
     silence.
@@ -152,12 +152,7 @@ def receive(
     """
     present = [rank for rank in ranks if not rank.vanished]
     sources = [rank.line for rank in present] + [rank.process.sentinel for rank in present]
-    outputs = {
-        output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed
-    }
-    ready: set[Any] = set(wait([*sources, *outputs], seconds))
-    for pipe in outputs.keys() & ready:
-        outputs[pipe].relay()
+    ready = await_any(ranks, sources, seconds)
     events: list[tuple[int, Event]] = []
     for rank in present:
         ended = rank.process.sentinel in ready
@@ -171,9 +166,29 @@ def receive(
     return bool(ready)
 
 
+def await_any(ranks: Sequence[RankHandle], sources: Sequence[Any], seconds: float) -> set[Any]:
+    """Wait for one of `sources`, or for output of these ranks, which is passed on; what there was,
+    empty after `seconds`."""
+    outputs = [output for rank in ranks for output in rank.outputs]
+    end = time.monotonic() + seconds
+    while True:
+        now = time.monotonic()
+        left = max(0.0, end - now)
+        pause = min([left, *(output.seconds_left(now) for output in outputs)])
+        pipes = [output.pipe for output in outputs if output.is_read(now)]
+        ready: set[Any] = set(wait([*sources, *pipes], pause))
+        for output in outputs:
+            if output.pipe in ready and not output.holder:  # none of them has begun a long line
+                output.relay()
+        for rank in ranks:
+            rank.relay_parts()
+        if ready or pause == left:
+            return ready
+
+
 def receive_while(
     condition: Callable[[], bool],
-    ranks: Iterable[RankHandle],
+    ranks: Sequence[RankHandle],
     seconds: float,
     on_report: Progress = ignore_report,
 ) -> bool:

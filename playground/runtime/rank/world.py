@@ -27,6 +27,7 @@ from playground.runtime.errors import RankFailed
 from playground.runtime.flight_recorder.box import open_box
 from playground.runtime.flight_recorder.hooks import hooks
 from playground.runtime.rank.process import has_children
+from playground.runtime.rank.rank import JOINED, report
 from playground.runtime.rendezvous.connections import (
     StrangerConnected,
     admit_to_store,
@@ -333,6 +334,8 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
                 waiting.enter_context(forming)
         torch_init_process_group(**call)
     for member in members:
+        if member.is_left_to_program:
+            report(**{JOINED: True})
         if member.is_left_to_program and member.groups_formed == 1:
             member.close_store()
     hooks.begin_world()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ import click
 from playground.console.options import FILE, pack_options, refuse
 from playground.console.session import Session, session_command
 from playground.runtime.errors import UsageError
+from playground.runtime.files import follow_own_links, write_file
 from playground.runtime.flags import flag
+from playground.runtime.frames import add_program
 from playground.runtime.launcher import server
-from playground.runtime.launcher.output import EVERY_RANK, FIRST_RANK, file_name
+from playground.runtime.launcher.output import EVERY_RANK, FIRST_RANK, file_name, label_of
 from playground.runtime.program import Program, find_shared_imports, parse, path_of_new_interpreter
+from playground.runtime.rank.rank import JOINED
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.doctor import run_checks, script
@@ -29,6 +33,10 @@ RUN_PROGRAM = remote("playground.runtime.program:run_program")
 NO_LIMIT = 999_999.0
 """Seconds of silence after which a run is ended unless --timeout says so: a script that trains may
 say nothing for hours."""
+APART = (
+    "no rank has formed a process group: these were {size} independent runs of {name}. "
+    "torch.distributed.init_process_group() makes them one (python -m playground read ddp)"
+)
 FILES = "files"
 OUTPUTS = (EVERY_RANK, FIRST_RANK, FILES)
 
@@ -148,16 +156,20 @@ def command(
     file = program.locate()
     findings = []
     if file:
+        add_program(str(file))
         server.preload(*find_shared_imports(parse(file)))
         facts = script.ScriptFacts(path=file, folder="", runs=(), operations=())
         findings = [*run_checks(script.TEXT_CHECKS, facts)]
     if settings.dry:
         kind = "an interpreter of its own" if settings.spawn else "a fork of one that has torch"
+        names = (check.__name__.removeprefix("check_") for check in script.TEXT_CHECKS)
+        checks = ", ".join(names).replace("_", " ")
+        found = f"{len(findings)} found something" if findings else "nothing found"
         session.say(
             f"{TOOL.name}: {world.size} ranks, each {kind}, in {os.getcwd()}",
             f"  {shlex.join(program.words)}",
             f"as does: {line}",
-            f"checks of its text: {len(script.TEXT_CHECKS)}, {len(findings)} found something",
+            f"{len(script.TEXT_CHECKS)} checks of its text ({checks}): {found}",
             *map(finding_text, findings),
         )
         session.print_document({}, torchrun=line, folder=os.getcwd(), findings=findings)
@@ -165,6 +177,7 @@ def command(
     if is_ours:
         if world.size > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+        tell_terminal_size(world.size)
         if isinstance(output, Path):
             make_files(output, world.size)
         if not settings.spawn:
@@ -174,19 +187,34 @@ def command(
             note = f"{finding.saw}, which forks share: --spawn gives each rank its own"
             click.echo(f"playground: {note}", err=True)
     run = str(uuid.uuid4()) if is_ours else ""
+    reported = set[str]()
     world.run(
         RUN_PROGRAM, program, run, settings.restarts,
         bare=True, spawn=settings.spawn, output=output, grace=settings.grace,
-        timeout=settings.timeout or NO_LIMIT,
+        timeout=settings.timeout or NO_LIMIT, on_report=lambda rank, event: reported.update(event),
     )  # fmt: skip
+    if is_ours and world.size > 1 and JOINED not in reported:
+        click.echo(f"playground: {APART.format(size=world.size, name=name)}", err=True)
+
+
+def tell_terminal_size(size: int) -> None:
+    """Tell the ranks how large the terminal is that their lines are shown on, each behind its
+    label. They write to pipes, which have no size."""
+    if sys.stdout.isatty():
+        columns, lines = os.get_terminal_size(sys.stdout.fileno())
+        width = columns - len(label_of(size - 1))
+        for name, value in (("COLUMNS", width), ("LINES", lines)):
+            if value > 0:
+                os.environ.setdefault(name, str(value))
 
 
 def make_files(folder: Path, size: int) -> None:
     """Make the files for the output of ranks, empty. Raises `UsageError` where they cannot be."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        follow_own_links(folder).mkdir(parents=True, exist_ok=True)
         for rank in range(size):
             for stream in ("stdout", "stderr"):
-                (folder / file_name(rank, stream)).write_bytes(b"")
+                write_file(folder / file_name(rank, stream), b"")
     except OSError as error:
-        raise UsageError(f"--output {FILES} {folder}: {error.strerror}") from None
+        why = f"{os.fsdecode(error.filename)}: {error.strerror}"
+        raise UsageError(f"--output {FILES} {folder}: {why}") from None
