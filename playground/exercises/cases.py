@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from playground.algorithms.traffic import Traffic
 from playground.exercises.exercise import count
 from playground.exercises.observation import Leaf
 from playground.runtime.tap import observing
-from playground.training.traffic import Traffic
 
 ANYTHING = object()
 PLAIN: dict[type, Callable[[Any], object]] = {

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms import load_all_reduce
+from playground.algorithms.link import Link
 from playground.lessons.ladder.lesson import (
     Bucket,
     Overlapped,
@@ -29,7 +30,6 @@ from playground.lessons.ladder.lesson import (
     gradients,
 )
 from playground.training.grad_syncs import GRAD_SYNCS
-from playground.training.link import Link
 from playground.training.settings import BUCKET_CAP, TrainingSettings
 
 AllReduce = Callable[..., object]

@@ -19,6 +19,7 @@ from fixtures import Worlds
 from torch import Tensor
 
 from playground import RankFailed, launch
+from playground.algorithms.traffic import Traffic
 from playground.lessons.context import experiment
 from playground.lessons.context.lesson import (
     CountSent,
@@ -36,7 +37,6 @@ from playground.runtime.errors import UsageError
 from playground.runtime.tap import observing
 from playground.training.gpt_config import LAYERS, LENGTH, WIDTH
 from playground.training.one_process import EXACT
-from playground.training.traffic import Traffic
 
 ATTENTION = {"ring": ring_attention, "ulysses": ulysses_attention}
 

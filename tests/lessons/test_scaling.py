@@ -19,8 +19,8 @@ from fixtures import Worlds
 from torch.func import functional_call, grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
+from playground.algorithms.link import Link
 from playground.lessons.scaling import further, lesson
-from playground.training.link import Link
 
 
 @pytest.mark.parametrize(("step", "law"), [(lesson.strong, "amdahl"), (lesson.weak, "gustafson")])

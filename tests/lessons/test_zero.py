@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from playground.algorithms.cost_model import times_sent
+from playground.algorithms.traffic import Traffic
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.lessons.zero import snapshot
 from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
@@ -44,7 +45,6 @@ from playground.training.gpt_run import batches
 from playground.training.one_process import EXACT
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, new_grad_sync
-from playground.training.traffic import Traffic
 from playground.training.zero_sync import SYNCS, ReplicatedSync, clip_grad_norm
 
 

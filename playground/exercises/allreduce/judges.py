@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from playground.algorithms.traffic import sent_by
 from playground.exercises.cases import Case, Cases, digits, inputs, predict
 from playground.exercises.observation import OWN
 from playground.lessons.all_reduce.lesson import reduce_broadcast, ring as ring_by_hand, run_counted
 from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.runtime.tap import MESSAGES, Call, Observer, observing
-from playground.training.traffic import sent_by
 
 
 def chain(rank: int, size: int, seed: int) -> Cases:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from playground.algorithms.traffic import Traffic
 from playground.lessons.context import lesson
 from playground.lessons.context.lesson import position_ids, shard_sequence, tiles
 from playground.lessons.context.page import (
@@ -32,7 +33,6 @@ from playground.runtime.tap import observing
 from playground.training.gpt_config import HEADS, LENGTH, WIDTH
 from playground.training.gpt_run import Backward, backward_alone, batches, compare, train
 from playground.training.one_process import EXACT_STEPS, ComparedTraining, Training
-from playground.training.traffic import Traffic
 
 
 def run(rank: int, size: int, settings: ContextSettings) -> ContextResult:

@@ -35,6 +35,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
+from playground.algorithms.link import Link
 from playground.lessons.ladder.lesson import trainable_parameters
 from playground.lessons.ladder.page import (
     BERT,
@@ -55,7 +56,6 @@ from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.grad_syncs import DDP, SPARSE
-from playground.training.link import Link
 from playground.training.replicas import (
     all_gather_stacked,
     broadcast_parameters,

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from playground.algorithms.traffic import Traffic
 from playground.lessons.mesh import costs
 from playground.lessons.mesh.lesson import GPTStage, Mesh
 from playground.lessons.mesh.page import GroupTraffic, MeshSettings, MeshTraining
@@ -23,7 +24,6 @@ from playground.runtime.tap import Call, Observer, observing, ranks_of
 from playground.training.gpt_config import WIDTH
 from playground.training.gpt_run import Batch, backward_alone, batches, parameter_difference, train
 from playground.training.replicas import broadcast_parameters
-from playground.training.traffic import Traffic
 
 
 def run(rank: int, size: int, settings: MeshSettings) -> list[MeshTraining]:

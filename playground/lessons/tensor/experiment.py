@@ -8,6 +8,7 @@ import contextlib
 import torch
 from torch import Tensor, nn
 
+from playground.algorithms.link import Link
 from playground.lessons.tensor.lesson import (
     GPTConfig,
     Group,
@@ -22,7 +23,6 @@ from playground.runtime import device
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
 from playground.training.gpt_run import Backward, backward_alone, batches, compare, train
-from playground.training.link import Link
 from playground.training.one_process import EXACT_STEPS
 
 

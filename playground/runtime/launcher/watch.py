@@ -24,14 +24,16 @@ from playground.runtime.flight_recorder.activity import BETWEEN_LOOKS, compare
 from playground.runtime.launcher.examine import Examiner
 from playground.runtime.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandle, describe_exit
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
+from playground.runtime.launcher.standstill import Standstill
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import Event, Progress
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
 
 AFTERMATH = 0.25
 """Seconds in which, where ranks have lost another, word of what became of that may still arrive."""
 LEAVE_LIMIT = 30.0
-"""Seconds a rank has to destroy its process group and give its memory back, all results being
-in."""
+"""Seconds a rank has at least to destroy its process group and give its memory back, all results
+being in."""
 LOOK_INTERVAL = 1.0
 
 
@@ -53,6 +55,7 @@ class WorldWatch:
 
     def __post_init__(self) -> None:
         self.examiner = Examiner(self.ranks)
+        self.standstill = Standstill(self.ranks)
 
     def run(self) -> None:
         """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are
@@ -76,9 +79,10 @@ class WorldWatch:
             for rank in self.ranks:
                 rank.order("end")
         self.silence = 0.0 if received else self.silence + pause
-        if self.examiner.find_deadlock():
+        suspects, stands = self.examiner.find_deadlock(), self.standstill.is_due()
+        if suspects or stands:
             began = time.monotonic()
-            self.raise_deadlock()
+            self.judge(stands)
             self.silence += time.monotonic() - began
         if self.silence >= limit:
             raise self.explain(
@@ -87,10 +91,10 @@ class WorldWatch:
         if any(rank.failure for rank in self.ranks):
             raise self.explain(self.first_failure())
 
-    def raise_deadlock(self) -> None:
+    def judge(self, stands: bool) -> None:
         """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in
         two looks, no rank has made progress, nothing else acts in those that are blocked, and no
-        data is under way."""
+        data is under way. If it `stands`, a run of which that cannot be proved is told of."""
         before, present = self.examiner.progress, [rank for rank in self.ranks if not rank.vanished]
         ask_for_stacks(present, self.on_report)
         looks = {rank: rank.activity for rank in present}
@@ -100,6 +104,8 @@ class WorldWatch:
         stacks = {rank.number: rank.stack for rank in present if rank.result is None}
         if diagnosis := self.examiner.confirm(before, stacks, seen):
             raise Deadlock(len(self.ranks), self.silence, stacks, diagnosis)
+        if stands and (found := self.examiner.find_reason(stacks, seen)):
+            self.standstill.tell(found)
 
     def explain(self, failure: PlaygroundError) -> PlaygroundError:
         """The failure, with the diagnosis of the flight recorders."""
@@ -215,32 +221,29 @@ def ask_for_stacks(
     return {rank.number: rank.stack for rank in ranks}
 
 
-def release(ranks: list[RankHandle]) -> None:
-    """Let the ranks leave, all at once. Raise `RankFailed` for one that cannot leave cleanly."""
-    present = [rank for rank in ranks if not rank.vanished]
-    for rank in present:
-        rank.order(len(present))
-    end = time.monotonic() + LEAVE_LIMIT
+def release(ranks: list[RankHandle], timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Let the ranks leave, all at once: until they have, they may be silent for `timeout` seconds,
+    as their threads and exit functions may take as long as the function itself. Raise `RankFailed`
+    for one that cannot leave cleanly."""
+    limit = max(timeout, LEAVE_LIMIT)
+    for rank in ranks:
+        if not rank.vanished:
+            rank.order("leave")
+    end = time.monotonic() + limit
     while staying := [rank for rank in ranks if rank.process.exitcode is None]:
         if time.monotonic() > end:
-            # rank 0 waits for the others: if one of them is still there, it is that one
             last = staying[-1]
-            failure = unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
+            failure = last.unclean_exit(f"still there after {limit:g} s")
             failure.others = ask_for_stacks([last])
             raise failure
-        receive(staying, LOOK_INTERVAL)
+        if receive(staying, LOOK_INTERVAL):
+            end = time.monotonic() + limit
         for rank in staying:
             if rank.failure and not rank.vanished:
                 raise rank.failure
             # its result is in
             if (code := rank.process.exitcode) not in (None, 0, LOST_BY_THE_SERVER):
-                raise unclean_exit(rank, describe_exit(code, rank.backend))
-
-
-def unclean_exit(rank: RankHandle, how: str) -> RankFailed:
-    return RankFailed(
-        rank.number, rank.size, f"returned its result but did not leave cleanly: {how}"
-    )
+                raise rank.unclean_exit(describe_exit(code, rank.backend))
 
 
 def interrupt(ranks: Sequence[RankHandle], seconds: float) -> None:
@@ -258,13 +261,15 @@ def interrupt(ranks: Sequence[RankHandle], seconds: float) -> None:
         for rank in present:
             if (rank.done or rank.failure) and rank not in leaving:
                 leaving.add(rank)
-                rank.order(1)
+                rank.order("leave")
     for rank in present:
         rank.process.kill()
 
 
-def stop(ranks: list[RankHandle]) -> None:
-    """End what is left of the ranks: the closed line asks them, then SIGTERM, then SIGKILL."""
+def stop(ranks: list[RankHandle], seconds: float = GRACE) -> None:
+    """End what is left of the ranks: the closed line asks them, then SIGTERM, then SIGKILL. What
+    they still do, exit functions of one that has failed and handlers of SIGTERM in the others, may
+    take so many seconds."""
     try:
         for rank in ranks:
             rank.relay_output()
@@ -275,12 +280,21 @@ def stop(ranks: list[RankHandle]) -> None:
                 # the start of one is not to be waited for, and one that is stopped hears nothing
                 hears = rank.up and not rank.is_stopped()
                 (rank.process.terminate if hears else rank.process.kill)()
-            end = time.monotonic() + GRACE
-            for rank in ranks:
-                rank.process.join(max(0.0, end - time.monotonic()))
-                rank.relay_output()  # its handler of SIGTERM may have said something
+            await_ends(ranks, seconds)
         finally:  # Ctrl-C may come once more
             for rank in ranks:
                 rank.process.kill()
             for rank in ranks:
                 rank.close()
+
+
+def await_ends(ranks: Sequence[RankHandle], seconds: float) -> None:
+    """Wait for the ends of these ranks' processes, so many seconds at most. What they print until
+    then is passed on."""
+    end = time.monotonic() + seconds
+    while staying := [rank for rank in ranks if rank.process.exitcode is None]:
+        if (left := end - time.monotonic()) <= 0:
+            break
+        await_any(staying, [rank.process.sentinel for rank in staying], min(left, LOOK_INTERVAL))
+    for rank in ranks:
+        rank.relay_output()

@@ -21,10 +21,11 @@ from playground.algorithms.messages import (
     Works,
     number_in_whole,
 )
+from playground.algorithms.traffic import bytes_of
 from playground.runtime.event_log import NONE
 from playground.runtime.tap import ranks_of
 from playground.trace.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
-from playground.trace.record.distributed import CallRecorder, bytes_of, values_of
+from playground.trace.record.distributed import CallRecorder, values_of
 from playground.trace.record.recorder import Recorder
 
 EXCHANGE = messages.exchange.__code__

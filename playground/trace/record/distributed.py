@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from playground.algorithms.traffic import bytes_of
 from playground.lessons.rpc.lesson import agents
 from playground.runtime.event_log import NONE
 from playground.runtime.tap import MESSAGES, Call, Observer
@@ -19,13 +20,6 @@ from playground.trace.record.recorder import Recorder
 Ranks = tuple[int, ...]
 Counts = defaultdict[tuple[str, int], Iterator[int]]
 """Numbers of the next messages, by kind and by the other rank. Both ends count alike."""
-
-
-def bytes_of(tensor: torch.Tensor) -> int:
-    """The size of a tensor's elements; of a sparse tensor, that of its indices and values."""
-    if tensor.layout is torch.strided:
-        return tensor.nbytes
-    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else 0
 
 
 def values_of(tensor: torch.Tensor) -> list[float] | None:

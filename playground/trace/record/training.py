@@ -19,10 +19,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from playground.algorithms.traffic import bytes_of
 from playground.runtime.tap import ranks_of
 from playground.runtime.tap.replacement import replaced
 from playground.trace.record import BUCKET, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
-from playground.trace.record.distributed import bytes_of
 from playground.trace.record.layout import LANE_CODES
 from playground.trace.record.recorder import Recorder
 from playground.training.device_work import DeviceObserver, Moved
@@ -60,9 +60,8 @@ class BucketHooks:
             self.finish_done()
 
     def listen(self, group: Any) -> None:
-        """Record buckets in this group. (Older versions of torch have no hooks for calls in
-        C++.)"""
-        if group not in self.listened_to and hasattr(group, "register_pre_hook"):
+        """Record buckets in this group."""
+        if group not in self.listened_to:
             self.listened_to.append(group)
             group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
             group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))

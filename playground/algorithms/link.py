@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms.cost_model import times_sent
+from playground.algorithms.traffic import sent_by
 from playground.runtime.tap import Call, Observer
-from playground.training.traffic import sent_by
 
 
 class Link(Observer):

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
+from playground.algorithms.link import Link
 from playground.runtime.tap import observing
-from playground.training.link import Link
 from playground.training.sync import OverlappedSync
 
 GBIT, NBYTES = 0.001, 4000
