@@ -5,7 +5,7 @@ Differences to a rank of torchrun's: it is a fork of a process that has imported
 `--spawn` is given; the store is at 127.0.0.1, and gloo and nccl are told to stay on loopback
 (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); TORCH_CPP_LOG_LEVEL is FATAL, as what torch logs there is
 raised as well; there is no TORCHELASTIC_ERROR_FILE, as the launcher hears of a failure from the
-rank itself.
+rank itself. Constants may have other values than the file says (`constants`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
+from playground.runtime.constants import Value, put_values
 from playground.runtime.errors import UsageError
 from playground.runtime.frames import add_program
 from playground.runtime.remote import ROOT, syntax_errors_in_one_line
 from playground.runtime.rendezvous.environment import RUN_ID
-from playground.runtime.upstream import find_modules_as_here
+from playground.runtime.upstream import find_modules_as_here, run_module_as_main
 
 SHARED = {"torch", "torchvision", "torchaudio", "numpy"}
 """Packages that are imported once for all ranks: importing them reads neither a rank's environment
@@ -46,11 +47,21 @@ class Program:
     arguments: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     """`sys.path`, without the script's own folder, which comes first."""
+    constants: tuple[tuple[str, Value], ...] = ()
+    """Names of constants, and the values that they have instead of those in the file."""
+    uses_device: bool = False
+    """Whether its tensors are created on the device of the world's backend, and its process group
+    is of that backend, unless it names another: a lesson's, which names neither."""
 
     @property
     def words(self) -> list[str]:
         """Its command line, behind `python` or `torchrun` with its options."""
         return [*["-m"] * self.is_module, self.name, *self.arguments]
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether it is neither a folder nor an archive."""
+        return self.is_module or not is_container(self.name)
 
     @property
     def first_folders(self) -> list[str]:
@@ -96,7 +107,10 @@ class Program:
         sys.argv[:] = [self.name, *self.arguments]
         if self.is_module:
             sys.argv[0] = "-m"  # until the module is found
-            runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
+            if self.constants:
+                run_module_as_main(self.name, self.compile)
+            else:
+                runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
         elif is_container(self.name):
             runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         else:
@@ -106,7 +120,13 @@ class Program:
                 __file__=file, __loader__=loader, __cached__=None, __builtins__=builtins
             )
             vars(main)["__annotations__"] = {}
-            exec(loader.source_to_code(loader.get_data(file), file), vars(main))
+            exec(self.compile(file), vars(main))
+
+    def compile(self, file: str) -> types.CodeType:
+        """The code of a file, with the values of `constants` in it."""
+        source = Path(file).read_bytes()
+        tree = put_values(ast.parse(source, file), dict(self.constants)) if self.constants else None
+        return compile(tree or source, file, "exec", dont_inherit=True)
 
 
 def is_container(name: str) -> bool:
@@ -181,11 +201,15 @@ def run_program(rank: int, size: int, program: Program, run: str, restarts: int)
     world that somebody else has."""
     import torch
 
+    from playground.runtime.rank.world import choose_device
+
     if run:
         os.environ.update(describe_place(rank, size, run, restarts))
         threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
         if threads.isdecimal():
             torch.set_num_threads(int(threads))
+    if program.uses_device:
+        choose_device()
     if file := program.locate():
         add_program(str(file))
     program.run()

@@ -14,6 +14,7 @@ import inspect
 import io
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import process, reduction, spawn
 from multiprocessing.context import set_spawning_popen
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 
@@ -137,6 +138,17 @@ def pickle_main(
     finally:
         set_spawning_popen(None)
     return work.getbuffer()
+
+
+def run_module_as_main(name: str, compile_file: Callable[[str], CodeType]) -> None:
+    """Run a module as `python -m` does, but with the code that `compile_file` makes of its file.
+
+    Source: runpy._run_module_as_main (Python 3.11)
+    """
+    _, spec, _ = runpy._get_module_details(name)  # type: ignore[attr-defined]
+    sys.argv[0] = spec.origin
+    code = compile_file(spec.origin)
+    runpy._run_code(code, vars(sys.modules["__main__"]), None, "__main__", spec)  # type: ignore[attr-defined]
 
 
 def run_pickled(work: int, fds: list[int]) -> None:

@@ -31,7 +31,6 @@ import io
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
@@ -126,8 +125,17 @@ def end(error: BaseException | None = None) -> NoReturn:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     if error:
-        traceback.clear_frames(error.__traceback__)  # what only they know is let go
+        forget_frames(error)
     exit_orderly(code)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what is known only where `error`, and those before it, were raised."""
+    known: list[BaseException] = [error]
+    for each in known:
+        each.__traceback__ = None
+        before = (each.__cause__, each.__context__)
+        known += [one for one in before if one and all(one is not other for other in known)]
 
 
 def exit_orderly(code: int) -> NoReturn:

@@ -48,7 +48,13 @@ from playground.runtime.rank.preemption import (
     request_preemption,
     run_until_preempted,
 )
-from playground.runtime.rank.process import exit_orderly, finish, flush, run_program
+from playground.runtime.rank.process import (
+    exit_orderly,
+    finish,
+    flush,
+    forget_frames,
+    run_program,
+)
 from playground.runtime.rank.work import Answer, Assignment, call
 from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
@@ -202,7 +208,7 @@ class Launcher:
         self.send("failed", failure(error, self.rank, self.size))
         finish()
         self.dismissed.wait()
-        traceback.clear_frames(error.__traceback__)
+        forget_frames(error)
         exit_orderly(1)
 
 
@@ -287,6 +293,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     if isinstance(error, PlaygroundError):
         return error
     whole = traceback.TracebackException.from_exception(error)
+    innermost = whole.stack[-1]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
     if missing := backends.explain_missing_device(error):
@@ -297,7 +304,23 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     # say the same.
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
     kind = PeerDisconnected if lost else RankFailed
-    return kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
+    failed = kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
+    failed.refusal = describe_refusal(error, innermost)
+    return failed
+
+
+def describe_refusal(error: BaseException, innermost: traceback.FrameSummary) -> str:
+    """In one line, what a program says by an `assert` with a message, and where; or by
+    `sys.exit`. Empty for any other error, and for an `assert` of a library's."""
+    message = error.args[0] if error.args else None
+    if not (isinstance(message, str) and message.strip()):
+        return ""
+    words = " ".join(message.split())
+    if isinstance(error, SystemExit):
+        return words
+    if isinstance(error, AssertionError) and is_program(innermost.filename):
+        return f"{words} ({os.path.basename(innermost.filename)}:{innermost.lineno})"
+    return ""
 
 
 def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:

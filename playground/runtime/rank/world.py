@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from playground.runtime import backends, host
 from playground.runtime.errors import RankFailed
 from playground.runtime.flight_recorder.box import open_box
 from playground.runtime.flight_recorder.hooks import hooks
+from playground.runtime.rank.default_device import set_default_device
 from playground.runtime.rank.process import has_children
 from playground.runtime.rank.rank import JOINED, report
 from playground.runtime.rendezvous.connections import (
@@ -78,6 +80,8 @@ class Member:
         """Whether the store hears only this user's processes by now."""
         self.group: dist.ProcessGroup | None = None
         self.is_left_to_program = False
+        self.offered: dict[str, Any] = {}
+        """What a program's `init_process_group` is called with, where it names no backend."""
         self.forming, self.lock = 0, threading.Lock()
         """How many groups are being formed, each by a thread of its own."""
         warnings.filterwarnings("ignore", RENAMED, FutureWarning)
@@ -158,6 +162,14 @@ class Member:
         if self.box:
             limit = min(timeout, DEFAULT_TIMEOUT)
             hooks.begin_program(self.box, timedelta(seconds=limit))
+
+    def choose_device(self) -> None:
+        """Have the program create its tensors on the device of this world's backend, and its
+        process group be of that backend, unless the program names another."""
+        self.offered = {"backend": self.backend.name}
+        if self.device:
+            self.offered["device_id"] = self.device
+            set_default_device(self.device)
 
     def say_where(self) -> None:
         """Put into the environment where this rank is, and where the store."""
@@ -331,6 +343,14 @@ def read_umask() -> str:
 
 members: list[Member] = []
 """The world that this process is a member of, if any."""
+
+
+def choose_device() -> None:
+    """See `Member.choose_device`."""
+    for member in members:
+        member.choose_device()
+
+
 torch_init_process_group = dist.init_process_group
 torch_destroy_process_group = dist.destroy_process_group
 
@@ -354,6 +374,9 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
     for member in members:
         if not member.joined or member.is_left_to_program:
             member.make_way()
+        call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
+        if member.offered and call.get("backend") is None:
+            args, kwargs = (), call | member.offered
     with contextlib.ExitStack() as forming:
         under_way.forming, under_way.formed = forming, int
         try:

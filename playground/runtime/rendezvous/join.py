@@ -32,7 +32,7 @@ from playground.runtime.rank.preemption import (
     raise_if_preempted,
     run_until_preempted,
 )
-from playground.runtime.rank.process import finish, run_program
+from playground.runtime.rank.process import finish, forget_frames, run_program
 from playground.runtime.rank.rank import failure, report_to
 from playground.runtime.rank.world import Member
 from playground.runtime.rendezvous.agreement import all_gather_object
@@ -96,6 +96,7 @@ def join(
     except BaseException as error:
         if (failed := explain(error, watch)) is error:
             raise
+        forget_frames(error)
         raise failed from error
     raise_if_preempted(results)
     return results

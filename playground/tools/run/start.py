@@ -1,0 +1,85 @@
+"""From a command to the ranks of a program, a script or a lesson. Does not import torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from pathlib import Path
+
+import click
+
+from playground.console.session import Session
+from playground.runtime.errors import UsageError
+from playground.runtime.files import follow_own_links, write_file
+from playground.runtime.launcher.output import file_name, label_of
+from playground.runtime.program import Program
+from playground.runtime.rank.rank import JOINED
+from playground.runtime.remote import remote
+from playground.tools.run.options import FILES, NO_LIMIT, ProgramOptions
+
+APART = (
+    "no rank has formed a process group: these were {size} independent runs of {name}. "
+    "torch.distributed.init_process_group() makes them one (python -m playground read ddp)"
+)
+RUN_PROGRAM = remote("playground.runtime.program:run_program")
+
+
+def prepare_start(session: Session, asked: ProgramOptions) -> bool:
+    """What comes before the ranks of a program, if they are ours to start. Returns whether they
+    are. Raises `UsageError` where files for their output cannot be made."""
+    world = session.world
+    if world.rank_env is not None:
+        return False
+    if world.size > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    tell_terminal_size(world.size)
+    if isinstance(asked.output, Path):
+        make_files(asked.output, world.size)
+    return True
+
+
+def run_on_ranks(
+    session: Session,
+    program: Program,
+    asked: ProgramOptions,
+    *,
+    spawn: bool = False,
+    grace: float | None = None,
+) -> None:
+    """Run the program on the ranks of the session's world. If none of them has formed a process
+    group, say so. Raises what `launch` raises."""
+    is_ours = session.world.rank_env is None
+    run = str(uuid.uuid4()) if is_ours else ""
+    reported = set[str]()
+    session.world.run(
+        RUN_PROGRAM, program, run, session.restarts,
+        bare=True, spawn=spawn, output=asked.output, grace=grace,
+        timeout=asked.timeout or NO_LIMIT, on_report=lambda rank, event: reported.update(event),
+    )  # fmt: skip
+    if is_ours and session.world.size > 1 and JOINED not in reported:
+        apart = APART.format(size=session.world.size, name=program.name)
+        click.echo(f"playground: {apart}", err=True)
+
+
+def make_files(folder: Path, size: int) -> None:
+    """Make the files for the output of ranks, empty. Raises `UsageError` where they cannot be."""
+    try:
+        follow_own_links(folder).mkdir(parents=True, exist_ok=True)
+        for rank in range(size):
+            for stream in ("stdout", "stderr"):
+                write_file(folder / file_name(rank, stream), b"")
+    except OSError as error:
+        why = f"{os.fsdecode(error.filename)}: {error.strerror}"
+        raise UsageError(f"--output {FILES} {folder}: {why}") from None
+
+
+def tell_terminal_size(size: int) -> None:
+    """Tell the ranks how large the terminal is that their lines are shown on, each behind its
+    label. They write to pipes, which have no size."""
+    if sys.stdout.isatty():
+        columns, lines = os.get_terminal_size(sys.stdout.fileno())
+        width = columns - len(label_of(size - 1))
+        for name, value in (("COLUMNS", width), ("LINES", lines)):
+            if value > 0:
+                os.environ.setdefault(name, str(value))
