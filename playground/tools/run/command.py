@@ -15,10 +15,10 @@ from playground.runtime.constants import Constant, Value, read_constants
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher import server
 from playground.runtime.launcher.rounds import ROUNDS
-from playground.runtime.program import Program, find_shared_imports, path_of_new_interpreter
+from playground.runtime.program import Program, path_of_new_interpreter
 from playground.runtime.remote import file_of, parse
 from playground.tools.run.options import ProgramOptions, constant_option, program_options
-from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks
+from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks, share_imports
 
 VISION = "torchvision"
 """What reads the data, and is imported once for all ranks."""
@@ -45,7 +45,8 @@ def lesson_command(lesson: Lesson) -> click.Command:
             constants=changed_values(values, constants),
         )
         if prepare_start(session, asked):
-            server.preload(*find_shared_imports(tree), *[VISION] * lesson.needs_mnist)
+            share_imports(file, tree)
+            server.preload(*[VISION] * lesson.needs_mnist)
             session.world.warm_up(RUN_PROGRAM)
         if lesson.needs_mnist:
             prepare_data(session)
