@@ -183,6 +183,8 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     ]
     graph = WaitGraph(was)
     dead = {state.rank for state in states if state.doing == Doing.DEAD}
+    if stray := find_stranger(was):
+        return stray
     if first := find_first_difference(was):
         return compose_difference(first, draw_last(graph))
     found = find_unsent(graph, dead) or find_cause(was, is_over=True)
@@ -332,11 +334,27 @@ def tell(states: Sequence[RankState]) -> str:
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     """The first operation that ranks called differently, although it may have worked; None if none
     is known."""
-    first = find_first_difference(leave_out_renumbered(states))
+    states = leave_out_renumbered(states)
+    if stray := find_stranger(states):
+        return stray
+    first = find_first_difference(states)
     if first is None:
         return None
     rows = {rank: (detail(one, first.kind), one.line, "") for rank, one in first.met.items()}
     return compose_difference(first, draw_table(dict(sorted(rows.items())), {}))
+
+
+def find_stranger(states: Iterable[RankState]) -> Diagnosis | None:
+    """Messages to or from ranks that do not exist."""
+    strays = {
+        state.rank: one for state in states for one in list_known(state) if one.stranger is not None
+    }
+    if not strays:
+        return None
+    first = min(strays)
+    told = [([first], has_called(strays[first], Kind.STRANGER))]
+    rows = {rank: (detail(one, Kind.ROOTS), one.line, "") for rank, one in sorted(strays.items())}
+    return compose(Kind.STRANGER, strays, told, draw_table(rows, {}), None)
 
 
 def compose_difference(first: Difference, table: str) -> Diagnosis:
@@ -351,16 +369,6 @@ def find_first_difference(states: Iterable[RankState]) -> Difference | None:
     orders = {rank: order_calls(state) for rank, state in graph.states.items()}
     placed: dict[tuple[Group, int], dict[int, Operation]] = {}
     meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
-    if strays := {
-        rank: one
-        for rank, state in graph.states.items()
-        for one in list_known(state)
-        if one.stranger is not None
-    }:
-        first = min(strays)
-        told = [([first], has_called(strays[first], Kind.STRANGER))]
-        rows = {one: (detail(strays[one], Kind.ROOTS), strays[one].line, "") for one in strays}
-        return compose(Kind.STRANGER, strays, told, draw_table(rows, {}), None)
     for rank, state in graph.states.items():
         for group, calls in orders[rank].items():
             for place, one in calls.items():

@@ -236,8 +236,10 @@ class Hooks(Recorder):
             box = None
         if box is None or not isinstance(tensor, Tensor | list):
             return real(*args, **kwargs)
-        several = isinstance(tensor, list)
-        dtype, shape = ("", ()) if several else (tensor.dtype, tuple(map(int, tensor.shape)))
+        dtype: Any = ""
+        shape: tuple[int, ...] = ()
+        if isinstance(tensor, Tensor):
+            dtype, shape = tensor.dtype, tuple(map(int, tensor.shape))
         key = id(group), name, dtype, given.get("src")
         known = box.known.get(key) or self.describe(
             box, key, group, COLLECTIVE, name, dtype, given.get("src"), 0

@@ -62,7 +62,9 @@ class Standstill:
 
     def is_due(self) -> bool:
         """Whether the ranks are to be asked why they stand still. To be called often."""
-        calls = [(rank.done, rank.vanished, rank.box and rank.box.calls) for rank in self.ranks]
+        calls: list[object] = [
+            (rank.done, rank.vanished, rank.box and rank.box.calls) for rank in self.ranks
+        ]
         waits = any(rank.box and rank.box.waits for rank in self.ranks)
         if calls != self.calls or not waits or any(rank.question for rank in self.ranks):
             self.calls = calls
