@@ -1,20 +1,18 @@
-"""ZeRO by hand: one process's training by every way, as many bytes and collectives as promised, and
-named failures."""
+"""ZeRO by hand for any training: one process's training by every way, as many bytes and collectives
+as promised, and named failures."""
 
 from __future__ import annotations
 
 import copy
-import json
 from collections import Counter
-from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from fixtures import Run, Worlds
+from fixtures import Worlds
 from ranks import misbehave
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -24,37 +22,113 @@ from torch.utils.checkpoint import checkpoint
 
 from playground.algorithms.cost_model import times_sent
 from playground.algorithms.traffic import Traffic
+from playground.figures.counting import Trainer, count, new_model
+from playground.figures.ways import CountedStep, WaysSettings
+from playground.lessons.prove.lesson import max_abs_diff
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
-from playground.lessons.zero import snapshot
-from playground.lessons.zero.measure import Trainer, compare, count, count_kept
-from playground.lessons.zero.page import ZeroSettings, conclude
-from playground.lessons.zero.results import (
-    CASTING,
-    HELD,
-    SENT,
-    TORCH,
-    Counts,
-    WayResult,
-    check_way,
-    expect_kept,
-)
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
-from playground.training.gpt_run import batches
-from playground.training.one_process import EXACT
+from playground.training import shard_snapshots
+from playground.training.formulas import SENT, WIDTH_OF, bytes_sent, kept_bytes, times_held
+from playground.training.gpt_config import HEADS, LENGTH, VOCABULARY
+from playground.training.gpt_run import Backward, backward_alone, batches, train as train_gpt
+from playground.training.memory import bytes_kept
+from playground.training.one_process import EXACT, EXACT_STEPS
+from playground.training.replicas import flatten
+from playground.training.settings import BFLOAT16
 from playground.training.sharding import METHODS, Zero2, Zero3, train
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, new_grad_sync
-from playground.training.zero_sync import SYNCS, ReplicatedSync, clip_grad_norm
+from playground.training.zero_sync import SYNCS, clip_grad_norm
+
+TORCH = {"torch-ddp": "ddp", "torch-zero-1": "zero-1", "torch-fsdp": "zero-3"}
+"""torch's own ways, and the way whose closed forms hold for each."""
+CASTING = ("zero-3", "torch-fsdp")
+"""The ways that can compute in bfloat16, with float32 shards."""
 
 
-def small(size: int, **changes: Any) -> ZeroSettings:
-    return ZeroSettings(size=size, **{"layers": 2, "width": 48, "batch_size": 2 * size, **changes})
+def small(size: int, **changes: Any) -> WaysSettings:
+    return WaysSettings(ways=(), **{"width": 48, **changes})
 
 
-def collectives(name: str, settings: ZeroSettings) -> dict[str, int]:
+def check_way(name: str, counts: CountedStep, difference: float, size: int, *dtypes: str) -> None:
+    """What a way of ours holds and sends is its closed form, and it trains as one process does."""
+    assert difference <= EXACT, name
+    if name in SENT:
+        assert counts.held == pytest.approx(counts.model_bytes * times_held(name, size), rel=0.02)
+        sent = bytes_sent(name, counts.model_bytes, size, *dtypes)
+        assert counts.sent == pytest.approx(sent, rel=0.02)
+
+
+def count_kept(settings: WaysSettings) -> int:
+    """The bytes that autograd keeps for backward of a sequence, in one process."""
+    [(tokens, targets)] = batches(1, 1, settings.seed)
+    model = new_model(settings, getattr(torch, settings.dtype))
+    return bytes_kept(model, lambda: copying_loss(model(tokens).float(), targets))
+
+
+def expect_kept(layers: int, width: int, dtype: str, *, recompute: bool) -> float:
+    """Bytes that autograd keeps for backward of a sequence: the blocks' activations, those of the
+    head and the loss, the statistics of norms and attention, and token ids."""
+    nbytes = WIDTH_OF[dtype]
+    blocks = kept_bytes(LENGTH, width, layers, nbytes, recompute=recompute)
+    head = nbytes * (2 * width + 2) + 4 * VOCABULARY
+    statistics = 0 if recompute else layers * (4 * nbytes + 4 * HEADS)
+    return blocks + LENGTH * (head + statistics + 3 * 8)
+
+
+def compare(way: str, settings: WaysSettings) -> float:
+    """The largest difference of a loss or parameter from one process with the whole batch, after a
+    few steps in float64. With parameters cast to bfloat16, shards and sums over ranks are
+    float64: one process then computes as many parts of the batch."""
+    trainer = Trainer(way, settings, torch.float64)
+    expected_losses, expected_params = train_alone(settings)
+    for step, batch in enumerate(
+        batches(2 * dist.get_world_size(), EXACT_STEPS, settings.seed), start=1
+    ):
+        trainer.step(batch, last=step == EXACT_STEPS)
+    params, losses = flatten(trainer.masters()), trainer.mean_losses()
+    return max(
+        max_abs_diff(params, expected_params),
+        max_abs_diff(params.new_tensor(losses), params.new_tensor(expected_losses)),
+    )
+
+
+@cache
+def train_alone(settings: WaysSettings) -> tuple[list[float], torch.Tensor]:
+    """The losses of one process, by step, and its parameters at the end, flat."""
+    model = new_model(settings, torch.float64)
+    exact = batches(2 * dist.get_world_size(), EXACT_STEPS, settings.seed)
+    one_backward = (
+        backward_in_bfloat16(model, dist.get_world_size())
+        if settings.dtype == BFLOAT16
+        else backward_alone(model)
+    )
+    return train_gpt("alone", model, one_backward, exact).losses, flatten(model.parameters())
+
+
+def backward_in_bfloat16(model: nn.Module, parts: int) -> Backward:
+    """One process that computes in bfloat16 as many parts of a batch as there are ranks, and adds
+    up their gradients in the type of the model's parameters."""
+
+    def backward(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses = []
+        for own_tokens, own_targets in zip(tokens.chunk(parts), targets.chunk(parts), strict=True):
+            cast = copy.deepcopy(model).bfloat16()
+            loss = copying_loss(cast(own_tokens).double(), own_targets)
+            loss.backward()
+            losses.append(loss.detach() / parts)
+            for param, own in zip(model.parameters(), cast.parameters(), strict=True):
+                grad = torch.zeros_like(param) if param.grad is None else param.grad
+                param.grad = grad + own.grad.to(param.dtype) / parts
+        return torch.stack(losses).sum()
+
+    return backward
+
+
+def collectives(name: str, settings: WaysSettings) -> dict[str, int]:
     """Those of the second step, by name."""
-    trainer, (first, second) = Trainer(name, settings), batches(2 * settings.size, 2, 1)
+    trainer, (first, second) = Trainer(name, settings), batches(2 * dist.get_world_size(), 2, 1)
     trainer.step(first)
     with CommDebugMode() as mode:
         trainer.step(second)
@@ -70,7 +144,7 @@ def collectives(name: str, settings: ZeroSettings) -> dict[str, int]:
 
 def by_every_way(
     rank: int, size: int, names: tuple[str, ...]
-) -> tuple[dict[str, dict[str, int]], dict[str, tuple[Counts, float]]]:
+) -> tuple[dict[str, dict[str, int]], dict[str, tuple[CountedStep, float]]]:
     """The collectives of two ways that must call the same; the bytes of each way, and its
     difference from one process."""
     settings = small(size)
@@ -84,7 +158,7 @@ def by_every_way(
 def test_every_way_is_one_training_and_holds_and_sends_what_it_should(
     size: int, world: Worlds
 ) -> None:
-    names = (*HELD, "torch-fsdp") if size == 2 else (*HELD, *TORCH)
+    names = (*SENT, "torch-fsdp") if size == 2 else (*SENT, *TORCH)
     for calls, found in world(size, timeout=300).run(by_every_way, names):
         for name, (counts, difference) in found.items():
             check_way(name, counts, difference, size)
@@ -100,10 +174,12 @@ CAST: list[dict[str, Any]] = [
 ]
 
 
-def in_bfloat16(rank: int, size: int, ways: tuple[str, ...]) -> list[tuple[Counts, float, float]]:
+def in_bfloat16(
+    rank: int, size: int, ways: tuple[str, ...]
+) -> list[tuple[CountedStep, float, float]]:
     """Counts and difference by each of `CAST` and way, and what autograd keeps over its closed
     form."""
-    found = list[tuple[Counts, float, float]]()
+    found = list[tuple[CountedStep, float, float]]()
     for changes in CAST:
         settings = small(size, **changes)
         recompute = settings.checkpoint_activations
@@ -259,55 +335,7 @@ def test_masters_follow_one_process_whose_linear_and_embedding_weights_are_cast(
         assert 0 < max(found) <= 1e-4
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--dtype", "bfloat16", "--way", "zero-2"), "choose zero-3 or torch-fsdp"),
-        (("--reduce-dtype", "bfloat16"), "--reduce-dtype has no effect with --dtype float32"),
-    ],
-)
-def test_a_compute_dtype_without_shards_is_refused_in_one_line(
-    words: tuple[str, ...], message: str, run_cli: Run
-) -> None:
-    shown = run_cli("zero", *words)
-    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
-    assert message in shown.err
-
-
-@pytest.mark.parametrize(
-    ("difference", "changes"), [(1e-9, {}), (0.0, {"held": 265.0}), (0.0, {"sent": 94.0})]
-)
-def test_other_counts_than_promised_are_an_error(
-    difference: float, changes: dict[str, float]
-) -> None:
-    counts = Counts(
-        parameters=100, gradients=50, optimizer=100, held=250, peak=300, sent=100, model_bytes=100,
-        unit_bytes=50,
-    )  # fmt: skip
-    check_way("zero-2", counts, 0.0, size=2)
-    with pytest.raises(PlaygroundError, match="zero-2: "):
-        check_way("zero-2", replace(counts, **changes), difference, size=2)
-
-
-class OffAtTheEnd(ReplicatedSync):
-    """Its losses are right: a parameter is not, after the last step."""
-
-    def after_step(self, last: bool = False) -> None:
-        if last:
-            self.flat_params[-1].data[0] += 1e-6
-
-
-def compare_what_is_off(rank: int, size: int) -> float:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SYNCS, "off", OffAtTheEnd)
-        return compare("off", small(size, layers=1, width=12))
-
-
-def test_a_parameter_that_is_off_is_found(world: Worlds) -> None:
-    assert world(2).run(compare_what_is_off) == pytest.approx([1e-6] * 2)
-
-
-def train_on_the_board(rank: int, size: int) -> dict[str, tuple[list[float], float]]:
+def train_by_each_method(rank: int, size: int) -> dict[str, tuple[list[float], float]]:
     """By method: what a rank holds and sends, in bytes of the parameters, and how far it is from
     one process."""
     torch.manual_seed(0)
@@ -332,14 +360,14 @@ def train_on_the_board(rank: int, size: int) -> dict[str, tuple[list[float], flo
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_board_is_one_training_and_holds_and_sends_what_it_should(
+def test_each_method_is_one_training_and_holds_and_sends_what_it_should(
     size: int, world: Worlds
 ) -> None:
-    for found in world(size).run(train_on_the_board):
+    for found in world(size).run(train_by_each_method):
         assert max(off for _, off in found.values()) <= EXACT, found
         for name, (figures, _) in found.items():
             *held, sent = figures
-            assert sum(held) == pytest.approx(HELD[name][1](size), rel=0.01)
+            assert sum(held) == pytest.approx(times_held(name, size), rel=0.01)
             assert sent == pytest.approx(times_sent(size, *SENT[name]), rel=0.01)
 
 
@@ -367,7 +395,7 @@ class Uneven(nn.Module):
 
 
 def train_uneven(rank: int, size: int) -> dict[str, float]:
-    """The largest difference of each of the board's methods from DistributedDataParallel."""
+    """The largest difference of each method from DistributedDataParallel."""
     start, found = Uneven(), {}
     for name, new_method in METHODS.items():
         ours = copy.deepcopy(start)
@@ -397,7 +425,7 @@ def train_uneven(rank: int, size: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_board_trains_units_of_several_dtypes_and_units_that_are_not_used(
+def test_methods_train_units_of_several_dtypes_and_units_that_are_not_used(
     size: int, world: Worlds
 ) -> None:
     for found in world(size).run(train_uneven):
@@ -417,7 +445,7 @@ def shard_shared_parameters(rank: int, size: int) -> list[str]:
     return told
 
 
-def test_the_board_refuses_parameters_of_no_unit_and_of_two(world: Worlds) -> None:
+def test_methods_refuse_parameters_of_no_unit_and_of_two(world: Worlds) -> None:
     assert (
         world(2).run(shard_shared_parameters)
         == [["each parameter must belong to exactly one child of the model"] * 4] * 2
@@ -670,12 +698,12 @@ def losses(rank: int, size: int, way: str, folder: Path, steps: int, then: str) 
     trainer: Any = Trainer(way, small(size), torch.float64)
     coming = batches(12, 5, 5)
     if then == "load":
-        snapshot.load(folder, trainer.sync, trainer.optimizer)
+        shard_snapshots.load(folder, trainer.sync, trainer.optimizer)
         trainer.taken, coming = 3, coming[3:]
     for step, batch in enumerate(coming[:steps], start=1):
         trainer.step(batch, last=step == steps)
     if then == "save":
-        snapshot.save(folder, trainer.sync, trainer.optimizer)
+        shard_snapshots.save(folder, trainer.sync, trainer.optimizer)
     return trainer.mean_losses()
 
 
@@ -698,9 +726,9 @@ def keep_shares(rank: int, size: int, way: str, folder: Path, then: str) -> list
         backward(optimizer, [lambda: model(torch.full((2, 4), rank + 1.0)).sum()], sync)
         optimizer.step()
         sync.after_step(last=True)
-        snapshot.save(folder, sync, optimizer)
+        shard_snapshots.save(folder, sync, optimizer)
     else:
-        snapshot.load(folder, sync, optimizer)
+        shard_snapshots.load(folder, sync, optimizer)
     return torch.cat([param.detach().flatten() for param in model.parameters()]).tolist()
 
 
@@ -739,54 +767,3 @@ def test_a_rank_that_fails_in_a_step_is_named(how: str, message: str, world: Wor
     with pytest.raises(PlaygroundError, match=message) as caught:
         world(2, timeout=3).run(go_wrong_in_a_step, how)
     print(caught.value)
-
-
-CAP = ("zero", "--layers", 2, "--cap-mb")
-
-
-def test_under_a_cap_of_the_count_ddp_dies_in_one_line(run_cli: Run) -> None:
-    shown = run_cli(*CAP, 3.7, "--json")
-    assert (shown.code, shown.err) == (0, "")
-    died = {row["way"]: row["died"] for row in json.loads(shown.out)["ways"]}
-    assert died["ddp"].startswith("out of memory: ")
-    assert died["zero-2"] == died["zero-3"] == ""
-    alone = run_cli(*CAP, 3.7, "--way", "ddp")
-    assert (alone.code, alone.err.count("\n")) == (1, 1)
-    assert "ddp: out of memory: " in alone.err
-
-
-@pytest.mark.stress
-def test_under_a_cap_of_the_kernel_ddp_dies_in_one_line(run_cli: Run) -> None:
-    shown = run_cli(
-        "zero", "-n", 4, "--layers", 5, "--width", 516, "--cap-mb", 170, "--kernel", "--json"
-    )
-    assert (shown.code, shown.err) == (0, "")
-    died = {row["way"]: row["died"] for row in json.loads(shown.out)["ways"]}
-    assert died["ddp"].startswith("out of memory: can't allocate memory: you tried to allocate ")
-    assert died["zero-2"] == died["zero-3"] == ""
-
-
-def way_result(way: str, size: int) -> WayResult:
-    """As the closed forms have it, of a model of 80 bytes."""
-    held, sent = 80.0 * HELD[way][1](size), 80.0 * times_sent(size, *SENT[way])
-    return WayResult(
-        way=way, difference=1e-15, seconds=0.0, losses=[], first_loss=0.0, last_loss=0.0,
-        parameters=0.0, gradients=0.0, optimizer=0.0, held=held, peak=held, sent=sent,
-        expected_held=held, expected_sent=sent, model_bytes=80.0, unit_bytes=80.0,
-        kept=0.0, expected_kept=0.0,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("ways", "size", "said"),
-    [
-        (["ddp", "zero-3", "zero-1"], 2, "zero-3 on 2 ranks holds 0.50 {}, sends 1.50"),
-        (["zero-1"], 4, "zero-1 on 4 ranks holds 0.62 {}, sends 1.00"),
-        (["zero-3"], 1, "zero-3 on 1 rank holds 1.00 {}, sends 1.00"),
-    ],
-)  # fmt: skip
-def test_the_conclusion_is_that_of_the_way_that_shards_most(
-    ways: list[str], size: int, said: str
-) -> None:
-    text = conclude([way_result(way, size) for way in ways], size)
-    assert text.startswith(said.format("times the bytes of ddp"))
