@@ -100,6 +100,8 @@ class Preempted(PlaygroundError):
 
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 """How backends say that an operation took too long."""
+LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
+"""How backends say that the process at the other end of a connection has ended."""
 UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
 """In the place of the stack of a rank that has not answered."""
 

@@ -49,8 +49,8 @@ class Program:
     constants: tuple[tuple[str, Value], ...] = ()
     """Names of constants, and the values that they have instead of those in the file."""
     uses_device: bool = False
-    """Whether its tensors are created on the device of the world's backend, and its process group is
-    of that backend, unless it names another: a lesson's, which names neither."""
+    """Whether its tensors are created on the device of the world's backend, and its process group
+    is of that backend, unless it names another: a lesson's, which names neither."""
 
     @property
     def words(self) -> list[str]:
@@ -63,12 +63,14 @@ class Program:
         return self.is_module or not is_container(self.name)
 
     @property
-    def first_folder(self) -> str:
-        """What `python` puts first on `sys.path`."""
-        if self.is_module:
-            return os.getcwd()
-        real = os.path.realpath(self.name)
-        return os.path.abspath(self.name) if is_container(self.name) else os.path.dirname(real)
+    def first_folders(self) -> list[str]:
+        """What `python` puts first on `sys.path`: with PYTHONSAFEPATH, no folder that others may
+        write to."""
+        if not self.is_module and is_container(self.name):
+            return [os.path.abspath(self.name)]
+        if os.environ.get("PYTHONSAFEPATH"):
+            return []
+        return [os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.name))]
 
     def locate(self) -> Path | None:
         """Its file; None for one that only a rank will find. Imports nothing. Raises `UsageError`
@@ -78,7 +80,7 @@ class Program:
                 raise UsageError(f"run {self.name}: there is no such file, in {os.getcwd()}")
             return None if zipfile.is_zipfile(self.name) else find_main(Path(self.name))
         package, *inner = self.name.split(".")
-        before, sys.path[:] = sys.path[:], [self.first_folder, *self.path]
+        before, sys.path[:] = sys.path[:], [*self.first_folders, *self.path]
         try:
             found = importlib.util.find_spec(package)
             if found is None:
@@ -99,7 +101,7 @@ class Program:
         main = types.ModuleType("__main__")
         sys.modules["__main__"] = main
         sys.modules.pop("__mp_main__", None)  # the launcher's, for processes of multiprocessing's
-        sys.path[:] = [self.first_folder, *self.path]
+        sys.path[:] = [*self.first_folders, *self.path]
         sys.orig_argv[:] = [sys.executable, "-u", *self.words]
         sys.argv[:] = [self.name, *self.arguments]
         if self.is_module:
@@ -143,7 +145,7 @@ def path_of_new_interpreter() -> tuple[str, ...]:
     path = find_modules_as_here()
     runs_as_module = getattr(sys.modules["__main__"], "__spec__", None)
     own = os.getcwd() if runs_as_module else os.path.dirname(os.path.realpath(sys.argv[0]))
-    if own in path and os.path.realpath(own) != str(ROOT):
+    if not sys.flags.safe_path and own in path and os.path.realpath(own) != str(ROOT):
         del path[len(path) - 1 - path[::-1].index(own)]
     return tuple(path)
 

@@ -9,6 +9,8 @@ Importing this does not import torch.
 from __future__ import annotations
 
 import atexit
+import ctypes
+import inspect
 import io
 import multiprocessing
 import os
@@ -17,13 +19,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import process, reduction, spawn
 from multiprocessing.context import set_spawning_popen
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 
 def python_command(code: str) -> list[str]:
@@ -116,16 +118,21 @@ class InheritedFd:
         return inherited[self.index]
 
 
-def pickle_main(main: Callable[..., object], args: tuple[Any, ...], fds: list[int]) -> memoryview:
+def pickle_main(
+    main: Callable[..., object],
+    args: tuple[Any, ...],
+    fds: list[int],
+    imports_program: bool = True,
+) -> memoryview:
     """What `run_pickled` runs in a new process, as `multiprocessing.spawn` reads it: this program,
-    then `main(*args)`. Descriptors in it are added to `fds`.
+    unless `main` needs nothing of it, then `main(*args)`. Descriptors in it are added to `fds`.
 
     Source: multiprocessing.popen_spawn_posix.Popen._launch (Python 3.11)
     """
     work = io.BytesIO()
     set_spawning_popen(InheritedFds(fds))  # type: ignore[arg-type]
     try:
-        reduction.dump(describe_program(), work)
+        reduction.dump(describe_program() if imports_program else {}, work)
         reduction.dump(ForkedMain(main, args), work)
     finally:
         set_spawning_popen(None)
@@ -185,6 +192,37 @@ def run_exit_functions() -> None:
     atexit._run_exitfuncs()
 
 
+def end_interpreter(code: int, spared: Mapping[str, Any]) -> NoReturn:
+    """End this process as the interpreter ends a program: threads, exit functions, and then all
+    modules but the `spared` are taken down. What C++ would do after that is left out.
+
+    Source: finalize_modules in Python/pylifecycle.c, which knows the modules in `sys.modules`, and
+    Py_Exit (Python 3.11); on_exit(3)
+    """
+    kept = {name: module for name, module in spared.items() if module is not sys}
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    for name, module in kept.items():
+        if name != "builtins" and sys.modules.get(name) is module:
+            del sys.modules[name]
+    library = ctypes.CDLL(None)
+    library.fflush(None)
+    library.on_exit(library._exit, None)
+    ctypes.pythonapi.Py_Exit(code & 0xFF)
+    os._exit(code & 0xFF)
+
+
+def find_own_excepthook() -> Callable[..., object] | None:
+    """`sys.excepthook`, if the program has set it; None if it is Python's, which prints, or torch's
+    around that, which puts the rank before each line.
+
+    Source: `_distributed_excepthook` in torch.distributed.distributed_c10d (torch 2.15)
+    """
+    hook: Any = sys.excepthook
+    while getattr(hook, "__name__", "") == "_distributed_excepthook":
+        hook = inspect.getclosurevars(hook).nonlocals["old_hook"]
+    return None if hook is sys.__excepthook__ else sys.excepthook
+
+
 def detach_finalizers() -> None:
     """Leave torch's table of operators as it is at the end: it would be taken down, piece by piece.
 
@@ -212,6 +250,9 @@ def takes_remote_calls() -> bool:
     return bool(api and api._is_current_rpc_agent_set())
 
 
+STORE_MAKER = "_create_c10d_store"
+"""The function of torch.distributed.rendezvous by which env:// and tcp:// come to a store, given
+host, port, rank, size and timeout (torch 2.15)."""
 FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
 """The modules of torch.distributed's functions, and of what is around each of them."""
 
@@ -274,6 +315,22 @@ def count_collectives(group: Any) -> int | None:
         return int(group._get_sequence_number_for_group())
     except (RuntimeError, AttributeError, NotImplementedError):
         return None
+
+
+FUNCTIONAL = "torch.distributed._functional_collectives"
+"""The module of functional collectives, which `DTensor` calls. Torch imports it when needed."""
+
+
+def resolve_group(group: Any, tag: str) -> Any:
+    """The process group that a functional collective is passed as a group, a mesh, or ranks. The
+    module has to be imported.
+
+    Source: torch.distributed._functional_collectives._resolve_group_name (torch 2.15)
+    """
+    from torch.distributed import distributed_c10d
+
+    name = sys.modules[FUNCTIONAL]._resolve_group_name(group, tag)
+    return distributed_c10d._resolve_process_group(name)
 
 
 def is_registered(group: Any) -> bool:

@@ -49,7 +49,7 @@ SUM_4, BARRIER_4, BACKWARD_4, GROUP_4 = (
          "rank 0 is in all_reduce (train.py:1) where rank 1 is in broadcast (:1)"),
         ([[SUM_3, SUM_3], [SUM_3, BARRIER_3], [SUM_3, SUM_3]], "different collectives", (1,),
          "rank 1 is in barrier (train.py:2) where ranks 0, 2 are in all_reduce (:2)"),
-        ([[BACKWARD_4], [BACKWARD_4], [SUM_4], [BACKWARD_4]], "different collectives", (2,),
+        ([[BACKWARD_4], [BACKWARD_4], [SUM_4], [BACKWARD_4]], "a collective that meets DDP's", (2,),
          "rank 2 is in all_reduce (train.py:1) where ranks 0-1, 3 are in DDP's backward (:1)"),
         ([[ROOT_0], [ROOT_1]], "different roots", (0, 1),
          "rank 0 is in broadcast from rank 0 (train.py:1) where rank 1 is in broadcast from rank 1 "

@@ -55,6 +55,8 @@ LATEST = 64
 """Number of a rank's latest operations that are looked at while it runs."""
 MOST_CHANNELS = 8192
 """Number of channels that are told apart."""
+NO_TAG = -1
+"""In the place of the tag of a message that is counted with others."""
 MOST_RAISED = 64
 """Number of classes of exceptions that are told apart."""
 PID, RANK, SIZE, PROGRAMS, ENDED, MAIN = range(OWN, OWN + 6)
@@ -175,7 +177,9 @@ class Box(EventLog):
             has_room = channel in self.channels or len(self.channels) < MOST_CHANNELS - 1
             if not has_room or self.channels[channel] == NONE:
                 self.words[OVERFLOW] = 1
-                return NONE, OVERFLOW
+                # What it is can still be told, but for the tag: those may be ever new.
+                untagged = *description[:5], NO_TAG, *description[6:]
+                return self.descriptions[tuple(map(plain, untagged))], OVERFLOW
             described = self.descriptions[tuple(map(plain, description))]
             self.known[key] = described, COUNTS + self.channels[channel]
             return self.known[key]
@@ -253,8 +257,14 @@ class View(LogReader):
         in none, and the program has not returned."""
         status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
         used = status[11:13]  # ticks of the processor, as user and system
+        return self.calls, used, status[:1] == [b"T"]
+
+    @property
+    def calls(self) -> tuple[int, int, int]:
+        """Stays the same as long as no operation begins, the main thread enters and leaves none,
+        and the program has not returned."""
         header = self.read_header()
-        return header[BEGUN], header[MAIN], header[ENDED], used, status[:1] == [b"T"]
+        return header[BEGUN], header[MAIN], header[ENDED]
 
     @property
     def begun(self) -> int:

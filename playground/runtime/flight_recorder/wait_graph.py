@@ -50,7 +50,9 @@ from playground.runtime.flight_recorder import (
     COLLECTIVE,
     DONE,
     FORM_WORLD,
+    MAKE_DDP,
     NEW_GROUP,
+    OF_DDP,
     RECEIVE,
     SEND,
     SPLIT_GROUP,
@@ -293,7 +295,10 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
         sizes = {prod(part.shape) * find_width(part.dtype) for part in (one, other)}
         return Kind.SIZES if len(sizes) > 1 else None
     if one.name != other.name:
-        return None if find_algorithm(one.name) == find_algorithm(other.name) else Kind.COLLECTIVES
+        is_same = find_algorithm(one.name) == find_algorithm(other.name)
+        return None if is_same else tell_apart(one, other)
+    if one.name in OF_DDP and one.tag != other.tag and one.tag and other.tag:
+        return Kind.MODELS
     # each by itself needs no other
     if one.members != other.members and {len(one.members), len(other.members)} != {1}:
         return Kind.PARTIAL_GROUP
@@ -309,6 +314,16 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
     ):
         return Kind.DTYPES
     return None
+
+
+def tell_apart(one: Operation, other: Operation) -> Kind:
+    """The kind of difference between collectives that are not the same function."""
+    names = {one.name, other.name}
+    if MAKE_DDP in names:
+        return Kind.MODELS
+    if names.isdisjoint(OF_DDP):
+        return Kind.COLLECTIVES
+    return Kind.SKIPPED if names <= {*OF_DDP} else Kind.BESIDE_DDP
 
 
 def without_ones(shape: Sequence[int]) -> list[int]:

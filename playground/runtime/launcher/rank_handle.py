@@ -13,6 +13,7 @@ from playground.runtime.backends.backend import Backend
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.flight_recorder.activity import Activity
 from playground.runtime.flight_recorder.box import View, is_ending, is_stopped
+from playground.runtime.launcher.keeper import StoreKeeper
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
 from playground.runtime.rank.rank import Event
@@ -47,9 +48,9 @@ class RankHandle:
     failed_at: float = 0.0
     vanished: bool = False
     assigned: int = 0
-    port: int = 0
-    """Where it listens, to serve another store, once it has been ordered to."""
     box: View | None = None
+    keeper: StoreKeeper | None = None
+    """What serves the store of its world, and ends with this rank's process."""
     question: str | None = None
     """The prompt of the question that it waits for an answer to."""
 
@@ -113,10 +114,9 @@ class RankHandle:
         elif kind == "box":
             with contextlib.suppress(OSError, ValueError):  # it is gone, or may not be looked at
                 self.box = View(self.process.pid, *content)
+            self.order("opened")
         elif kind == "stack":
             self.stack, self.activity = content
-        elif kind == "listening":
-            self.port = content[0]
         elif kind == "ask":
             self.question = content[0]
         elif kind == "failed":
@@ -130,13 +130,20 @@ class RankHandle:
         """The process has ended unasked: by `os._exit(0)` its function has returned None."""
         self.vanished = True
         code = self.process.join(EXIT_LIMIT)
-        if code == 0 and not self.done:
-            self.result = pickle.dumps(None)
+        if code == 0:
+            self.result = self.result or pickle.dumps(None)
         elif code == UNGUARDED:
             words = "ranks import this script: put its launch() under if __name__ == '__main__':"
             self.fail(UsageError(words))
         else:
-            self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
+            how = describe_exit(code, self.backend)
+            self.fail(self.unclean_exit(how) if self.done else self.failed(how))
+
+    def failed(self, how: str) -> RankFailed:
+        return RankFailed(self.number, self.size, how)
+
+    def unclean_exit(self, how: str) -> RankFailed:
+        return self.failed(f"returned its result but did not leave cleanly: {how}")
 
     def answer(self, text: str | None, reason: str = "") -> None:
         """Answer its question: with a line, or with the end of the input."""
@@ -147,16 +154,28 @@ class RankHandle:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(order)
 
+    def keep_store(self, keeper: StoreKeeper | None) -> None:
+        """From now on `keeper` serves the store of its world, in the place of the one that did."""
+        if self.keeper:
+            self.keeper.end()
+        self.keeper = keeper
+
     def relay_output(self) -> None:
         """Pass on all that it has printed by now."""
         for output in self.outputs:
             output.relay_all()
+
+    def relay_parts(self) -> None:
+        """Pass on what has waited long enough."""
+        for output in self.outputs:
+            output.relay_part(lambda: False)
 
     def close(self) -> None:
         """Wait for the end of its process, and let go of all that belongs to it."""
         self.process.join()
         self.process.close()
         self.line.close()
+        self.keep_store(None)
         self.box = None
         for output in self.outputs:
             output.pipe.close()

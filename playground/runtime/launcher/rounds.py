@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from itertools import groupby
+from multiprocessing.connection import wait
 from typing import Generic, TypeVar
 
+from playground.runtime.launcher.output import Output
+
+ROUNDS = "rounds"
+"""The value of `LaunchConfig.output`."""
 HOLD = 0.5
 """Seconds for which a line waits for those of other ranks."""
 Line = TypeVar("Line")
@@ -60,3 +66,64 @@ class Rounds(Generic[Line]):
         """Until a line has waited long enough; infinite where none waits."""
         expires = min((lines[0][0] for lines in self.held if lines), default=float("inf"))
         return max(0.0, expires - time.monotonic())
+
+
+class OutputInRounds(Output):
+    """A rank's stdout whose lines wait for those of the other ranks."""
+
+    def __init__(self, output: Output, world: WorldInRounds) -> None:
+        super().__init__(output.rank, output.stream, output.pipe)
+        self.world = world
+        world.outputs[self.rank] = self
+
+    @property
+    def may_print(self) -> bool:
+        """Whether there may be more to pass on: its program goes on, or something has arrived."""
+        if self.pipe.closed:
+            return False
+        return not self.world.has_ended(self.rank) or bool(wait([self.pipe], 0))
+
+    def seconds_left(self, now: float) -> float:
+        return min(super().seconds_left(now), self.world.lines.seconds_left)
+
+    def relay_part(self, is_quiet: Callable[[], bool]) -> None:
+        super().relay_part(is_quiet)
+        if self.rank == 0:  # once for all
+            self.world.pass_on()
+
+    def relay_all(self) -> None:
+        super().relay_all()
+        self.world.pass_on()
+
+    def write(self, data: bytes) -> None:
+        """Hold whole lines back. What overwrites itself, a beginning of a line and what follows it
+        are shown at once, after what this rank has printed before."""
+        *lines, rest = data.split(b"\n")
+        if rest or b"\r" in data or self.end not in b"\r\n":
+            self.show(b"".join([*self.world.lines.take_of(self.rank), data]))
+            return
+        for line in lines:
+            self.world.lines.add(self.rank, line + b"\n")
+
+    def show(self, data: bytes) -> None:
+        super().write(data)
+
+
+class WorldInRounds:
+    """The stdout of all ranks of a world."""
+
+    def __init__(self, size: int, has_ended: Callable[[int], bool]) -> None:
+        """`has_ended(rank)`: whether the program of a rank has ended."""
+        self.lines = Rounds[bytes](size)
+        self.outputs: dict[int, OutputInRounds] = {}
+        self.has_ended = has_ended
+        self.size = size
+
+    def pass_on(self, *, all_lines: bool = False) -> None:
+        """Show the lines that are due, or all."""
+        running: set[int] = set()
+        if not all_lines:
+            starting = {*range(self.size)} - {*self.outputs}
+            running = starting | {rank for rank, each in self.outputs.items() if each.may_print}
+        for rank, lines in groupby(self.lines.take(running), lambda due: due[0]):
+            self.outputs[rank].show(b"".join(line for _, line in lines))

@@ -242,6 +242,7 @@ def start(
     *args: Any,
     streams: Sequence[Connection] = (),
     server: ForkServerClient | None = None,
+    imports_program: bool = True,
 ) -> tuple[ForkedProcess, Connection]:
     """A new process that runs `main(line, *args)`, and our end of that line: see
     `ForkedProcess`."""
@@ -255,7 +256,7 @@ def start(
         )
     try:
         with theirs:
-            return ForkedProcess(main, (theirs, *args), streams, server), ours
+            return ForkedProcess(main, (theirs, *args), streams, server, imports_program), ours
     except BaseException:
         # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
         ours.close()
@@ -318,10 +319,11 @@ class ForkedProcess:
         args: tuple[Any, ...] = (),
         streams: Sequence[Connection] = (),
         server: ForkServerClient | None = None,
+        imports_program: bool = True,
     ) -> None:
         self.fds = [stream.fileno() for stream in streams]
         self.returncode: int | None = None
-        work = pickle_main(main, args, self.fds)
+        work = pickle_main(main, args, self.fds, imports_program)
         self.server, self.own_server = server or running_server(), server
         self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds, len(streams))
         self.pidfd = Connection(pidfd, writable=False)

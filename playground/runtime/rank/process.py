@@ -8,13 +8,17 @@ fork.
 | threads, atexit, finalizers | threads that are no daemons are waited for; what is registered     |
 |                             | with `atexit` runs, and so do `weakref.finalize`, `logging` and    |
 |                             | `multiprocessing`, which end by it                                 |
+| its modules and globals     | taken down by the interpreter: `__del__` runs, files of gzip,      |
+|                             | zipfile, shelve, tempfile are closed                               |
+| an exception                | `sys.excepthook` is called, if it is the program's own             |
 | what it has written         | flushed: files that are still open, Python's streams and C's stdio |
 | what it has started         | ends with a rank that fails or is ended: its process group gets    |
 |                             | SIGTERM, then SIGKILL                                              |
 
-Only the interpreter itself is not taken down: that destroys what is left in memory, and with torch
-takes a tenth of a second. What forks of one process share is not undone either: the seed of its
-hashes, which orders sets of strings.
+Only what was imported before the fork is not taken down: with torch that takes a tenth of a second.
+So an object of the program's that is known there alone, as a hook of torch's, is not destroyed.
+What forks of one process share is not undone either: the seed of its hashes, which orders sets of
+strings.
 """
 
 from __future__ import annotations
@@ -27,12 +31,16 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
+from playground.runtime.errors import Preempted
 from playground.runtime.upstream import (
     detach_finalizers,
+    end_interpreter,
+    find_own_excepthook,
     join_threads,
     renew_main_thread,
     run_exit_functions,
@@ -41,6 +49,8 @@ from playground.runtime.upstream import (
 FROM_TERMINAL = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """A terminal sends them to every process of the group in its foreground. No rank is in that group:
 the launcher alone hears them, and decides."""
+_before: dict[str, Any] = {}
+"""The modules that were imported before this process was forked."""
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -58,6 +68,7 @@ def begin(lifeline: int) -> None:
         signal.signal(number, signal.signal(number, signal.SIG_IGN))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_TERMINAL)
     renew_main_thread()
+    _before.update(sys.modules)
     # Python's own generator is seeded afresh in each fork
     if random := sys.modules.get("numpy.random"):
         random.seed()
@@ -95,6 +106,8 @@ def run_program(fn: Callable[..., Any], *args: Any) -> Any:
             end(error)
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return None
+        if not isinstance(error, SystemExit | Preempted) and (hook := find_own_excepthook()):
+            hook(type(error), error, error.__traceback__)
         raise
     if os.getpid() != rank:
         end()
@@ -112,8 +125,15 @@ def end(error: BaseException | None = None) -> NoReturn:
     elif error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
+    if error:
+        traceback.clear_frames(error.__traceback__)  # what only they know is let go
+    exit_orderly(code)
+
+
+def exit_orderly(code: int) -> NoReturn:
+    """End this process with this code as the interpreter does."""
     finish()
-    os._exit(code & 0xFF)
+    end_interpreter(code, _before)
 
 
 def finish() -> None:

@@ -5,20 +5,22 @@ orders.
 |------------------------------|------------------------------------------------------|
 | `("up",)`                    | `Assignment`: run this                               |
 | `("report", event)`          | `"where"`: answer with `("stack", text, activity)`   |
-| `("result", pickled, clean)` | a number: every rank has its result, so many leave   |
+| `("result", pickled, clean)` | `"leave"`: every rank has its result                 |
 | `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
-| `("box", file)`              | `"listen"`: be ready to serve another store          |
-| `("listening", port)`        | `"release"`: end what waits for other ranks          |
+| `("box", file)`              | `"opened"`: the box, so it may go with this process  |
+|                              | `"release"`: end what waits for other ranks          |
 | `("ask", prompt)`            | `Answer`: to its question                            |
 |                              | `"interrupt"`: raise KeyboardInterrupt, if it is up  |
 |                              | `"interrupt all"`: so do your processes, as by a     |
-|                              | terminal; then a number lets one go that has failed  |
+|                              | terminal; `"leave"` lets one go that has failed      |
 |                              | end of file: the launcher is gone, go at once        |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
 so that no peer fails only because it is gone, and the first failure to be reported is the first
 that happened. A rank that has handed in its result waits too: for the order to leave, or for more
-work.
+work. But a `bare` one, whose function is a whole program, ends when that does: its result is handed
+in when its threads and its exit functions have come to their end, which may still take part in what
+others do.
 """
 
 from __future__ import annotations
@@ -26,9 +28,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import re
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -37,8 +37,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from playground.runtime import signals
-from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime import backends, signals
+from playground.runtime.errors import LOST_PEER, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.flight_recorder.activity import look
 from playground.runtime.forks import close_in_children
 from playground.runtime.frames import RUNNERS, is_program
@@ -49,18 +49,16 @@ from playground.runtime.rank.preemption import (
     request_preemption,
     run_until_preempted,
 )
-from playground.runtime.rank.process import finish, flush, run_program
+from playground.runtime.rank.process import exit_orderly, finish, flush, run_program
 from playground.runtime.rank.work import Answer, Assignment, call
 from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.rendezvous import listen
 from playground.runtime.threads import OurThread
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 Event = dict[str, Any]
 """A rank's report: names and values of its choice."""
 Progress = Callable[[int, Event], None]
@@ -112,13 +110,14 @@ class Launcher:
         self.line = line
         self.rank = rank
         self.size = size
-        self.assignments: SimpleQueue[Assignment | int] = SimpleQueue()
-        """The work of this rank; when it may leave, the number of ranks that do."""
+        self.assignments: SimpleQueue[Assignment | None] = SimpleQueue()
+        """The work of this rank; None when it may leave."""
         self.has_failed = False
         self.dismissed = threading.Event()
         """Set when the launcher has heard of the failure, and needs this process no longer."""
-        self.listener: socket.socket | None = None
-        """Where this rank serves the store at which all meet anew."""
+        self.box_is_opened = threading.Event()
+        """Set when the launcher has opened the flight recorder, so that it may go with this
+        process."""
         self.lock, self.asking = threading.Lock(), threading.Lock()
         self.answers: SimpleQueue[Answer] = SimpleQueue()
         self.main_thread = threading.get_ident()
@@ -157,6 +156,7 @@ class Launcher:
                 if not (self.has_failed or handles_sigterm()):
                     os._exit(1)
                 self.dismissed.set()
+                self.box_is_opened.set()
                 return
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
@@ -165,9 +165,8 @@ class Launcher:
                 request_preemption()
                 if handles_sigterm():
                     os.kill(os.getpid(), signal.SIGTERM)
-            elif order == "listen":
-                self.listener = listen("127.0.0.1", 0)
-                self.send("listening", self.listener.getsockname()[1])
+            elif order == "opened":
+                self.box_is_opened.set()
             elif order == "release":
                 release()
             elif order == "interrupt":
@@ -176,8 +175,9 @@ class Launcher:
                 self.answers.put(order)
             elif order == "interrupt all":
                 os.killpg(0, signal.SIGINT)
-            elif self.has_failed:
+            elif order == "leave":
                 self.dismissed.set()
+                self.assignments.put(None)
             else:
                 # here, in the order of the line: it may be asked before it begins
                 clear_preemption()
@@ -194,15 +194,15 @@ class Launcher:
         self.send("result", pickled, clean)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Report a failure, and end as the process of a script does. The launcher waits for that
-        `GRACE` seconds."""
+        """Report a failure, and end as the process of a script does."""
         flush()
         self.has_failed = True
         signal.signal(signal.SIGTERM, signals.do_nothing)
         self.send("failed", failure(error, self.rank, self.size))
         finish()
         self.dismissed.wait()
-        os._exit(1)
+        traceback.clear_frames(error.__traceback__)
+        exit_orderly(1)
 
 
 def handles_sigterm() -> bool:
@@ -212,37 +212,38 @@ def handles_sigterm() -> bool:
     return callable(handler) and handler is not signals.do_nothing
 
 
-def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
+def main(line: Connection, env: RankEnv, backend: str) -> None:
     """The life of a rank."""
     print_lines()
     launcher = Launcher(line, env.rank, env.size)
     launcher.send("up")
     report_to(partial(launcher.send, "report"))
     try:
-        live(launcher, env, backend, listener)
+        live(launcher, env, backend)
     except BaseException as error:
         # whatever it is, SystemExit included: the launcher must receive it
         launcher.fail(error)
 
 
-def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
-    """Enter the world, run what the launcher sends, leave the world when all may."""
+def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
+    """Enter the world, run what the launcher sends, leave the world: when all may, or when a
+    program has ended."""
     from playground.runtime.flight_recorder.hooks import hooks
     from playground.runtime.rank.world import Member, ProcessState
 
     member = state = None
-    while isinstance(work := launcher.assignments.get(), Assignment):
+    while work := launcher.assignments.get():
         if not work.stays:
             work.move_in()
         if member is None or state is None:
-            member = Member(env, backend, listener, timeout=work.timeout)
+            member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
             state = ProcessState()
             # now, while there is time to open it: gloo may abort this process in its first
             # operation
             if member.box:
                 launcher.send("box", member.box.file)
         elif work.rendezvous:
-            member.meet_again(work.rendezvous, launcher.listener, work.timeout)
+            member.meet_again(work.rendezvous, work.timeout)
         elif work.stays:
             hooks.continue_program()
         else:
@@ -254,11 +255,17 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
             leave_to_launcher(work.preemptible)
             state.begin()
         result = run_until_preempted(run_program, call, fn, env.rank, env.size, *args)
+        if work.bare:
+            finish()
         hooks.end_program()
-        launcher.submit(result, not work.stays and state.is_unchanged())
+        launcher.submit(result, not (work.stays or work.bare) and state.is_unchanged())
+        if work.bare:
+            if member.box:
+                launcher.box_is_opened.wait()
+            return
     finish()  # while the process group stands: what is registered with atexit may destroy it
     if member:
-        member.leave(work)
+        member.leave()
 
 
 def release() -> None:
@@ -283,6 +290,10 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     innermost = whole.stack[-1]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
+    if missing := backends.explain_missing_device(error):
+        own = [frame for frame in whole.stack if is_program(frame.filename)]
+        where = traceback.StackSummary.from_list(own[-1:] or whole.stack[-1:])
+        return RankFailed(rank, size, f"failed: {missing}", "".join(where.format()).rstrip())
     # The backends raise RuntimeError. A socket or a file of the user's own raises OSError, and may
     # say the same.
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))

@@ -33,7 +33,7 @@ from playground.runtime.forks import close_in_children
 from playground.runtime.host import namespace_id
 from playground.runtime.rendezvous.connections import shut_down_connections
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.rendezvous import address_towards
+from playground.runtime.rendezvous.rendezvous import Server, address_towards
 from playground.runtime.rendezvous.store import connect_as_client
 from playground.runtime.shared_memory import give_up_all
 from playground.runtime.signals import describe_signal
@@ -163,6 +163,11 @@ KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 """How no process ends that was asked to end."""
 
 
+def left(rank: int) -> str:
+    """Key of the store, where a rank says that it has left in order."""
+    return f"rank {rank} left"
+
+
 class PeerWatch:
     """This rank's watch over the others, kept by a thread from `start` to `close`, or until the
     first `loss`."""
@@ -241,7 +246,7 @@ class PeerWatch:
             while not self.closing.is_set() and not self.known.is_set():
                 self.poll()
             if self.leaving and not self.known.is_set():
-                self.store.set(f"rank {self.env.rank} left", "yes")
+                self.store.set(left(self.env.rank), "yes")
         except (dist.DistStoreError, dist.DistNetworkError):
             if not (self.closing.is_set() or signals.stopping.is_set()):
                 place = f"the store at {self.env.rendezvous.place}, which it or its torchrun served"
@@ -262,7 +267,11 @@ class PeerWatch:
             self.closing.set()
             ends = [(peer, loss) for peer, loss in ends if loss and KILLED.match(loss.reason)]
         self.noticed = next((loss for _, loss in ends if loss), None)
-        if self.store.check(["loss"]):
+        if self.env.rendezvous.server == Server.RANK_0 and self.store.check([left(0)]):
+            # the store goes with it, and all that ranks hear of each other: none is missed then
+            self.store.set(left(self.env.rank), "yes")
+            self.closing.set()
+        elif self.store.check(["loss"]):
             self.accept(unpickle(self.store.get("loss"), *REPORTED))
         else:
             self.report_ends(ends)
@@ -274,7 +283,7 @@ class PeerWatch:
         known how."""
         assert self.store
         for peer, loss in sorted(ends, key=lambda end: end[1] is None):
-            if self.store.check([f"rank {peer.rank} left"]):
+            if self.store.check([left(peer.rank)]):
                 continue
             if loss is None and not self.closing.wait(LOCAL_REPORT_TIMEOUT):
                 loss = Loss([peer.rank], f"its process on {peer.host} has ended")
@@ -308,6 +317,13 @@ class PeerWatch:
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             return self.exchange.explain() if self.exchange else None
         return None
+
+    def await_others(self) -> None:
+        """On rank 0, which serves the store and has left: wait until the others know, whose watch
+        ends with that."""
+        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+            if self.store and not self.loss:
+                self.store.wait([left(peer.rank) for peer in self.peers], self.timeout)
 
     def await_acknowledged(self) -> None:
         """Wait until all but the lost know of the loss: whoever leaves may take the store along."""

@@ -11,6 +11,7 @@ from playground.console.lesson import Lesson
 from playground.console.session import Session, session_command
 from playground.runtime.constants import read_constants
 from playground.runtime.launcher import server
+from playground.runtime.launcher.rounds import ROUNDS
 from playground.runtime.program import Program, find_shared_imports, path_of_new_interpreter
 from playground.runtime.remote import file_of, parse
 from playground.tools.run.options import ProgramOptions, constant_option, program_options
@@ -25,7 +26,7 @@ def lesson_command(lesson: Lesson) -> click.Command:
     @session_command(
         lesson.name,
         *map(constant_option, constants.values()),
-        program_options(),
+        program_options(output=ROUNDS),
         only=("size", "backend", "see"),
         size=lesson.default_size,
         help=lesson.help,

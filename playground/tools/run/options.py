@@ -17,12 +17,13 @@ from playground.runtime.constants import Constant, Constants, Value
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, flags_of
 from playground.runtime.launcher.output import EVERY_RANK, FIRST_RANK
+from playground.runtime.launcher.rounds import ROUNDS
 
 NO_LIMIT = 999_999.0
 """Seconds of silence after which a run is ended unless --timeout says so: a program that trains may
 say nothing for hours."""
 FILES = "files"
-OUTPUTS = (EVERY_RANK, FIRST_RANK, FILES)
+OUTPUTS = (EVERY_RANK, ROUNDS, FIRST_RANK, FILES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,8 @@ def program_options(output: str = EVERY_RANK) -> Callable[[Any], Any]:
         show_default=True,
         callback=read_output,
         metavar=f"{'|'.join(OUTPUTS)} DIR",
-        help="Whose output is shown: that of all ranks, or of rank 0; or write it to DIR, a file "
+        help="Whose output is shown: that of all ranks, as it comes, or in rounds (the first lines "
+        "of all ranks, then the second, …); that of rank 0; or none: it is written to DIR, a file "
         "for each rank and stream.",
     )
 
