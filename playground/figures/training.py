@@ -15,12 +15,11 @@ from playground.checkpoint.folder import SnapshotSettings
 from playground.console.units import format_bytes
 from playground.figures.collectives import DASHED
 from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
+from playground.figures.ways import CountedStep, WaysSettings
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
 from playground.lessons.ladder.page import LadderResult, LadderSettings, Rung
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, Slot, bubble, span, typical_step
-from playground.lessons.zero.page import ZeroSettings
-from playground.lessons.zero.results import CountedStep
 from playground.runtime.remote import remote
 from playground.trace.record import BUCKET, COLLECTIVE, GRADIENT, Event, RankRecording
 from playground.trace.render import (
@@ -115,9 +114,9 @@ PIPELINE = FigureRun(
 )
 ZERO = FigureRun(
     "zero",
-    remote("playground.lessons.zero.measure:count_ways"),
+    remote("playground.figures.counting:count_ways"),
     4,
-    (ZeroSettings(size=4, ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6),),
+    (WaysSettings(ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6),),
 )
 ROUTED = FigureRun(
     "experts",
