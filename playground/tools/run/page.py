@@ -14,6 +14,7 @@ import click
 
 from playground.console.options import FILE, pack_options, refuse
 from playground.console.session import Session, session_command
+from playground.explain.cost.run import measured
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 from playground.runtime.launcher import server
@@ -87,6 +88,18 @@ class RunSettings:
         False,
         "Give each rank an interpreter of its own, with its own hash seed, in place of a fork: "
         "starts as slowly as torchrun.",
+    )
+    profile: Path | None = flag(
+        None,
+        "Say what communication costs, by line of the program: calls, bytes sent, time waited, "
+        "time hidden. FILE.json gets it as a document, FILE.html as a page.",
+        endings=(".json", ".html"),
+    )
+    link: float | None = flag(
+        None,
+        "Simulate a link of so many 10^9 bits per second out of each rank, under every call.",
+        metavar="GBIT",
+        above=0,
     )
     dry: bool = flag(False, "Say what would be run, and what of it would fail, and run nothing.")
 
@@ -173,6 +186,7 @@ def command(
         if finding.check == "set-order" and is_ours and not settings.spawn:
             note = f"{finding.saw}, which forks share: --spawn gives each rank its own"
             click.echo(f"playground: {note}", err=True)
+    world.around = measured(world, settings.profile, settings.link)
     run = str(uuid.uuid4()) if is_ours else ""
     world.run(
         RUN_PROGRAM, program, run, settings.restarts,
