@@ -16,7 +16,6 @@ from playground.console.units import format_bytes
 from playground.figures.collectives import DASHED
 from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
-from playground.lessons.ladder.page import LadderResult, LadderSettings, Rung
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, Slot, bubble, span, typical_step
 from playground.lessons.zero.page import ZeroSettings
@@ -47,6 +46,7 @@ from playground.trace.render import (
 from playground.trace.render.timeline import LABELS, lay_out
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
+from playground.training.step_settings import LadderResult, LadderSettings, Rung
 
 if TYPE_CHECKING:
     from playground.figures.ranks import SgdStep
@@ -90,7 +90,7 @@ FLAT, OVERLAPPED = (
 )
 LADDER = FigureRun(
     "ladder",
-    remote("playground.lessons.ladder.measure:run"),
+    remote("playground.training.step_times:run"),
     2,
     on_digits(LadderSettings, steps=30),
 )
