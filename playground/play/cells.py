@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
 
+from playground.runtime.errors import LOST_PEER
 from playground.runtime.frames import RUNNERS
-from playground.runtime.rank.rank import LOST_PEER, ask
+from playground.runtime.rank.rank import ask
 from playground.runtime.remote import Remote
 from playground.runtime.upstream import list_groups
 

@@ -3,7 +3,6 @@ and a rank that dies is replaced. Does not import torch."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import pickle
@@ -24,6 +23,7 @@ from playground.runtime.flight_recorder.box import CAPACITY
 from playground.runtime.flight_recorder.diagnosis import Diagnosis, find_mismatch, tell
 from playground.runtime.launcher import server
 from playground.runtime.launcher.examine import Examiner, line_of
+from playground.runtime.launcher.keeper import StoreKeeper, find_place
 from playground.runtime.launcher.launch import LaunchConfig, start, start_rank
 from playground.runtime.launcher.rank_handle import RankHandle
 from playground.runtime.launcher.watch import (
@@ -37,7 +37,7 @@ from playground.runtime.launcher.watch import (
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.work import Assignment, prepare_work
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.rendezvous import Rendezvous, listen
+from playground.runtime.rendezvous.rendezvous import listen
 
 OPERATION_LIMIT = 1800.0
 """Seconds that an operation waits for other ranks by default: whom it waits for in vain is known
@@ -390,13 +390,8 @@ class PlayWorld:
             reason = "exited with code 0" if rank.failure is None else describe(rank.failure)
             run.lost[rank.number] = reason
         stop(lost)
-        with contextlib.ExitStack() as opened:
-            listener = None
-            if self.ranks[0] in lost:
-                listener = opened.enter_context(listen("127.0.0.1", 0))
-                rendezvous = Rendezvous(port=listener.getsockname()[1])
-            else:
-                rendezvous = Rendezvous(port=self.ask_for_port(self.ranks[0]))
+        with listen("127.0.0.1", 0) as listener:
+            rendezvous = find_place(listener)
             for rank in self.ranks:
                 if rank not in lost:
                     rank.assign(self.prepare(cells.call, cells.stay, rendezvous=rendezvous))
@@ -405,19 +400,11 @@ class PlayWorld:
                     rank=number, size=self.size, local_rank=number, local_size=self.size,
                     rendezvous=rendezvous,
                 )  # fmt: skip
-                mine = listener if number == 0 else None
-                self.ranks[number] = start_rank(env, self.config, mine, None)
+                self.ranks[number] = start_rank(env, self.config, None)
                 self.begin(self.ranks[number])
+            self.ranks[0].keep_store(StoreKeeper(listener))
         self.await_all()
         self.is_stale = False
-
-    def ask_for_port(self, rank: RankHandle) -> int:
-        """Where a rank is ready to serve a store."""
-        rank.port = 0
-        rank.order("listen")
-        if receive_while(lambda: not rank.port, [rank], MEETING_LIMIT):
-            raise PlaygroundError(f"rank {rank.number} gives no answer")
-        return rank.port
 
 
 def describe(failure: PlaygroundError) -> str:

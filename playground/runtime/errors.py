@@ -59,10 +59,19 @@ class RankFailed(PlaygroundError):
         self.reason = reason
         self.traceback = traceback
         self.others: dict[int, str] = {}
+        self.refusal = ""
+        """What the program itself says it cannot do: the message of its `assert`, with the line, or
+        of its `sys.exit`."""
 
     def __str__(self) -> str:
         head = f"rank {self.rank} of {self.size} {self.reason}"
         return join_paragraphs(head, self.traceback, format_stacks(self.others), self.diagnosis)
+
+
+class ProgramRefused(PlaygroundError):
+    """Every rank of a program has failed by an `assert` with a message, or by `sys.exit` with one:
+    the program cannot do what it was asked to. One line, the message of the lowest rank. The exit
+    code is Python's for both."""
 
 
 class PeerDisconnected(RankFailed):
@@ -91,6 +100,8 @@ class Preempted(PlaygroundError):
 
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 """How backends say that an operation took too long."""
+LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
+"""How backends say that the process at the other end of a connection has ended."""
 UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
 """In the place of the stack of a rank that has not answered."""
 

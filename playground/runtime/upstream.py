@@ -9,20 +9,24 @@ Importing this does not import torch.
 from __future__ import annotations
 
 import atexit
+import ctypes
+import importlib.util
+import inspect
 import io
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import process, reduction, spawn
 from multiprocessing.context import set_spawning_popen
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, NoReturn
 
 
 def python_command(code: str) -> list[str]:
@@ -115,20 +119,36 @@ class InheritedFd:
         return inherited[self.index]
 
 
-def pickle_main(main: Callable[..., object], args: tuple[Any, ...], fds: list[int]) -> memoryview:
+def pickle_main(
+    main: Callable[..., object],
+    args: tuple[Any, ...],
+    fds: list[int],
+    imports_program: bool = True,
+) -> memoryview:
     """What `run_pickled` runs in a new process, as `multiprocessing.spawn` reads it: this program,
-    then `main(*args)`. Descriptors in it are added to `fds`.
+    unless `main` needs nothing of it, then `main(*args)`. Descriptors in it are added to `fds`.
 
     Source: multiprocessing.popen_spawn_posix.Popen._launch (Python 3.11)
     """
     work = io.BytesIO()
     set_spawning_popen(InheritedFds(fds))  # type: ignore[arg-type]
     try:
-        reduction.dump(describe_program(), work)
+        reduction.dump(describe_program() if imports_program else {}, work)
         reduction.dump(ForkedMain(main, args), work)
     finally:
         set_spawning_popen(None)
     return work.getbuffer()
+
+
+def run_module_as_main(name: str, compile_file: Callable[[str], CodeType]) -> None:
+    """Run a module as `python -m` does, but with the code that `compile_file` makes of its file.
+
+    Source: runpy._run_module_as_main (Python 3.11)
+    """
+    _, spec, _ = runpy._get_module_details(name)  # type: ignore[attr-defined]
+    sys.argv[0] = spec.origin
+    code = compile_file(spec.origin)
+    runpy._run_code(code, vars(sys.modules["__main__"]), None, "__main__", spec)  # type: ignore[attr-defined]
 
 
 def run_pickled(work: int, fds: list[int]) -> None:
@@ -138,7 +158,7 @@ def run_pickled(work: int, fds: list[int]) -> None:
     Source: multiprocessing.spawn._main (Python 3.11)
     """
     inherited[:] = fds
-    spawn._main(work, os.dup(work))
+    spawn._main(work, work)  # which needs its parent's end for a process of its own kind only
 
 
 def forget_parent() -> None:
@@ -173,6 +193,37 @@ def run_exit_functions() -> None:
     atexit._run_exitfuncs()
 
 
+def end_interpreter(code: int, spared: Mapping[str, Any]) -> NoReturn:
+    """End this process as the interpreter ends a program: threads, exit functions, and then all
+    modules but the `spared` are taken down. What C++ would do after that is left out.
+
+    Source: finalize_modules in Python/pylifecycle.c, which knows the modules in `sys.modules`, and
+    Py_Exit (Python 3.11); on_exit(3)
+    """
+    kept = {name: module for name, module in spared.items() if module is not sys}
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    for name, module in kept.items():
+        if name != "builtins" and sys.modules.get(name) is module:
+            del sys.modules[name]
+    library = ctypes.CDLL(None)
+    library.fflush(None)
+    library.on_exit(library._exit, None)
+    ctypes.pythonapi.Py_Exit(code & 0xFF)
+    os._exit(code & 0xFF)
+
+
+def find_own_excepthook() -> Callable[..., object] | None:
+    """`sys.excepthook`, if the program has set it; None if it is Python's, which prints, or torch's
+    around that, which puts the rank before each line.
+
+    Source: `_distributed_excepthook` in torch.distributed.distributed_c10d (torch 2.15)
+    """
+    hook: Any = sys.excepthook
+    while getattr(hook, "__name__", "") == "_distributed_excepthook":
+        hook = inspect.getclosurevars(hook).nonlocals["old_hook"]
+    return None if hook is sys.__excepthook__ else sys.excepthook
+
+
 def detach_finalizers() -> None:
     """Leave torch's table of operators as it is at the end: it would be taken down, piece by piece.
 
@@ -200,6 +251,42 @@ def takes_remote_calls() -> bool:
     return bool(api and api._is_current_rpc_agent_set())
 
 
+def read_jit_again() -> None:
+    """Have `torch.jit` obey PYTORCH_JIT as it now is in the environment.
+
+    Source: torch.jit._state.EnabledProxy (torch 2.15)
+    """
+    from torch.jit import _state
+
+    _state._enabled.__init__()
+
+
+def read_logs_again() -> None:
+    """Have torch's loggers obey TORCH_LOGS and TORCH_LOGS_OUT as they now are in the environment.
+
+    Source: torch._logging._internal._init_logs (torch 2.15)
+    """
+    from torch._logging import _internal
+
+    _internal.log_state.clear()
+    _internal._init_logs()
+
+
+def read_allocator_again(settings: str) -> None:
+    """Have the allocator of the accelerator's memory obey these settings, as those in
+    PYTORCH_ALLOC_CONF.
+
+    Source: torch._C._accelerator_setAllocatorSettings (torch 2.15)
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        torch._C._accelerator_setAllocatorSettings(settings)
+
+
+STORE_MAKER = "_create_c10d_store"
+"""The function of torch.distributed.rendezvous by which env:// and tcp:// come to a store, given
+host, port, rank, size and timeout (torch 2.15)."""
 FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
 """The modules of torch.distributed's functions, and of what is around each of them."""
 
@@ -264,6 +351,22 @@ def count_collectives(group: Any) -> int | None:
         return None
 
 
+FUNCTIONAL = "torch.distributed._functional_collectives"
+"""The module of functional collectives, which `DTensor` calls. Torch imports it when needed."""
+
+
+def resolve_group(group: Any, tag: str) -> Any:
+    """The process group that a functional collective is passed as a group, a mesh, or ranks. The
+    module has to be imported.
+
+    Source: torch.distributed._functional_collectives._resolve_group_name (torch 2.15)
+    """
+    from torch.distributed import distributed_c10d
+
+    name = sys.modules[FUNCTIONAL]._resolve_group_name(group, tag)
+    return distributed_c10d._resolve_process_group(name)
+
+
 def is_registered(group: Any) -> bool:
     """Whether torch.distributed knows the group's ranks.
 
@@ -292,6 +395,15 @@ def default_store() -> Any:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()
+
+
+def find_torch() -> str:
+    """The file of the package torch, which need not be imported.
+
+    Source: importlib.util.find_spec (Python 3.11)
+    """
+    spec = importlib.util.find_spec("torch")
+    return (spec.origin if spec else "") or ""
 
 
 def is_below_inplace() -> bool:

@@ -768,7 +768,6 @@ def told_of_splits(rank: int) -> list[Any]:
     return told
 
 
-@pytest.mark.skipif(not hasattr(dist, "split_group"), reason="this torch has no split_group")
 @pytest.mark.parametrize("backend", ["shm", pytest.param("gloo", marks=pytest.mark.stress)])
 def test_groups_are_split_as_those_of_gloo_are(backend: str, world: Callable[..., World]) -> None:
     told = world(4, backend=backend, fresh=True, timeout=60).run(split_and_split_again)

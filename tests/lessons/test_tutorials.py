@@ -74,7 +74,7 @@ def test_every_row_is_tried() -> None:
     assert all(len(others) == 3 for others in rows().values())
 
 
-@pytest.mark.skipif(torch.__version__ < "2.15", reason="the page says what torch 2.15 does")
+@pytest.mark.torch(2, 15)  # the page says what it does
 @pytest.mark.parametrize("cell", rows())
 def test_a_row_holds(cell: str, request: pytest.FixtureRequest) -> None:
     """Its function returns, raises or warns a text that the row quotes, in whole words."""

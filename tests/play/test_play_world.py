@@ -524,6 +524,7 @@ def test_hangs_leave_nothing() -> None:
         world.close()
 
 
+@needs_shm
 @pytest.mark.usefixtures("_frequent_looks")
 def test_shared_memory_is_let_go_too() -> None:
     world = PlayWorld(2, "shm")

@@ -6,7 +6,7 @@ import pytest
 
 from playground.runtime import UsageError
 from playground.runtime.rendezvous.environment import rank_env_from, take_slurm_place
-from playground.runtime.rendezvous.rendezvous import Rendezvous
+from playground.runtime.rendezvous.rendezvous import Rendezvous, Server
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
@@ -20,20 +20,20 @@ def test_no_variables_no_world() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "place", "host", "local", "served"),
+    ("environ", "place", "host", "local", "server"),
     [
-        (TORCHRUN, (5, 8, 1, 4), "10.0.0.7", False, False),
-        (BY_HAND, (1, 2, 1, 2), "127.0.0.1", True, True),
-        ({**BY_HAND, "MASTER_ADDR": "10.0.0.7"}, (1, 2, 0, 1), "10.0.0.7", False, True),
+        (TORCHRUN, (5, 8, 1, 4), "10.0.0.7", False, Server.TORCHRUN),
+        (BY_HAND, (1, 2, 1, 2), "127.0.0.1", True, Server.RANK_0),
+        ({**BY_HAND, "MASTER_ADDR": "10.0.0.7"}, (1, 2, 0, 1), "10.0.0.7", False, Server.RANK_0),
     ],
 )
 def test_the_place_of_a_rank(
-    environ: dict[str, str], place: tuple[int, ...], host: str, local: bool, served: bool
+    environ: dict[str, str], place: tuple[int, ...], host: str, local: bool, server: Server
 ) -> None:
     env = rank_env_from(environ)
     assert env is not None
     assert (env.rank, env.size, env.local_rank, env.local_size) == place
-    assert env.rendezvous == Rendezvous(host=host, port=29500, local=local, served=served)
+    assert env.rendezvous == Rendezvous(host=host, port=29500, local=local, server=server)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.M
     env = RankEnv(rank=0, size=1, local_rank=0, local_size=1, rendezvous=Rendezvous())
     before = open_files()
     with pytest.raises(ForkServerFailed) as caught:
-        start_rank(env, LaunchConfig(), None, None)
+        start_rank(env, LaunchConfig(), None)
     assert open_files() == before
     assert caught.value.headline.endswith("is away")
 

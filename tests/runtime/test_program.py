@@ -52,7 +52,7 @@ def test_a_program_is_found_without_importing_it(
     found = program.locate()
     assert found == (None if file is None else Path(found or "").parent / Path(file).name)
     assert found is None or os.path.realpath(found) == os.path.realpath(folder / str(file))
-    assert program.first_folder == os.path.realpath(folder / first)
+    assert program.first_folders == [os.path.realpath(folder / first)]
     assert program.words == [*["-m"] * is_module, name, "--epochs", "2"]
 
 

@@ -10,7 +10,7 @@ from playground.runtime.backends import BACKENDS
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
-        # torch 2.11 to 2.14, 2.15
+        # torch 2.13 and 2.14, 2.15
         ("nccl", "monitored_barrier is only implemented for GLOO backend."),
         ("nccl", "monitored_barrier requires a group with a CPU-capable backend (e.g. GLOO)."),
         ("nccl", "ProcessGroupNCCL does not support recvAnysource"),

@@ -14,7 +14,7 @@ from processes import ENOUGH, free_port
 
 from playground.runtime.errors import RendezvousTimeout
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.rendezvous import Rendezvous
+from playground.runtime.rendezvous.rendezvous import Rendezvous, Server
 from playground.runtime.rendezvous.store import (
     await_everyone,
     await_number,
@@ -91,7 +91,7 @@ def place(rank: int, size: int, rendezvous: Rendezvous) -> RankEnv:
 
 @pytest.mark.parametrize(("rank", "missing"), [(0, "ranks 1, 2"), (1, "rank 0")])
 def test_who_did_not_come_is_named(torchrun_store: Serve, rank: int, missing: str) -> None:
-    env = place(rank, 3, Rendezvous(port=torchrun_store().port, served=False))
+    env = place(rank, 3, Rendezvous(port=torchrun_store().port, server=Server.TORCHRUN))
     with pytest.raises(
         RendezvousTimeout, match=rf"waited 0\.2 s at 127\.0\.0\.1:\d+: {missing} did not come"
     ):
@@ -99,12 +99,12 @@ def test_who_did_not_come_is_named(torchrun_store: Serve, rank: int, missing: st
 
 
 def test_rank_0_tells_whoever_comes_later_that_it_has_given_up(torchrun_store: Serve) -> None:
-    env = place(0, 2, Rendezvous(port=torchrun_store().port, served=False))
+    env = place(0, 2, Rendezvous(port=torchrun_store().port, server=Server.TORCHRUN))
     assert connect(env, None, SHORT).get("missing") == b"rank 1"
 
 
 def test_a_start_does_not_see_what_an_earlier_one_has_left(torchrun_store: Serve) -> None:
-    env = place(0, 1, Rendezvous(port=torchrun_store().port, served=False))
+    env = place(0, 1, Rendezvous(port=torchrun_store().port, server=Server.TORCHRUN))
     for _ in range(2):
         store = connect(env, None, LONG)
         assert not store.check(["loss"])
@@ -115,16 +115,15 @@ def test_a_start_does_not_see_what_an_earlier_one_has_left(torchrun_store: Serve
 
 
 def test_who_was_to_serve_the_store_is_named() -> None:
-    envs = [
-        place(1, 2, Rendezvous(port=int(free_port()), served=served)) for served in (True, False)
-    ]
+    envs = [place(1, 2, Rendezvous(port=int(free_port()), server=server)) for server in Server]
     with ThreadPoolExecutor() as pool:  # each waits
         failures = [
             pool.submit(connect, env, None, SHORT).exception(timeout=ENOUGH) for env in envs
         ]
-    assert [type(failure) for failure in failures] == [RendezvousTimeout] * 2
+    assert [type(failure) for failure in failures] == [RendezvousTimeout] * 3
     assert ": rank 0, which is to serve the store there, did not come" in str(failures[0])
     assert ": torchrun, which serves the store, did not come" in str(failures[1])
+    assert ": the process that serves the store did not come" in str(failures[2])
 
 
 def test_of_many_missing_ranks_the_first_are_named() -> None:

@@ -106,10 +106,14 @@ def give_up(rank: int, size: int, name: str) -> None:
         dist.all_reduce(torch.ones(1), group=group)
 
 
-@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.torch(2, 14)] * (name == "dist.set_timeout"))
+        for name in LIMITED
+    ],
+)
 def test_a_wait_with_a_limit_of_its_own_is_no_deadlock(name: str, world: Worlds) -> None:
-    if name == "dist.set_timeout" and not hasattr(dist.distributed_c10d, "set_timeout"):
-        pytest.skip("this torch has it not")
     world(2, timeout=FOREVER).run(give_up, name)
 
 

@@ -131,8 +131,8 @@ def stay(rank: int, size: int) -> None:
 def test_a_rank_that_does_not_leave_is_told_where_it_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch, "LEAVE_LIMIT", 0.2)
+    monkeypatch.setattr(watch, "LEAVE_LIMIT", 1.0)
     monkeypatch.setattr(watch, "LOOK_INTERVAL", 0.1)
-    with pytest.raises(RankFailed, match="did not leave cleanly: still there") as caught:
-        launch(stay, 2)
+    with pytest.raises(RankFailed, match="did not leave cleanly: still there after 2 s") as caught:
+        launch(stay, 2, timeout=2)
     assert "threading.py" in caught.value.others[1]

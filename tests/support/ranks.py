@@ -27,10 +27,9 @@ from playground.algorithms.messages import (
 from playground.runtime import device, report
 from playground.runtime.backends.gloo import FIRST_TORCH
 
-needs_shm = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < FIRST_TORCH,
-    reason="this torch has no backends in Python",
-)
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+"""Major and minor version of this torch."""
+needs_shm = pytest.mark.torch(*FIRST_TORCH)
 
 
 def add_up(rank: int, size: int) -> float:

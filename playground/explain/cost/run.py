@@ -49,11 +49,13 @@ class Metered:
 def measured(world: CommandWorld, profile: Path | None, gbit: float | None) -> Around:
     """What the world's runs are to happen in, if their communication is to be measured, or to go
     over a link of so many 10^9 bits per second. Raises `UsageError` for a file that cannot be
-    written, and for a profile of ranks that somebody else has started."""
+    written, for a profile of ranks that somebody else has started, and for a link of GPUs."""
     if profile and world.rank_env is not None:
         raise UsageError(
             f"{FLAG} of ranks that were started elsewhere: let this command start them, with -n"
         )
+    if gbit and world.device != "cpu":
+        raise UsageError(f"--link {gbit:g}: the simulation delays CPUs, on gloo: leave it out")
     if profile and profile != TERMINAL:
         if profile.suffix not in RENDERERS:
             raise UsageError(

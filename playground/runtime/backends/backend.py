@@ -48,6 +48,9 @@ class Backend:
     deaths: Mapping[int, str] = MappingProxyType({})
     """Meaning of a rank's death by one of these signals, where it is more than the signal's
     name."""
+    lacks_device: str = ""
+    """Errors of torch 2.13 to 2.15 where a program asks for this backend, and the machine has no
+    device for it (a regular expression); empty if every machine has one."""
     refusals: tuple[str, ...] = (
         "does not support",
         "not supported",
@@ -58,7 +61,7 @@ class Backend:
         "Unhandled ReduceOp",
         "Invalid data type",
     )
-    """Errors of torch 2.11 to 2.15 for an operation that this backend does not support (regular
+    """Errors of torch 2.13 to 2.15 for an operation that this backend does not support (regular
     expressions)."""
 
     def check(self, local_ranks: int, joined: bool = False) -> str:

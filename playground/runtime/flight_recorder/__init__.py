@@ -18,7 +18,8 @@ MAKE_DDP = "DDP's __init__"
 BUFFERS = "DDP's forward"
 BUCKETS = "DDP's buckets"
 BACKWARD = "DDP's backward"
-BY_ITSELF = FORM_WORLD, NEW_GROUP, SPLIT_GROUP, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
+OF_DDP = MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
+BY_ITSELF = FORM_WORLD, NEW_GROUP, SPLIT_GROUP, *OF_DDP
 """Collectives that call no method of the process group: all ranks of the world meet in the first
 two, the members in the third, and in the others DistributedDataParallel compares parameters,
 broadcasts buffers, agrees on buckets before its second forward, and averages gradients. Each is
@@ -26,6 +27,8 @@ counted by itself."""
 ISSUED, AWAITED, DONE = "issued", "awaited", "done"
 """Where an operation is: it has been called; the main thread is in the call, or waits for its
 `Work`; it is over."""
+STRANGERS = 2**20
+"""What is added to the peer of a message that is no rank of its group: see `Operation.peer`."""
 UNASKED = "what its other threads and callbacks do"
 """The unknown of a rank that is only seen from outside."""
 
@@ -56,6 +59,10 @@ class Kind(StrEnum):
         kind.cure = cure
         return kind
 
+    STRANGER = (
+        "a rank that does not exist",
+        "name a rank of the group: in a ring, the next one is (rank + 1) % size",
+    )
     IN_FINALLY = (
         "a collective in `finally`",
         "call collectives after success only: the others do not know that this rank failed",
@@ -64,6 +71,19 @@ class Kind(StrEnum):
         "wrong tag",
         "use the same tag for a send and its receive, in the same order on both ranks",
     )
+    BESIDE_DDP = (
+        "a collective that meets DDP's",
+        "give all ranks equal numbers of batches, or use join(); make all other calls on all ranks",
+    )
+    ALONE = (
+        "a model that some ranks call alone",
+        "evaluate model.module, which calls no collective, or call the model on all ranks",
+    )
+    SKIPPED = (
+        "a step that not all ranks take",
+        "call forward, backward and no_sync() equally often on all ranks, in the same order",
+    )
+    MODELS = "different models", "make and call the same models in the same order on all ranks"
     COLLECTIVES = (
         "different collectives",
         "call the same collectives in the same order on all ranks of the group",
@@ -81,6 +101,10 @@ class Kind(StrEnum):
         "a group not made by all",
         "call new_group on all ranks of the world, in the same order",
     )
+    TOO_FEW = (
+        "a world of more ranks than there are",
+        "pass no world_size and no rank: WORLD_SIZE and RANK are set, and torch reads them",
+    )
     UNFORMED = "a world not formed by all", "call init_process_group on all ranks"
     SENDS = (
         "send against send",
@@ -89,6 +113,10 @@ class Kind(StrEnum):
     RECEIVES = (
         "receive against receive",
         "let one of two ranks send first, or use irecv or batch_isend_irecv",
+    )
+    UNWAITED = (
+        "a send that nobody waits for",
+        "keep the Work that isend returns, and call its wait(): without it nothing may be sent",
     )
     ENDED = (
         "a rank that has finished",
@@ -106,6 +134,10 @@ class Kind(StrEnum):
     SUSPENDED = "stopped", "continue that process (kill -CONT PID), or end the run"
     STRAGGLER = "straggler", "look at what that rank does there: the others wait for it"
     UNSEEN = "a rank that is not seen", "look at the output on the host of that rank"
+    ABORTED = (
+        "a call that the backend has aborted",
+        "make its tensors the same size on all ranks, and for DDP use the same parameters",
+    )
     RUNNING = "in progress", "wait, or look at the network: all ranks have called it"
 
 
@@ -126,8 +158,10 @@ class Operation:
     """As torch prints it, without "torch.": float32."""
     peer: int | None = None
     """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that
-    has one."""
+    has one. If the group has no such rank: the number that was passed, and `STRANGERS`."""
     tag: int = 0
+    """Of a message. Of what DistributedDataParallel does, which of the group's models it is, from 1
+    on; 0 if it is not known."""
     number: int = 0
     """The group's, as torch counts groups: the world's is 0, and groups of the same ranks differ by
     it."""
@@ -143,6 +177,12 @@ class Operation:
     """Whether it has a time limit of its own, after which the program may go on."""
     raised: str = ""
     """The class of the exception below whose `finally` or `except` it is called."""
+
+    @property
+    def stranger(self) -> int | None:
+        """The number of its peer, if the group has no such rank."""
+        is_one = self.kind != COLLECTIVE and self.peer is not None and self.peer > STRANGERS // 2
+        return (self.peer or 0) - STRANGERS if is_one else None
 
     @property
     def channel(self) -> Channel:

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from playground.runtime.flight_recorder.box import process_status
+from playground.runtime.flight_recorder.idle import Sleep, find_sleep
 from playground.runtime.frames import in_package, is_standard
 from playground.runtime.rendezvous.connections import tcp_connections
-from playground.runtime.threads import OurThread
-from playground.runtime.upstream import is_foreign, takes_remote_calls
+from playground.runtime.threads import running
+from playground.runtime.upstream import find_torch, is_foreign, takes_remote_calls
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
@@ -40,6 +41,9 @@ OF_TORCH = re.compile(
 )
 """Code that, in an operation, waits for its other ranks and for nothing else: ours by folder, but
 for the board whose functions are algorithms, and torch's by file."""
+DISPATCHER = re.compile(r"_ops\.py|_library/\w+\.py")
+"""Torch's code through which an operator of C++ is called. As Python's own, it waits on behalf of
+its caller."""
 NAMED = re.compile(r"pt_|gloo_|jemalloc_bg_thd")
 """Names of torch's threads, which act only if something is called or comes in, and of the one that
 gives memory back, which pyarrow starts."""
@@ -77,6 +81,8 @@ class Activity:
     although all others sleep is read by none of them: nobody has asked for it yet."""
     transferred: tuple[list[int], ...]
     ticks: tuple[bytes, ...]
+    asleep: frozenset[Sleep] = frozenset()
+    """The threads that only others of this process can wake."""
 
 
 def look(spare_port: int = 0) -> Activity | None:
@@ -96,15 +102,16 @@ def find_activity(spare_port: int) -> Activity:
         (thread, name, process_status(os.getpid(), "task", thread))
         for thread, name in list_threads()
     ]
+    actor, asleep = find_actor([thread for thread, name, _ in threads if not NAMED.match(name)])
     return Activity(
-        may_act=find_visitor()
-        or find_actor([thread for thread, name, _ in threads if not NAMED.match(name)]),
+        may_act=find_visitor() or actor,
         in_flight=any(unacked for unacked, *_ in sockets),
         runnable=frozenset(thread for thread, _, status in threads if status[:1] in RUNNABLE),
         transferred=tuple(sorted(transferred for _, *transferred in sockets)),
         ticks=tuple(
             b"/".join(status[11:13]) for _, name, status in threads if not LOOPS.match(name)
         ),
+        asleep=frozenset(asleep),
     )
 
 
@@ -113,7 +120,8 @@ def compare(before: Activity | None, now: Activity | None) -> tuple[str, bool]:
     could not be taken."""
     if before is None or now is None:
         return "what it does, as it gives no answer", True
-    computes = "what its threads compute" if before.ticks != now.ticks else ""
+    rest = before.ticks == now.ticks and before.asleep == now.asleep
+    computes = "" if rest else "what its threads compute"
     # one that sleeps in a look has done what there was to do
     starved = before.runnable & now.runnable
     moves = (
@@ -145,7 +153,7 @@ def find_visitor() -> str:
     backward, a handler of a signal. Empty if it stands in that operation itself."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     # which waits on behalf of its caller
-    while frame is not None and is_standard(frame.f_code.co_filename):
+    while frame is not None and is_between(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None or waits_for_ranks(frame.f_code.co_filename):
         return ""
@@ -155,32 +163,49 @@ def find_visitor() -> str:
 
 @functools.cache
 def waits_for_ranks(path: str) -> bool:
-    folder = os.path.join(os.path.dirname(sys.modules["torch"].__file__ or ""), "")
-    of_torch = path.startswith(folder) and OF_TORCH.fullmatch(path.removeprefix(folder))
-    return path.startswith(OURS) or bool(of_torch)
+    return path.startswith(OURS) or bool(OF_TORCH.fullmatch(place_in_torch(path)))
 
 
-def find_actor(threads: list[str]) -> str:
-    """A source of operations in this process besides its main thread, such as these threads."""
+@functools.cache
+def is_between(path: str) -> bool:
+    return is_standard(path) or bool(DISPATCHER.fullmatch(place_in_torch(path)))
+
+
+def place_in_torch(path: str) -> str:
+    """The path of one of torch's files in its folder; empty for others."""
+    folder = os.path.join(os.path.dirname(find_torch()), "")
+    return path.removeprefix(folder) if path.startswith(folder) else ""
+
+
+def find_actor(threads: list[str]) -> tuple[str, list[Sleep]]:
+    """A source of operations in this process besides its main thread, such as these threads; and
+    the threads that are none as long as they sleep."""
     if callbacks:
-        return "whether a callback of a future is to run"
+        return "whether a callback of a future is to run", []
     if any(signal.getitimer(timer)[0] for timer in TIMERS):
-        return "what it does when its timer goes off"
+        return "what it does when its timer goes off", []
     if takes_remote_calls():
-        return "whether a remote call comes"
+        return "whether a remote call comes", []
     main, frames = threading.main_thread(), sys._current_frames()
     # A thread of C++ that has run a callback stays known to Python, and runs nothing there.
     known = {
         each.ident: each for each in threading.enumerate()
         if each.ident in frames or not is_foreign(each)
     }  # fmt: skip
-    harmless = OurThread, getattr(sys.modules.get("tqdm._monitor"), "TMonitor", OurThread)
-    for ident in {*known, *frames} - {main.ident}:
-        if not isinstance(thread := known.get(ident), harmless):
-            return f"what thread {thread.name if thread else 'of _thread'} does"
-    python = {str(thread.native_id) for thread in known.values()}
+    monitor = getattr(sys.modules.get("tqdm._monitor"), "TMonitor", ())
+    ours = {*running.values()}
+    asleep = []
+    for ident in {*known, *frames} - {main.ident} - {each.ident for each in ours}:
+        if isinstance(thread := known.get(ident), monitor):
+            continue
+        sleep = find_sleep(thread, frames[ident]) if thread and ident in frames else None
+        if sleep is None:
+            return f"what thread {thread.name if thread else 'of _thread'} does", []
+        asleep.append(sleep)
+    python = {str(each.native_id) for each in known.values()}
+    python |= {str(each.native_id) for each in ours}
     foreign = any(thread not in python and not is_pool(thread) for thread in threads)
-    return "what a thread of C or C++ does" if foreign else ""
+    return "what a thread of C or C++ does" if foreign else "", asleep
 
 
 def is_pool(thread: str) -> bool:

@@ -45,6 +45,7 @@ from playground.runtime.flight_recorder import (
     channel_of,
 )
 from playground.runtime.flight_recorder.sources import Sources
+from playground.runtime.forks import move_up
 from playground.runtime.untrusted import printable
 
 NAME = "flight-recorder-of-a-rank"
@@ -55,6 +56,8 @@ LATEST = 64
 """Number of a rank's latest operations that are looked at while it runs."""
 MOST_CHANNELS = 8192
 """Number of channels that are told apart."""
+NO_TAG = -1
+"""In the place of the tag of a message that is counted with others."""
 MOST_RAISED = 64
 """Number of classes of exceptions that are told apart."""
 PID, RANK, SIZE, PROGRAMS, ENDED, MAIN = range(OWN, OWN + 6)
@@ -116,7 +119,7 @@ class Box(EventLog):
 
     def __init__(self, rank: int, size: int, world: str) -> None:
         """Raises `OSError`."""
-        self.file = os.memfd_create(NAME)
+        self.file = move_up(os.memfd_create(NAME))
         os.ftruncate(self.file, FORMAT.size)
         super().__init__(FORMAT, mmap.mmap(self.file, FORMAT.size))
         self.words[PID] = os.getpid()
@@ -175,7 +178,9 @@ class Box(EventLog):
             has_room = channel in self.channels or len(self.channels) < MOST_CHANNELS - 1
             if not has_room or self.channels[channel] == NONE:
                 self.words[OVERFLOW] = 1
-                return NONE, OVERFLOW
+                # What it is can still be told, but for the tag: those may be ever new.
+                untagged = *description[:5], NO_TAG, *description[6:]
+                return self.descriptions[tuple(map(plain, untagged))], OVERFLOW
             described = self.descriptions[tuple(map(plain, description))]
             self.known[key] = described, COUNTS + self.channels[channel]
             return self.known[key]
@@ -253,8 +258,14 @@ class View(LogReader):
         in none, and the program has not returned."""
         status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
         used = status[11:13]  # ticks of the processor, as user and system
+        return self.calls, used, status[:1] == [b"T"]
+
+    @property
+    def calls(self) -> tuple[int, int, int]:
+        """Stays the same as long as no operation begins, the main thread enters and leaves none,
+        and the program has not returned."""
         header = self.read_header()
-        return header[BEGUN], header[MAIN], header[ENDED], used, status[:1] == [b"T"]
+        return header[BEGUN], header[MAIN], header[ENDED]
 
     @property
     def begun(self) -> int:

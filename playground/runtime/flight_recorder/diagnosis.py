@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from playground.runtime.flight_recorder import (
+    BUFFERS,
     COLLECTIVE,
     FORM_WORLD,
+    ISSUED,
     NEW_GROUP,
+    OF_DDP,
     RECEIVE,
     SEND,
     Channel,
@@ -22,6 +25,14 @@ from playground.runtime.flight_recorder import (
     Kind,
     Operation,
     RankState,
+)
+from playground.runtime.flight_recorder.sequences import (
+    ORDERED,
+    Calls,
+    Extra,
+    Group,
+    find_extra,
+    order_calls,
 )
 from playground.runtime.flight_recorder.wait_graph import (
     TO_ROOT,
@@ -32,6 +43,7 @@ from playground.runtime.flight_recorder.wait_graph import (
     is_at,
     leave_out_renumbered,
     list_known,
+    tell_apart,
 )
 
 ACTS = {
@@ -48,6 +60,8 @@ LATE = {
     Doing.NOT_SEEN: Kind.UNSEEN,
 }
 """The kind of the diagnosis if others wait for such a rank."""
+ABORT = "SIGABRT"
+"""In the words on a rank's end: by a backend that has got what it did not expect, most likely."""
 WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 """Columns: of a text, and the most of each cell of a table if there is no room for more."""
 
@@ -73,10 +87,13 @@ class Diagnosis:
     cure: str
     waits: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Ranks that wait, each with the ranks that it waits for."""
+    difference: str = ""
+    """Where the calls of ranks first differ, if that is not what the sentence says."""
 
     def __str__(self) -> str:
+        first = [textwrap.fill(f"before that: {self.difference}", WIDTH)] if self.difference else []
         unknown = [textwrap.fill(f"not known: {self.unknown}", WIDTH)] if self.unknown else []
-        return "\n".join((self.sentence, self.table, *unknown, self.cure))
+        return "\n".join((self.sentence, *first, self.table, *unknown, self.cure))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +118,129 @@ class Predicate:
         return f"{sentence} ({place})" if place else sentence
 
 
-def has_called(operation: Operation, kind: Kind) -> Predicate:
-    what = detail(operation, kind)
+HAS_NOT = Predicate("has not", "have not", "")
+
+
+def has_called(operation: Operation, kind: Kind, more: str = "") -> Predicate:
+    what = detail(operation, kind) + more
     return Predicate(
         f"has called {what}", f"have called {what}", operation.line, operation.name, is_over=True
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place at which ranks have called what does not match."""
+
+    kind: Kind
+    met: Mapping[int, Operation]
+    """The call of each rank there, of those whose call is known."""
+    culprits: frozenset[int]
+    """The ranks that differ from most; all if there is no majority."""
+    extra: Extra | None = None
+    """The calls that some have made there and others have not, if both go on alike."""
+
+    def list_parties(self) -> list[tuple[list[int], Predicate]]:
+        """Ranks and their calls: those of a culprit, and those of another rank."""
+        if extra := self.extra:
+            more = f" and {len(extra.calls) - 1} more" * (len(extra.calls) > 1)
+            called = has_called(extra.calls[0], self.kind, more)
+            return [(sorted(extra.callers), called), (sorted(extra.others), HAS_NOT)]
+        acts = {one: has_called(self.met[one], self.kind) for one in sorted(self.met)}
+        other = min(self.culprits)
+        rank = next(
+            one for one in acts if find_difference(self.met[one], self.met[other], strictly=True)
+        )
+        return [
+            ([one for one in acts if acts[one] == acts[some]], acts[some]) for some in (other, rank)
+        ]
+
+    def say(self) -> str:
+        (ranks, called), (others, act) = self.list_parties()
+        between = ", which " if self.extra else " where "
+        return between.join((called.say(ranks), act.say(others, called.line)))
 
 
 def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only
     states of the same moment prove a deadlock: states between which no rank has moved."""
     states = leave_out_renumbered(states)
+    found = find_cause(states)
+    return found and note_difference(found, states)
+
+
+def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
+    """Why the operation failed that a dead rank was in: what ranks have called differently, or who
+    did not come. None if no dead rank was in an operation, or nothing tells why."""
+    states = leave_out_renumbered(states)
+    was = [
+        replace(state, doing=Doing.IN_OPERATION)
+        if state.doing == Doing.DEAD and state.waits_for
+        else state
+        for state in states
+    ]
+    graph = WaitGraph(was)
+    dead = {state.rank for state in states if state.doing == Doing.DEAD}
+    if told := find_strays(was):
+        return told
+    if first := find_first_difference(was):
+        return compose_difference(first, draw_last(graph))
+    found = find_cause(was, is_over=True)
+    if found is None or found.kind == Kind.LOST:  # which its failure says itself
+        return None
+    if found.kind != Kind.RUNNING:
+        return found
+    aborted = {rank for rank in dead & graph.waits.keys() if ABORT in graph.states[rank].end}
+    if not aborted:
+        return None
+    others = min(graph.waits.keys() - aborted, default=None)
+    told = describe(graph, Kind.ABORTED, aborted, min(aborted), others)
+    return replace(told, table=draw_last(graph))
+
+
+def draw_last(graph: WaitGraph) -> str:
+    """The table of what each rank has called last, which it may not have come out of."""
+    rows = {}
+    for rank, state in sorted(graph.states.items()):
+        rows[rank] = list_cells(graph, rank)
+        last = next((one for one in reversed(state.operations) if not one.raised), None)
+        if last and rank not in graph.waits and state.doing != Doing.FINISHED:
+            rows[rank] = f"{detail(last, Kind.ROOTS)} #{last.index}", last.line, ""
+    return draw_table(rows, {})
+
+
+def note_difference(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
+    """The diagnosis, with the first difference between the calls of ranks if there is one that
+    they have passed."""
+    first = find_first_difference(states)
+    if first is None:
+        return found
+    waits = {state.rank: state.waits_for for state in states}
+    there = {
+        rank
+        for rank, one in first.met.items()
+        if (now := waits[rank]) and is_at(now, one.channel, one.index)
+    }
+    others = first.met.keys() - first.culprits
+    if first.culprits <= there and (others & there or not others) and not first.extra:
+        return found
+    return replace(found, difference=first.say(), cure=first.kind.cure)
+
+
+def find_cause(states: Sequence[RankState], is_over: bool = False) -> Diagnosis | None:
+    """As `diagnose`, without the first difference. If it `is_over`, an operation has failed, and
+    nobody waits any more."""
     graph = WaitGraph(states)
     idle = WaitGraph([replace(state, may_act="", unnamed="") for state in states])
     if firm := graph.find_blocked(find_firm(graph), set()):
         blocked = firm | {
             rank for rank in idle.find_blocked(idle.waits, set()) if idle.waits[rank].missing & firm
         }
-        return explain(idle, blocked, blocked, unknown="")
+        return explain(idle, blocked, blocked, None if is_over else "")
     for judge in (idle, WaitGraph(idle.states.values(), pessimistic=True)):
         if blocked := judge.find_blocked(judge.waits, set()):
-            return explain(judge, judge.waits, blocked, unknown=list_unknown(graph, blocked))
+            unknown = None if is_over else list_unknown(graph, blocked)
+            return explain(judge, judge.waits, blocked, unknown)
     return find_late(graph)
 
 
@@ -169,9 +288,49 @@ def tell(states: Sequence[RankState]) -> str:
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     """The first operation that ranks called differently, although it may have worked; None if none
     is known."""
-    graph = WaitGraph(state for state in leave_out_renumbered(states) if not state.unnamed)
+    states = leave_out_renumbered(states)
+    if told := find_strays(states):
+        return told
+    first = find_first_difference(states)
+    if first is None:
+        return None
+    rows = {rank: (detail(one, first.kind), one.line, "") for rank, one in first.met.items()}
+    return compose_difference(first, draw_table(dict(sorted(rows.items())), {}))
+
+
+def find_strays(states: Sequence[RankState]) -> Diagnosis | None:
+    """Messages to ranks that do not exist; None if there are none."""
+    strays = {
+        state.rank: one
+        for state in states
+        if not state.unnamed
+        for one in list_known(state)
+        if one.stranger is not None
+    }
+    if not strays:
+        return None
+    first = min(strays)
+    told = [([first], has_called(strays[first], Kind.STRANGER))]
+    rows = {one: (detail(strays[one], Kind.ROOTS), strays[one].line, "") for one in strays}
+    return compose(Kind.STRANGER, strays, told, draw_table(rows, {}), None)
+
+
+def compose_difference(first: Difference, table: str) -> Diagnosis:
+    culprits, parties = first.culprits, first.list_parties()
+    told = compose(first.kind, culprits, parties, table, None)
+    return replace(told, sentence=textwrap.fill(first.say(), WIDTH))
+
+
+def find_first_difference(states: Iterable[RankState]) -> Difference | None:
+    """The earliest of the operations that ranks have called differently."""
+    graph = WaitGraph(state for state in states if not state.unnamed)
+    orders = {rank: order_calls(state) for rank, state in graph.states.items()}
+    placed: dict[tuple[Group, int], dict[int, Operation]] = {}
     meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
     for rank, state in graph.states.items():
+        for group, calls in orders[rank].items():
+            for place, one in calls.items():
+                placed.setdefault((group, place), {})[rank] = one
         for one in list_known(state):
             key: tuple[object, ...] = one.channel, one.index
             if one.kind != COLLECTIVE:
@@ -179,29 +338,52 @@ def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
                 if graph.count(receiver, (RECEIVE, one.group, None, one.tag, one.number)):
                     continue  # a receive from anyone may have got any of them
                 key = sender, receiver, one.group, one.tag, one.number, one.index
+            elif one.channel[0] in ORDERED:
+                continue
             meetings.setdefault(key, {})[rank] = one
-    for met in sorted(meetings.values(), key=lambda met: min(one.issued for one in met.values())):
+    found = [
+        (min(one.issued for one in met.values()), met, at)
+        for at, met in [*placed.items(), *((None, met) for met in meetings.values())]
+    ]
+    for _, met, at in sorted(found, key=lambda each: each[0]):
         some = next(iter(met))
         if any(find_difference(met[some], one, strictly=True) for one in met.values()):
             culprits = find_minority(met, strictly=True)
             other = min(culprits)
-            rank = next(one for one in met if find_difference(met[one], met[other], strictly=True))
-            kind = find_difference(met[rank], met[other], strictly=True)
-            assert kind
-            rows = {one: (detail(met[one], kind), met[one].line, "") for one in sorted(met)}
-            acts = {one: has_called(met[one], kind) for one in sorted(met)}
-            parties = [
-                ([one for one in acts if acts[one] == acts[some]], acts[some])
-                for some in (other, rank)
-            ]
-            return compose(kind, culprits, parties, draw_table(rows, {}), None)
+            kinds = (find_difference(one, met[other], strictly=True) for one in met.values())
+            first = Difference(next(filter(None, kinds)), met, frozenset(culprits))
+            if at is None:
+                return first
+            return look_for_extra(first, {rank: orders[rank][at[0]] for rank in met}, at[1])
     return None
 
 
-def explain(graph: WaitGraph, held: Iterable[int], blocked: set[int], unknown: str) -> Diagnosis:
-    """Why these ranks are blocked: for ever, if nothing is unknown."""
+def look_for_extra(first: Difference, calls: Mapping[int, Calls], place: int) -> Difference:
+    """The difference as calls that some ranks have made in addition, if it is one."""
+    other = first.met[min(first.culprits)]
+    some = {rank for rank, one in first.met.items() if not find_difference(one, other)}
+    rest = first.met.keys() - some
+    ways = [(some, rest), (rest, some)] if some and rest else []
+    found = [find_extra(calls, callers, others, place) for callers, others in ways]
+    extra = min(filter(None, found), key=lambda each: each.weight, default=None)
+    if extra is None:
+        return first
+    names = {one.name for one in extra.calls}
+    kind = Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
+    if names == {BUFFERS} and len(extra.callers) <= len(extra.others):
+        kind = Kind.ALONE
+    return replace(first, kind=kind, extra=extra)
+
+
+def explain(
+    graph: WaitGraph, held: Iterable[int], blocked: set[int], unknown: str | None
+) -> Diagnosis:
+    """Why these ranks are blocked: for ever, if nothing is unknown; until they failed, if that is
+    None."""
     culprits = graph.find_culprits(held, blocked)
     waits = graph.waits
+    if any(waits[rank].never_ends for rank in culprits & blocked):
+        return describe(graph, Kind.STRANGER, culprits, min(culprits), unknown=unknown)
     stuck = blocked | graph.finished
     edges = [
         (rank, other)
@@ -244,7 +426,7 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
     same = (mine.group, mine.number) == (theirs.group, theirs.number)
     if mine.kind == theirs.kind == COLLECTIVE:
         if same:
-            return Kind.COLLECTIVES if mine.channel != theirs.channel else Kind.CIRCLE
+            return tell_apart(mine, theirs) if mine.channel != theirs.channel else Kind.CIRCLE
         return Kind.GROUPS if mine.name == theirs.name else Kind.ABSENT
     if COLLECTIVE in (mine.kind, theirs.kind):
         return Kind.ABSENT
@@ -281,7 +463,29 @@ def find_late(graph: WaitGraph) -> Diagnosis | None:
                 rank for rank, wait in graph.waits.items() if other in wait.missing
             ] or graph.waits
             return describe(graph, kind, late, other, min(waiting, default=None))
+    if graph.waits and (lost := find_unwaited(graph)):
+        return lost
     return describe(graph, Kind.RUNNING, set(), min(graph.waits)) if graph.waits else None
+
+
+def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
+    """A receive whose message has been sent by an isend that its rank has not waited for: where the
+    program keeps no `Work`, the message may never be sent."""
+    for rank, wait in sorted(graph.waits.items()):
+        mine = wait.operation
+        if mine.kind != RECEIVE or mine.peer not in graph.states:
+            continue
+        channel = SEND, mine.group, rank, mine.tag, mine.number
+        known = list_known(graph.states[mine.peer])
+        sent = next((one for one in known if is_at(one, channel, mine.index)), None)
+        if sent and sent.state == ISSUED:
+            act = has_called(sent, Kind.UNWAITED)
+            waits = find_act(graph, rank, Kind.UNWAITED, None)
+            rows = {one: list_cells(graph, one) for one in sorted(graph.states)}
+            table = draw_table(rows, {one: graph.states[one].since for one in rows})
+            parties = [([mine.peer], act), ([rank], waits)]
+            return compose(Kind.UNWAITED, {mine.peer}, parties, table, None)
+    return None
 
 
 def describe(
@@ -319,10 +523,11 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
     if called and not (wait and is_at(wait.operation, called.channel, called.index)):
         return has_called(called, kind)
     if wait:
-        what = detail(wait.operation, kind)
-        return Predicate(
-            f"is in {what}", f"are in {what}", wait.operation.line, wait.operation.name
-        )
+        what, line = detail(wait.operation, kind), wait.operation.line
+        if kind == Kind.ABORTED and ABORT in state.end:
+            several = re.sub("^was ", "were ", state.end)
+            return Predicate(f"{state.end} in {what}", f"{several} in {what}", line)
+        return Predicate(f"is in {what}", f"are in {what}", line, wait.operation.name)
     last = state.operations[-1].line if state.operations and state.doing == Doing.FINISHED else ""
     one, several = ACTS.get(state.doing) or (state.end, re.sub("^was ", "were ", state.end))
     return Predicate(one or "is dead", several or "are dead", state.line or last)
@@ -346,17 +551,23 @@ def detail(operation: Operation, kind: Kind) -> str:
     name, peer, shape = operation.name, operation.peer, list(operation.shape)
     if operation.kind != COLLECTIVE:
         whom = "anyone" if peer is None else f"rank {peer}"
+        if operation.stranger is not None:
+            whom = f"rank {operation.stranger} of {len(operation.group)}"
         name += f" {'to' if operation.kind == SEND else 'from'} {whom}"
     elif kind == Kind.ROOTS and peer is not None:
         name += f" {'to' if name in TO_ROOT else 'from'} rank {peer}"
     more = {
         Kind.PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}"
         * bool(operation.members),
+        Kind.UNWAITED: " and not waited for it" * (operation.kind == SEND),
+        Kind.STRANGER: ", which does not exist" * (operation.stranger is not None),
         Kind.SHAPES: f" of shape {shape}",
+        Kind.ABORTED: f" of shape {shape}" * bool(shape),
         Kind.DTYPES: f" of {operation.dtype}",
         Kind.SIZES: f" of {operation.dtype}{shape}",
         Kind.GROUPS: f" of group {operation.number} (ranks {format_ranks(operation.group)})",
         Kind.WRONG_TAG: f" with tag {operation.tag}",
+        Kind.MODELS: f" of model {operation.tag}" * (name in OF_DDP and operation.tag > 0),
     }
     return name + more.get(kind, "")
 

@@ -15,7 +15,9 @@ import functools
 import inspect
 import operator
 import os
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -33,6 +35,8 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
+from playground.runtime.errors import LOST_PEER
+from playground.runtime.event_log import NONE
 from playground.runtime.flight_recorder import (
     BACKWARD,
     BUCKETS,
@@ -44,6 +48,7 @@ from playground.runtime.flight_recorder import (
     RECEIVE,
     SEND,
     SPLIT_GROUP,
+    STRANGERS,
 )
 from playground.runtime.flight_recorder.activity import callbacks, checks
 from playground.runtime.flight_recorder.box import MAIN, MAY_GIVE_UP, Box, Known
@@ -56,20 +61,36 @@ from playground.runtime.tap import (
     number_of,
     ranks_of,
     record,
+    record_also,
     root_of,
 )
 from playground.runtime.tap.replacement import calling
 from playground.runtime.upstream import (
+    FUNCTIONAL,
     count_collectives,
     default_store,
     is_registered,
     read_timeout,
+    resolve_group,
 )
 
 LIMITED = "barrier", "monitored_barrier"
 """Collectives that functions of torch.distributed give a timeout."""
 TWICE = "reduce_scatter", "monitored_barrier"
 """Methods that gloo counts as more than one collective."""
+FUNCTIONS = {
+    "all_reduce": "all_reduce",
+    "all_reduce_coalesced": "all_reduce_coalesced",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "all_to_all_single",
+    "broadcast": "broadcast",
+}
+"""Functional collectives, with the names of the functions of torch.distributed that do the same:
+the ones that others call, such as all_gather_tensor. They call operators of C++ and no method of
+the group's."""
 ZERO = timedelta(0)
 TORCH = vars(distributed_c10d)
 Reader = Callable[[Box, Any, Any], tuple[Known, bool, Sequence[int]]]
@@ -109,15 +130,23 @@ class Hooks(Recorder):
         self.works: dict[int, int] = {}
         """Numbers of operations by the id of their work. (An id is used again: then it is the later
         one's.)"""
+        self.results: dict[int, int] = {}
+        """Numbers of functional collectives by the storage of what they return."""
+        self.finds_functions = False
+        """Whether functional collectives are recorded: once their module has been imported."""
         self.forwarded: dict[int, Any] = {}
-        """The groups of models whose gradients a backward pass through their outputs averages, by
-        the model's id."""
+        """The groups of models whose gradients a backward pass through their outputs averages, and
+        the models' numbers, by the model's id."""
         self.here = threading.local()
         """`counted`: the tensor of the message that this thread is handing to a backend."""
         self.reached: set[int] = set()
         """Those that the backward pass under way has come to."""
         self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        """The groups of models, by the object of C++ that averages."""
+        """The groups of models and their numbers, by the object of C++ that averages."""
+        self.models: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """The numbers of models among those of their group, from 1 on."""
+        self.made: Counter[tuple[tuple[int, ...], int]] = Counter()
+        """How many models have been made on each group."""
         stand_ins: dict[tuple[Any, str], Callable[..., Any]] = {
             (torch.Future, "then"): self.add_callback,
             (torch.Future, "add_done_callback"): self.add_callback,
@@ -149,7 +178,9 @@ class Hooks(Recorder):
         box.begin_program()
         self.timeout = timeout
         self.works.clear()
+        self.results.clear()
         self.box = box
+        self.find_functions()
         self.forget_groups()
 
     def continue_program(self) -> None:
@@ -172,9 +203,98 @@ class Hooks(Recorder):
         limited = self.is_limit(timeout)
         return self.inside(self.box, FORM_WORLD, tuple(range(size)), (), limited=limited)
 
+    def find_functions(self) -> None:
+        """Record functional collectives from now on, if their module has been imported."""
+        module = sys.modules.get(FUNCTIONAL)
+        if self.finds_functions or not hasattr(module, "wait_tensor"):
+            return
+        self.finds_functions = True
+        places: dict[str, Callable[..., Any]] = {
+            name: partial(self.call_function, known) for name, known in FUNCTIONS.items()
+        }
+        places |= {"wait_tensor": self.wait_for_result, "wait_tensors": self.wait_for_result}
+        record_also(
+            {
+                (module, name): calling(each)
+                for name, each in places.items()
+                if hasattr(module, name)
+            }
+        )
+
+    def call_function(self, name: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A functional collective. It returns at once, and its result is waited for when it is
+        used."""
+        box = None if torch.compiler.is_compiling() else self.box
+        try:
+            given = inspect.signature(real).bind(*args, **kwargs).arguments
+            group = resolve_group(given["group"], given.get("tag", ""))
+            tensor, *_ = given.values()
+        except (TypeError, KeyError, ValueError, RuntimeError):  # as torch will say itself
+            box = None
+        if box is None or not isinstance(tensor, Tensor | list):
+            return real(*args, **kwargs)
+        several = isinstance(tensor, list)
+        dtype, shape = ("", ()) if several else (tensor.dtype, tuple(map(int, tensor.shape)))
+        key = id(group), name, dtype, given.get("src")
+        known = box.known.get(key) or self.describe(
+            box, key, group, COLLECTIVE, name, dtype, given.get("src"), 0
+        )
+        with self.counted_apart(id(group)):
+            call = box.call(known, 4, id(group) in self.limited, shape)
+            with self.main_thread_in(box, call):
+                try:
+                    result = real(*args, **kwargs)
+                except BaseException:
+                    box.take_back(call, known)
+                    raise
+            if self.find_unseen(id(group)) < 0:  # it was traced, and has called nothing
+                box.take_back(call, known)
+        for each in result if isinstance(result, list) else [result]:
+            self.results[storage_of(each)] = call
+        return result
+
+    def wait_for_result(self, real: Callable[..., Any], waited: Any) -> Any:
+        box = None if torch.compiler.is_compiling() else self.box
+        if box is None or not self.results:
+            return real(waited)
+        parts = waited if isinstance(waited, list) else [waited]
+        found = [self.results.pop(storage_of(each), NONE) for each in parts]
+        calls = [call for call in found if call != NONE]
+        with self.main_thread_in(box, calls[-1]) if calls else contextlib.nullcontext():
+            result = real(waited)
+        for call in calls:
+            box.end(call)
+        return result
+
+    @contextlib.contextmanager
+    def main_thread_in(self, box: Box, call: int) -> Iterator[None]:
+        """If this is the main thread, it is in this operation."""
+        is_main, before = get_ident() == box.main_thread, box.words[MAIN]
+        if is_main:
+            box.words[MAIN] = call
+        try:
+            yield
+        finally:
+            if is_main:
+                box.words[MAIN] = before
+
+    @contextlib.contextmanager
+    def counted_apart(self, key: int) -> Iterator[None]:
+        """What the group counts in this block is what the block knows of."""
+        self.check_groups()
+        tally = self.tallies.get(key)
+        if tally:
+            tally.inside += 1
+        try:
+            yield
+        finally:
+            if tally:
+                tally.inside -= 1
+                self.count_as_known(key)
+
     def forget_groups(self) -> None:
         """Begin with those of the world that has just been formed, if there is one."""
-        for kept in (self.limited, self.tallies, self.alive, self.forwarded):
+        for kept in (self.limited, self.tallies, self.alive, self.forwarded, self.made):
             kept.clear()
         if dist.is_initialized():
             self.read_group(dist.group.WORLD, is_new=True)
@@ -211,6 +331,7 @@ class Hooks(Recorder):
         box, key = self.box, id(group)
         if box is None:
             return
+        self.find_functions()
         timeout = read_timeout(group)
         if timeout is not None and timeout >= self.timeout:
             self.limited.discard(key)
@@ -240,8 +361,10 @@ class Hooks(Recorder):
         None is anyone."""
         self.read_group(group)
         ranks = ranks_of(group)
-        # torch refuses one that is none
-        peer = None if peer is None else dict(enumerate(ranks)).get(peer)
+        if peer is not None:
+            # torch refuses a root that is none, and waits for a message for ever
+            no_rank = None if kind == COLLECTIVE else STRANGERS + peer
+            peer = dict(enumerate(ranks)).get(peer, no_rank)
         known = box.describe(key, (kind, name, ranks, dtype, peer, tag, number_of(group), ()))
         if tally := self.tallies.get(id(group)):
             tally.places.add(known[1])
@@ -293,8 +416,9 @@ class Hooks(Recorder):
                 words[MAIN] = number
             try:
                 work = real(group, *args, **kwargs)
-            except BaseException:
-                box.take_back(number, known)
+            except BaseException as error:
+                if not LOST_PEER.search(str(error)):  # it had begun
+                    box.take_back(number, known)
                 raise
             finally:
                 if is_main:
@@ -456,7 +580,13 @@ class Hooks(Recorder):
         group = getattr(ddp, "process_group", None) or find_group(real, ddp, *args, **kwargs)
         if self.box is None or group is None:
             return real(ddp, *args, **kwargs)
-        with self.around(self.box, name, group):
+        if name == MAKE_DDP:
+            made = ranks_of(group), number_of(group)
+            self.made[made] += 1
+            self.models[ddp] = self.made[made]
+        elif ddp._join_config.enable:  # a rank without batches makes these calls elsewhere
+            return real(ddp, *args, **kwargs)
+        with self.around(self.box, name, group, self.models.get(ddp, 0)):
             return real(ddp, *args, **kwargs)
 
     def forward(self, real: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> Any:
@@ -466,21 +596,21 @@ class Hooks(Recorder):
             return real(ddp, *args, **kwargs)
         key, rebuilds = id(ddp), ddp.static_graph or not ddp.find_unused_parameters
         if rebuilds and not ddp._has_rebuilt_buckets:
-            self.reducers[ddp.reducer] = ddp.process_group
+            self.reducers[ddp.reducer] = ddp.process_group, self.models.get(ddp, 0)
         joins = ddp._join_config.enable  # then others answer for a rank that has no batch left
         averages = ddp.require_backward_grad_sync and torch.is_grad_enabled() and not joins
         output = real(ddp, *args, **kwargs)
         if averages:
-            self.forwarded[key] = ddp.process_group
+            self.forwarded[key] = ddp.process_group, self.models.get(ddp, 0)
             for node in {tensor.grad_fn for tensor in _find_tensors(output)} - {None}:
                 node.register_prehook(lambda _: self.reached.add(key))
         return output
 
     def rebuild_buckets(self, real: Callable[..., Any], reducer: Any) -> Any:
-        box, group = self.box, self.reducers.get(reducer)
-        if box is None or group is None:
+        box, model = self.box, self.reducers.get(reducer)
+        if box is None or model is None:
             return real(reducer)
-        with self.around(box, BUCKETS, group) as calls:
+        with self.around(box, BUCKETS, *model) as calls:
             if rebuilt := real(reducer):
                 calls.clear()
         return rebuilt
@@ -493,8 +623,8 @@ class Hooks(Recorder):
         self.reached -= forwarded.keys()
         with contextlib.ExitStack() as passes:
             calls = {
-                key: passes.enter_context(self.around(box, BACKWARD, group))
-                for key, group in forwarded.items()
+                key: passes.enter_context(self.around(box, BACKWARD, *model))
+                for key, model in forwarded.items()
             }
             try:
                 return real(*args, **kwargs)
@@ -505,38 +635,30 @@ class Hooks(Recorder):
                 self.forwarded = forwarded | self.forwarded
 
     @contextlib.contextmanager
-    def around(self, box: Box, name: str, group: Any) -> Iterator[list[int]]:
-        """Record a collective of this group, as `inside`. Of a kind that may be none, the block
-        clears the list if it was one."""
+    def around(self, box: Box, name: str, group: Any, model: int) -> Iterator[list[int]]:
+        """Record a collective of the group's model of this number, as `inside`. Of a kind that may
+        be none, the block clears the list if it was one."""
         key = id(group)
         self.read_group(group)
-        self.check_groups()
-        tally = self.tallies.get(key)
-        if tally:
-            tally.inside += 1
-        try:
+        with self.counted_apart(key):
             limited, may_be_none = key in self.limited, name in (BUCKETS, BACKWARD)
             with self.inside(
-                box, name, ranks_of(group), (), number_of(group), limited, may_be_none
+                box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model
             ) as calls:
                 yield calls
-        finally:
-            if tally:
-                tally.inside -= 1
-                self.count_as_known(key)
 
     @contextlib.contextmanager
     def inside(
         self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...],
         number: int = 0,
-        limited: bool = False, may_be_none: bool = False,
+        limited: bool = False, may_be_none: bool = False, model: int = 0,
     ) -> Iterator[list[int]]:  # fmt: skip
         """Record a collective of these ranks that takes as long as this block, in which there may
         be others. If it `may_be_none`, it is taken back unless the block clears the list that it is
         in."""
-        key = name, ranks, members, number
+        key = name, ranks, members, number, model
         known = box.known.get(key) or box.describe(
-            key, (COLLECTIVE, name, ranks, "", None, 0, number, members)
+            key, (COLLECTIVE, name, ranks, "", None, model, number, members)
         )
         call = box.call(known, 4, limited)
         is_main, around = get_ident() == box.main_thread, box.around
@@ -551,6 +673,12 @@ class Hooks(Recorder):
             box.end(call)
             if may_be_none and calls:
                 box.take_back(call, known)
+
+
+def storage_of(result: Any) -> int:
+    """A number of the memory that a functional collective's result, or its wrapper, is in."""
+    tensor: Any = getattr(result, "elem", result)
+    return int(tensor.untyped_storage()._cdata)
 
 
 def find_timeout(argument: Any) -> timedelta | None:

@@ -50,7 +50,9 @@ from playground.runtime.flight_recorder import (
     COLLECTIVE,
     DONE,
     FORM_WORLD,
+    MAKE_DDP,
     NEW_GROUP,
+    OF_DDP,
     RECEIVE,
     SEND,
     SPLIT_GROUP,
@@ -84,6 +86,8 @@ class Dependency:
     """Ranks that have called something else in its place."""
     any_one: bool
     """Whether any one of these ranks may release it, not only all."""
+    never_ends: bool = False
+    """Whether it needs a rank that does not exist."""
 
     @property
     def missing(self) -> frozenset[int]:
@@ -93,11 +97,15 @@ class Dependency:
     def parties(self) -> frozenset[int]:
         """The ranks that it may exchange data with."""
         one = self.operation
+        if self.never_ends:
+            return frozenset()
         return frozenset(one.group if one.kind == COLLECTIVE or one.peer is None else [one.peer])
 
     def is_released(self, inert: set[int], excused: set[int]) -> bool:
         """Whether it may end, if all ranks but the `inert` act, and the `excused` did what is
         expected."""
+        if self.never_ends:
+            return False
         if self.any_one:
             return not self.absent <= inert or self.missing <= excused
         return self.differing <= excused and self.absent.isdisjoint(inert)
@@ -151,6 +159,8 @@ class WaitGraph:
     def find_wait(self, rank: int, operation: Operation) -> Dependency:
         name = operation.name
         peer = operation.peer
+        if operation.stranger is not None:
+            return Dependency(operation, frozenset(), frozenset(), False, never_ends=True)
         others = {*(operation.members or operation.group)} - {rank}
         if operation.members and rank not in operation.members:
             others = set()
@@ -210,6 +220,8 @@ class WaitGraph:
     def find_culprits(self, held: Iterable[int], blocked: set[int]) -> set[int]:
         """Those without whose fault nobody would be blocked; else those that a majority disagrees
         with. One alone only if what it does alone would release all."""
+        if strays := {rank for rank in blocked if self.waits[rank].never_ends}:
+            return strays
         waits = [self.waits[rank] for rank in blocked]
         ended = self.finished & set[int]().union(*(wait.absent for wait in waits))
         differing = set[int]().union(*(wait.differing for wait in waits))
@@ -283,7 +295,10 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
         sizes = {prod(part.shape) * find_width(part.dtype) for part in (one, other)}
         return Kind.SIZES if len(sizes) > 1 else None
     if one.name != other.name:
-        return None if find_algorithm(one.name) == find_algorithm(other.name) else Kind.COLLECTIVES
+        is_same = find_algorithm(one.name) == find_algorithm(other.name)
+        return None if is_same else tell_apart(one, other)
+    if one.name in OF_DDP and one.tag != other.tag and one.tag and other.tag:
+        return Kind.MODELS
     # each by itself needs no other
     if one.members != other.members and {len(one.members), len(other.members)} != {1}:
         return Kind.PARTIAL_GROUP
@@ -299,6 +314,16 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
     ):
         return Kind.DTYPES
     return None
+
+
+def tell_apart(one: Operation, other: Operation) -> Kind:
+    """The kind of difference between collectives that are not the same function."""
+    names = {one.name, other.name}
+    if MAKE_DDP in names:
+        return Kind.MODELS
+    if names.isdisjoint(OF_DDP):
+        return Kind.COLLECTIVES
+    return Kind.SKIPPED if names <= {*OF_DDP} else Kind.BESIDE_DDP
 
 
 def without_ones(shape: Sequence[int]) -> list[int]:

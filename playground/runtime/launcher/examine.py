@@ -10,10 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from playground.runtime.errors import RankFailed
-from playground.runtime.flight_recorder import UNASKED, Doing, RankState
+from playground.runtime.errors import TIMED_OUT, PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime.flight_recorder import UNASKED, Doing, Operation, RankState
 from playground.runtime.flight_recorder.box import CAPACITY, LATEST
-from playground.runtime.flight_recorder.diagnosis import Diagnosis, diagnose, find_mismatch
+from playground.runtime.flight_recorder.diagnosis import (
+    Diagnosis,
+    diagnose,
+    explain_failure,
+    find_mismatch,
+)
 from playground.runtime.frames import is_program
 from playground.runtime.launcher.rank_handle import RankHandle
 
@@ -83,6 +88,11 @@ class Examiner:
         self.next_look = time.monotonic() + INTERVAL * min(2**self.doubts, MOST_INTERVALS)
         return None
 
+    def find_reason(self, stacks: Mapping[int, str], seen: Seen) -> Diagnosis | None:
+        """Why the ranks stand still, as far as that is known."""
+        states = self.states(latest=CAPACITY, seen=seen)
+        return diagnose([replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states])
+
     @property
     def progress(self) -> list[object]:
         """The progress of each rank: a rank whose progress stays the same stands still."""
@@ -121,7 +131,8 @@ class Examiner:
         )
         if rank.failure:
             end = rank.failure.reason if isinstance(rank.failure, RankFailed) else ""
-            return replace(state, doing=Doing.DEAD, end=end)
+            waits_for = find_failed(rank.failure, state)
+            return replace(state, doing=Doing.DEAD, end=end, waits_for=waits_for)
         if rank.result is not None:
             *before, last = state.operations or (None,)
             if last and last.issued < self.began:
@@ -139,14 +150,25 @@ class Examiner:
         ranks are."""
         states = self.states(still, CAPACITY, seen)
         states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states]
-        # Before others: gloo aborts a process that gets another size than it expects.
         if any(state.doing == Doing.DEAD for state in states):
-            return find_mismatch(states) or diagnose(states)
+            return explain_failure(states)
         return diagnose(states) or find_mismatch(states)
 
     def find_mismatch(self) -> Diagnosis | None:
         """An operation in which the ranks did not agree although all of them have returned."""
-        return find_mismatch(self.states(latest=LATEST_OF_ENDED))
+        found = find_mismatch(self.states(latest=LATEST_OF_ENDED))
+        return found and find_mismatch(self.states(latest=CAPACITY))  # which may begin earlier
+
+
+def find_failed(failure: PlaygroundError, state: RankState) -> Operation | None:
+    """The operation in which a rank has failed; None if it has failed elsewhere. The program may
+    have called others since, below that exception."""
+    if not isinstance(failure, RankFailed):
+        return None
+    is_lost = isinstance(failure, PeerDisconnected) or TIMED_OUT.search(failure.traceback)
+    if state.waits_for or not is_lost:
+        return state.waits_for
+    return next((one for one in reversed(state.operations) if not one.raised), None)
 
 
 def line_of(stack: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
@@ -16,22 +16,29 @@ from playground.runtime.errors import (
     Deadlock,
     PeerDisconnected,
     PlaygroundError,
+    ProgramRefused,
     RankFailed,
     RankTimeout,
 )
 from playground.runtime.flight_recorder import Kind
 from playground.runtime.flight_recorder.activity import BETWEEN_LOOKS, compare
 from playground.runtime.launcher.examine import Examiner
+from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandle, describe_exit
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
+from playground.runtime.launcher.standstill import Standstill
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import Event, Progress
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
 
 AFTERMATH = 0.25
 """Seconds in which, where ranks have lost another, word of what became of that may still arrive."""
+WAITS, REFUSAL_LIMIT = 1.0, 10.0
+"""Where a rank has refused what the program was asked: seconds in one operation after which another
+rank is taken to wait for it, and to refuse nothing; seconds that all have to refuse."""
 LEAVE_LIMIT = 30.0
-"""Seconds a rank has to destroy its process group and give its memory back, all results being
-in."""
+"""Seconds a rank has at least to destroy its process group and give its memory back, all results
+being in."""
 LOOK_INTERVAL = 1.0
 
 
@@ -49,10 +56,13 @@ class WorldWatch:
     on_report: Progress
     notice: PreemptionNotice
     """The notice of a preemption, which is passed on to the ranks."""
+    bare: bool = False
+    """Whether they run a program: see `LaunchConfig.bare`."""
     silence: float = 0.0
 
     def __post_init__(self) -> None:
         self.examiner = Examiner(self.ranks)
+        self.standstill = Standstill(self.ranks)
 
     def run(self) -> None:
         """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are
@@ -76,9 +86,10 @@ class WorldWatch:
             for rank in self.ranks:
                 rank.order("end")
         self.silence = 0.0 if received else self.silence + pause
-        if self.examiner.find_deadlock():
+        suspects, stands = self.examiner.find_deadlock(), self.standstill.is_due()
+        if suspects or stands:
             began = time.monotonic()
-            self.raise_deadlock()
+            self.judge(stands)
             self.silence += time.monotonic() - began
         if self.silence >= limit:
             raise self.explain(
@@ -87,10 +98,10 @@ class WorldWatch:
         if any(rank.failure for rank in self.ranks):
             raise self.explain(self.first_failure())
 
-    def raise_deadlock(self) -> None:
+    def judge(self, stands: bool) -> None:
         """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in
         two looks, no rank has made progress, nothing else acts in those that are blocked, and no
-        data is under way."""
+        data is under way. If it `stands`, a run of which that cannot be proved is told of."""
         before, present = self.examiner.progress, [rank for rank in self.ranks if not rank.vanished]
         ask_for_stacks(present, self.on_report)
         looks = {rank: rank.activity for rank in present}
@@ -100,6 +111,8 @@ class WorldWatch:
         stacks = {rank.number: rank.stack for rank in present if rank.result is None}
         if diagnosis := self.examiner.confirm(before, stacks, seen):
             raise Deadlock(len(self.ranks), self.silence, stacks, diagnosis)
+        if stands and (found := self.examiner.find_reason(stacks, seen)):
+            self.standstill.tell(found)
 
     def explain(self, failure: PlaygroundError) -> PlaygroundError:
         """The failure, with the diagnosis of the flight recorders."""
@@ -131,10 +144,35 @@ class WorldWatch:
         receive_while(all_lost_another, ranks, AFTERMATH, self.on_report)
         first = min((rank for rank in ranks if rank.failure), key=order).failure
         assert first
+        if self.bare and isinstance(first, RankFailed) and first.refusal:
+            return self.find_refusal() or first
         if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
             # It waited for a peer: the reader wants to know what the others were doing instead.
             first.others = self.collect_stacks([rank for rank in ranks if not rank.failure])
         return first
+
+    def find_refusal(self) -> ProgramRefused | None:
+        """What all ranks of a program refuse, after one has: the others are given time for it
+        unless one of them waits for a rank, or has ended."""
+        stood: dict[RankHandle, tuple[object, float]] = {}
+
+        def may_refuse(rank: RankHandle) -> bool:
+            waits_in = rank.box and rank.box.waits and rank.box.progress
+            before, since = stood.get(rank, (None, 0.0))
+            if not waits_in or waits_in != before:
+                stood[rank] = waits_in, time.monotonic()
+                return not rank.done
+            return time.monotonic() - since < WAITS
+
+        def others_may_refuse() -> bool:
+            others = [rank for rank in self.ranks if not rank.failure]
+            return bool(others) and all(map(may_refuse, others))
+
+        end = time.monotonic() + REFUSAL_LIMIT
+        while others_may_refuse() and time.monotonic() < end:
+            receive(self.ranks, BETWEEN_LOOKS, self.on_report)
+        refusals = [getattr(rank.failure, "refusal", "") for rank in self.ranks]
+        return ProgramRefused(refusals[0]) if all(refusals) else None
 
     def collect_stacks(self, ranks: Sequence[RankHandle]) -> dict[int, str]:
         """By rank, the Python stack of each of these that is unfinished."""
@@ -143,7 +181,7 @@ class WorldWatch:
 
 
 def receive(
-    ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report
+    ranks: Sequence[RankHandle], seconds: float, on_report: Progress = ignore_report
 ) -> bool:
     """Wait for messages of these ranks and take in what there is; False if `seconds` passed in
     silence.
@@ -152,12 +190,7 @@ def receive(
     """
     present = [rank for rank in ranks if not rank.vanished]
     sources = [rank.line for rank in present] + [rank.process.sentinel for rank in present]
-    outputs = {
-        output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed
-    }
-    ready: set[Any] = set(wait([*sources, *outputs], seconds))
-    for pipe in outputs.keys() & ready:
-        outputs[pipe].relay()
+    ready = await_any(ranks, sources, seconds)
     events: list[tuple[int, Event]] = []
     for rank in present:
         ended = rank.process.sentinel in ready
@@ -171,9 +204,29 @@ def receive(
     return bool(ready)
 
 
+def await_any(ranks: Sequence[RankHandle], sources: Sequence[Any], seconds: float) -> set[Any]:
+    """Wait for one of `sources`, or for output of these ranks, which is passed on; what there was,
+    empty after `seconds`."""
+    outputs = [output for rank in ranks for output in rank.outputs]
+    end = time.monotonic() + seconds
+    while True:
+        now = time.monotonic()
+        left = max(0.0, end - now)
+        pause = min([left, *(output.seconds_left(now) for output in outputs)])
+        pipes = [output.pipe for output in outputs if not output.pipe.closed]
+        ready: set[Any] = set(wait([*sources, *pipes], pause))
+        for output in outputs:
+            if output.pipe in ready:
+                output.relay()
+        for rank in ranks:
+            rank.relay_parts()
+        if ready or pause == left:
+            return ready
+
+
 def receive_while(
     condition: Callable[[], bool],
-    ranks: Iterable[RankHandle],
+    ranks: Sequence[RankHandle],
     seconds: float,
     on_report: Progress = ignore_report,
 ) -> bool:
@@ -200,32 +253,29 @@ def ask_for_stacks(
     return {rank.number: rank.stack for rank in ranks}
 
 
-def release(ranks: list[RankHandle]) -> None:
-    """Let the ranks leave, all at once. Raise `RankFailed` for one that cannot leave cleanly."""
-    present = [rank for rank in ranks if not rank.vanished]
-    for rank in present:
-        rank.order(len(present))
-    end = time.monotonic() + LEAVE_LIMIT
+def release(ranks: list[RankHandle], timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Let the ranks leave, all at once: until they have, they may be silent for `timeout` seconds,
+    as their threads and exit functions may take as long as the function itself. Raise `RankFailed`
+    for one that cannot leave cleanly."""
+    limit = max(timeout, LEAVE_LIMIT)
+    for rank in ranks:
+        if not rank.vanished:
+            rank.order("leave")
+    end = time.monotonic() + limit
     while staying := [rank for rank in ranks if rank.process.exitcode is None]:
         if time.monotonic() > end:
-            # rank 0 waits for the others: if one of them is still there, it is that one
             last = staying[-1]
-            failure = unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
+            failure = last.unclean_exit(f"still there after {limit:g} s")
             failure.others = ask_for_stacks([last])
             raise failure
-        receive(staying, LOOK_INTERVAL)
+        if receive(staying, LOOK_INTERVAL):
+            end = time.monotonic() + limit
         for rank in staying:
             if rank.failure and not rank.vanished:
                 raise rank.failure
             # its result is in
             if (code := rank.process.exitcode) not in (None, 0, LOST_BY_THE_SERVER):
-                raise unclean_exit(rank, describe_exit(code, rank.backend))
-
-
-def unclean_exit(rank: RankHandle, how: str) -> RankFailed:
-    return RankFailed(
-        rank.number, rank.size, f"returned its result but did not leave cleanly: {how}"
-    )
+                raise rank.unclean_exit(describe_exit(code, rank.backend))
 
 
 def interrupt(ranks: Sequence[RankHandle], seconds: float) -> None:
@@ -243,13 +293,15 @@ def interrupt(ranks: Sequence[RankHandle], seconds: float) -> None:
         for rank in present:
             if (rank.done or rank.failure) and rank not in leaving:
                 leaving.add(rank)
-                rank.order(1)
+                rank.order("leave")
     for rank in present:
         rank.process.kill()
 
 
-def stop(ranks: list[RankHandle]) -> None:
-    """End what is left of the ranks: the closed line asks them, then SIGTERM, then SIGKILL."""
+def stop(ranks: list[RankHandle], seconds: float = GRACE) -> None:
+    """End what is left of the ranks: the closed line asks them, then SIGTERM, then SIGKILL. What
+    they still do, exit functions of one that has failed and handlers of SIGTERM in the others, may
+    take so many seconds."""
     try:
         for rank in ranks:
             rank.relay_output()
@@ -260,12 +312,29 @@ def stop(ranks: list[RankHandle]) -> None:
                 # the start of one is not to be waited for, and one that is stopped hears nothing
                 hears = rank.up and not rank.is_stopped()
                 (rank.process.terminate if hears else rank.process.kill)()
-            end = time.monotonic() + GRACE
-            for rank in ranks:
-                rank.process.join(max(0.0, end - time.monotonic()))
-                rank.relay_output()  # its handler of SIGTERM may have said something
+            await_ends(ranks, seconds)
         finally:  # Ctrl-C may come once more
             for rank in ranks:
                 rank.process.kill()
             for rank in ranks:
                 rank.close()
+
+
+def await_ends(ranks: Sequence[RankHandle], seconds: float) -> None:
+    """Wait for the ends of these ranks' processes, so many seconds at most. What they print until
+    then is passed on."""
+    end = time.monotonic() + seconds
+    while staying := [rank for rank in ranks if rank.process.exitcode is None]:
+        if (left := end - time.monotonic()) <= 0:
+            break
+        outputs: dict[Any, Output] = {
+            output.pipe: output
+            for rank in staying
+            for output in rank.outputs
+            if not output.pipe.closed
+        }
+        sentinels = [rank.process.sentinel for rank in staying]
+        for pipe in {*wait([*sentinels, *outputs], min(left, LOOK_INTERVAL))} & outputs.keys():
+            outputs[pipe].relay()
+    for rank in ranks:
+        rank.relay_output()

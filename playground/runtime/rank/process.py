@@ -1,6 +1,8 @@
 """A rank as a process: it begins and ends as a script does that torchrun starts, although it is a
 fork.
 
+Its generators of random numbers are seeded afresh (`generators`), as are those of a new process.
+
 | at its end                  | as in any process of Python                                        |
 |-----------------------------|--------------------------------------------------------------------|
 | exit code                   | 0 when its function returns and after `sys.exit()`; that of        |
@@ -8,13 +10,17 @@ fork.
 | threads, atexit, finalizers | threads that are no daemons are waited for; what is registered     |
 |                             | with `atexit` runs, and so do `weakref.finalize`, `logging` and    |
 |                             | `multiprocessing`, which end by it                                 |
+| its modules and globals     | taken down by the interpreter: `__del__` runs, files of gzip,      |
+|                             | zipfile, shelve, tempfile are closed                               |
+| an exception                | `sys.excepthook` is called, if it is the program's own             |
 | what it has written         | flushed: files that are still open, Python's streams and C's stdio |
 | what it has started         | ends with a rank that fails or is ended: its process group gets    |
 |                             | SIGTERM, then SIGKILL                                              |
 
-Only the interpreter itself is not taken down: that destroys what is left in memory, and with torch
-takes a tenth of a second. What forks of one process share is not undone either: the seed of its
-hashes, which orders sets of strings.
+Only what was imported before the fork is not taken down: with torch that takes a tenth of a second.
+So an object of the program's that is known there alone, as a hook of torch's, is not destroyed.
+What forks of one process share is not undone either: the seed of its hashes, which orders sets of
+strings.
 """
 
 from __future__ import annotations
@@ -31,8 +37,14 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
+from playground.runtime.errors import Preempted
+from playground.runtime.forks import move_up
+from playground.runtime.rank.generators import seed_generators
+from playground.runtime.threads import join_our_threads
 from playground.runtime.upstream import (
     detach_finalizers,
+    end_interpreter,
+    find_own_excepthook,
     join_threads,
     renew_main_thread,
     run_exit_functions,
@@ -41,26 +53,30 @@ from playground.runtime.upstream import (
 FROM_TERMINAL = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """A terminal sends them to every process of the group in its foreground. No rank is in that group:
 the launcher alone hears them, and decides."""
+PR_SET_PDEATHSIG = 1
+"""Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html"""
+_before: dict[str, Any] = {}
+"""The modules that were imported before this process was forked."""
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def begin(lifeline: int) -> None:
     """In a fork of the server, which has blocked signals: be a process of its own, leading its own
-    group. Its group is killed when the launcher is gone."""
+    group. Its group is killed when the launcher is gone, and it when the server is: its program may
+    close all descriptors."""
     os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The kernel signals one owner for each opened file.
-    kill_at_end_of_file(
-        os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK), -os.getpid()
-    )
+    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
+    kill_at_end_of_file(move_up(own), -os.getpid())
     os.close(lifeline)
     # to ignore a signal is to forget one that came while this was in the server's group
     for number in FROM_TERMINAL:
         signal.signal(number, signal.signal(number, signal.SIG_IGN))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_TERMINAL)
     renew_main_thread()
-    # Python's own generator is seeded afresh in each fork
-    if random := sys.modules.get("numpy.random"):
-        random.seed()
+    seed_generators()
+    _before.update(sys.modules)
 
 
 def lead_session() -> None:
@@ -95,6 +111,8 @@ def run_program(fn: Callable[..., Any], *args: Any) -> Any:
             end(error)
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return None
+        if not isinstance(error, SystemExit | Preempted) and (hook := find_own_excepthook()):
+            hook(type(error), error, error.__traceback__)
         raise
     if os.getpid() != rank:
         end()
@@ -112,14 +130,31 @@ def end(error: BaseException | None = None) -> NoReturn:
     elif error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
+    if error:
+        forget_frames(error)
+    exit_orderly(code)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what is known only where `error`, and those before it, were raised."""
+    known: list[BaseException] = [error]
+    for each in known:
+        each.__traceback__ = None
+        before = (each.__cause__, each.__context__)
+        known += [one for one in before if one and all(one is not other for other in known)]
+
+
+def exit_orderly(code: int) -> NoReturn:
+    """End this process with this code as the interpreter does."""
     finish()
-    os._exit(code & 0xFF)
+    end_interpreter(code, _before)
 
 
 def finish() -> None:
     """What an orderly end does while everything is still there. (A second call has nothing left to
     do.)"""
     join_threads()
+    join_our_threads()
     detach_finalizers()
     run_exit_functions()
     flush()

@@ -5,20 +5,27 @@ orders.
 |------------------------------|------------------------------------------------------|
 | `("up",)`                    | `Assignment`: run this                               |
 | `("report", event)`          | `"where"`: answer with `("stack", text, activity)`   |
-| `("result", pickled, clean)` | a number: every rank has its result, so many leave   |
+| `("result", pickled, list)`  | `"leave"`: every rank has its result                 |
 | `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
-| `("box", file)`              | `"listen"`: be ready to serve another store          |
-| `("listening", port)`        | `"release"`: end what waits for other ranks          |
+| `("box", file)`              | `"opened"`: the box, so it may go with this process  |
+|                              | `"release"`: end what waits for other ranks          |
 | `("ask", prompt)`            | `Answer`: to its question                            |
 |                              | `"interrupt"`: raise KeyboardInterrupt, if it is up  |
 |                              | `"interrupt all"`: so do your processes, as by a     |
-|                              | terminal; then a number lets one go that has failed  |
+|                              | terminal; `"leave"` lets one go that has failed      |
 |                              | end of file: the launcher is gone, go at once        |
+
+The messages are pickles: results, reports and exceptions are the program's own objects. No program
+that the rank starts has the line, and no fork of it. The launcher asks the kernel who has sent each
+message: it hears the rank's process alone, and takes plain data of one that has given its rights
+away.
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
 so that no peer fails only because it is gone, and the first failure to be reported is the first
 that happened. A rank that has handed in its result waits too: for the order to leave, or for more
-work.
+work. But a `bare` one, whose function is a whole program, ends when that does: its result is handed
+in when its threads and its exit functions have come to their end, which may still take part in what
+others do.
 """
 
 from __future__ import annotations
@@ -26,9 +33,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import re
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -37,11 +42,11 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from playground.runtime import signals
-from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime import backends, signals
+from playground.runtime.errors import LOST_PEER, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.flight_recorder.activity import look
-from playground.runtime.forks import close_in_children
-from playground.runtime.frames import RUNNERS
+from playground.runtime.forks import close_in_children, keep_from_programs
+from playground.runtime.frames import RUNNERS, is_program
 from playground.runtime.launcher.output import print_lines
 from playground.runtime.rank.preemption import (
     clear_preemption,
@@ -49,18 +54,23 @@ from playground.runtime.rank.preemption import (
     request_preemption,
     run_until_preempted,
 )
-from playground.runtime.rank.process import finish, flush, run_program
+from playground.runtime.rank.process import (
+    end,
+    exit_orderly,
+    finish,
+    flush,
+    forget_frames,
+    run_program,
+)
 from playground.runtime.rank.work import Answer, Assignment, call
 from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.rendezvous import listen
-from playground.runtime.threads import OurThread
+from playground.runtime.threads import OurThread, signals_blocked
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 Event = dict[str, Any]
 """A rank's report: names and values of its choice."""
 Progress = Callable[[int, Event], None]
@@ -112,16 +122,18 @@ class Launcher:
         self.line = line
         self.rank = rank
         self.size = size
-        self.assignments: SimpleQueue[Assignment | int] = SimpleQueue()
-        """The work of this rank; when it may leave, the number of ranks that do."""
+        self.assignments: SimpleQueue[Assignment | None] = SimpleQueue()
+        """The work of this rank; None when it may leave."""
         self.has_failed = False
         self.dismissed = threading.Event()
         """Set when the launcher has heard of the failure, and needs this process no longer."""
-        self.listener: socket.socket | None = None
-        """Where this rank serves the store at which all meet anew."""
+        self.box_is_opened = threading.Event()
+        """Set when the launcher has opened the flight recorder, so that it may go with this
+        process."""
         self.lock, self.asking = threading.Lock(), threading.Lock()
         self.answers: SimpleQueue[Answer] = SimpleQueue()
         self.main_thread = threading.get_ident()
+        self.socket = os.fstat(line.fileno()).st_ino
         close_in_children(line)
         _launchers[:] = [self]
         OurThread(target=self.follow_orders, name="launcher", daemon=True).start()
@@ -130,6 +142,8 @@ class Launcher:
         # this process has been forked from the rank, and came back from what the rank runs
         if self.line.closed:
             os._exit(1)
+        if not self.is_connected:  # the launcher hears how the process ends
+            return
         try:
             with self.lock:
                 self.line.send(message)
@@ -137,6 +151,15 @@ class Launcher:
             if threading.get_ident() == self.main_thread:
                 finish()
             os._exit(1)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the program has left the line open. (It may close all descriptors, as daemons do,
+        and open files that get their numbers.)"""
+        try:
+            return os.fstat(self.line.fileno()).st_ino == self.socket
+        except OSError:
+            return False
 
     def ask(self, prompt: str) -> str:
         """The line that a person types. Raises `EOFError` if there is none."""
@@ -150,13 +173,16 @@ class Launcher:
         return answer.text
 
     def follow_orders(self) -> None:
-        while True:
+        while self.is_connected:
             try:
                 order = self.line.recv()
             except (EOFError, OSError):
+                if not self.is_connected:
+                    return
                 if not (self.has_failed or handles_sigterm()):
                     os._exit(1)
                 self.dismissed.set()
+                self.box_is_opened.set()
                 return
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
@@ -165,9 +191,8 @@ class Launcher:
                 request_preemption()
                 if handles_sigterm():
                     os.kill(os.getpid(), signal.SIGTERM)
-            elif order == "listen":
-                self.listener = listen("127.0.0.1", 0)
-                self.send("listening", self.listener.getsockname()[1])
+            elif order == "opened":
+                self.box_is_opened.set()
             elif order == "release":
                 release()
             elif order == "interrupt":
@@ -176,33 +201,53 @@ class Launcher:
                 self.answers.put(order)
             elif order == "interrupt all":
                 os.killpg(0, signal.SIGINT)
-            elif self.has_failed:
+            elif order == "leave":
                 self.dismissed.set()
+                self.assignments.put(None)
             else:
                 # here, in the order of the line: it may be asked before it begins
                 clear_preemption()
                 self.assignments.put(order)
 
-    def submit(self, result: Any, clean: bool) -> None:
-        """Hand in the result. `clean`: this process can run something else as a new one would."""
+    def submit(self, result: Any, changes: list[str]) -> None:
+        """Hand in the result. Without `changes`, this process can run something else as a new one
+        would."""
         try:
             pickled = pickle.dumps(result)
         except Exception as error:
             words = f"returned what cannot be sent to the launcher ({error}): return plain data"
             raise RankFailed(self.rank, self.size, words) from None
+        if not self.is_connected:
+            end_unheard(result)
         flush()
-        self.send("result", pickled, clean)
+        self.send("result", pickled, changes)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Report a failure, and end as the process of a script does. The launcher waits for that
-        `GRACE` seconds."""
+        """Report a failure, and end as the process of a script does."""
+        if not self.is_connected:
+            end(error)
         flush()
         self.has_failed = True
         signal.signal(signal.SIGTERM, signals.do_nothing)
         self.send("failed", failure(error, self.rank, self.size))
         finish()
         self.dismissed.wait()
-        os._exit(1)
+        forget_frames(error)
+        exit_orderly(1)
+
+
+def end_unheard(result: Any) -> NoReturn:
+    """End this process, whose program has closed the line: the launcher hears its exit code
+    only."""
+    if result is None:
+        end()
+    print(
+        "playground: what this rank returned is lost, as it has closed the descriptor that its "
+        "launcher hears it by (os.closerange?): return None, or close the program's own files",
+        file=sys.stderr,
+    )
+    finish()
+    os._exit(1)
 
 
 def handles_sigterm() -> bool:
@@ -212,53 +257,67 @@ def handles_sigterm() -> bool:
     return callable(handler) and handler is not signals.do_nothing
 
 
-def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
+def main(line: Connection, env: RankEnv, backend: str) -> None:
     """The life of a rank."""
     print_lines()
     launcher = Launcher(line, env.rank, env.size)
     launcher.send("up")
     report_to(partial(launcher.send, "report"))
     try:
-        live(launcher, env, backend, listener)
+        live(launcher, env, backend)
     except BaseException as error:
         # whatever it is, SystemExit included: the launcher must receive it
         launcher.fail(error)
 
 
-def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
-    """Enter the world, run what the launcher sends, leave the world when all may."""
+def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
+    """Enter the world, run what the launcher sends, leave the world: when all may, or when a
+    program has ended."""
     from playground.runtime.flight_recorder.hooks import hooks
     from playground.runtime.rank.world import Member, ProcessState
 
     member = state = None
-    while isinstance(work := launcher.assignments.get(), Assignment):
+    while work := launcher.assignments.get():
         if not work.stays:
             work.move_in()
         if member is None or state is None:
-            member = Member(env, backend, listener, timeout=work.timeout)
+            with signals_blocked():  # for the threads that torch starts
+                member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
             state = ProcessState()
             # now, while there is time to open it: gloo may abort this process in its first
             # operation
             if member.box:
                 launcher.send("box", member.box.file)
         elif work.rendezvous:
-            member.meet_again(work.rendezvous, launcher.listener, work.timeout)
+            member.meet_again(work.rendezvous, work.timeout)
         elif work.stays:
             hooks.continue_program()
         else:
             member.drop_groups()
         if work.rendezvous or not work.stays:
-            (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+            with signals_blocked():
+                (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+            keep_from_programs()
+        if not work.stays:
+            state.renew()
         fn, args = work.load()
         if not work.stays:
             leave_to_launcher(work.preemptible)
-            state.begin()
+            if not work.bare:  # which is its program's, and is not kept
+                state.begin()
         result = run_until_preempted(run_program, call, fn, env.rank, env.size, *args)
+        if work.bare:
+            finish()
         hooks.end_program()
-        launcher.submit(result, not work.stays and state.is_unchanged())
+        is_over = not (work.stays or work.bare)
+        launcher.submit(result, state.find_changes() if is_over else ["its program goes on"])
+        if work.bare:
+            if member.box:
+                launcher.box_is_opened.wait()
+            return
     finish()  # while the process group stands: what is registered with atexit may destroy it
     if member:
-        member.leave(work)
+        member.leave()
 
 
 def release() -> None:
@@ -280,13 +339,34 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     if isinstance(error, PlaygroundError):
         return error
     whole = traceback.TracebackException.from_exception(error)
+    innermost = whole.stack[-1]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
+    if missing := backends.explain_missing_device(error):
+        own = [frame for frame in whole.stack if is_program(frame.filename)]
+        where = traceback.StackSummary.from_list(own[-1:] or whole.stack[-1:])
+        return RankFailed(rank, size, f"failed: {missing}", "".join(where.format()).rstrip())
     # The backends raise RuntimeError. A socket or a file of the user's own raises OSError, and may
     # say the same.
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
     kind = PeerDisconnected if lost else RankFailed
-    return kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
+    failed = kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
+    failed.refusal = describe_refusal(error, innermost)
+    return failed
+
+
+def describe_refusal(error: BaseException, innermost: traceback.FrameSummary) -> str:
+    """In one line, what a program says by an `assert` with a message, and where; or by
+    `sys.exit`. Empty for any other error, and for an `assert` of a library's."""
+    message = error.args[0] if error.args else None
+    if not (isinstance(message, str) and message.strip()):
+        return ""
+    words = " ".join(message.split())
+    if isinstance(error, SystemExit):
+        return words
+    if isinstance(error, AssertionError) and is_program(innermost.filename):
+        return f"{words} ({os.path.basename(innermost.filename)}:{innermost.lineno})"
+    return ""
 
 
 def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import decimal
 import functools
 import gc
 import inspect
+import locale
+import logging
 import os
 import signal
 import socket
@@ -16,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,29 +28,35 @@ from playground.runtime import backends, host
 from playground.runtime.errors import RankFailed
 from playground.runtime.flight_recorder.box import open_box
 from playground.runtime.flight_recorder.hooks import hooks
+from playground.runtime.inheritance import read_inheritance
+from playground.runtime.rank.default_device import set_default_device
+from playground.runtime.rank.generators import is_seeded_by_program, seed_generators
 from playground.runtime.rank.process import has_children
 from playground.runtime.rendezvous.connections import (
     StrangerConnected,
-    admit_to_store,
     let_ranks_connect,
     shut_out_strangers,
 )
 from playground.runtime.rendezvous.environment import SERVED_BY_TORCHRUN, RankEnv
-from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, Rendezvous
+from playground.runtime.rendezvous.keeper import close_store
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, Rendezvous, is_this_host
 from playground.runtime.rendezvous.store import (
     await_everyone,
     choose_interface,
     connect,
+    connect_as_client,
     leave_together,
 )
 from playground.runtime.tap.replacement import Replacement, calling
 from playground.runtime.threads import OurThread
-from playground.runtime.upstream import list_groups
+from playground.runtime.upstream import STORE_MAKER, list_groups
 
-Arguments = dict[str, Any]
 RENAMED = r"`torch\.distributed\.\w+_tensor` is deprecated"
 """What torch 2.14 alone warns of at each call: releases before it lack the new names, and 2.15
 keeps the old ones."""
+TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
+OWNERS = torch, torch.nn.functional, dist, dist.distributed_c10d, torch.Tensor, torch.nn.Module
+"""Modules and classes whose functions a test may replace."""
 SUBNORMAL = 1e-40
 """A float32 that is 0 where such numbers are flushed to zero."""
 
@@ -65,13 +73,21 @@ class Member:
         *,
         timeout: float,
         joined: bool = False,
+        meets: bool = True,
     ) -> None:
-        """Wait for the others, `timeout` seconds at most. Raises `RendezvousTimeout`."""
+        """Wait for the others, `timeout` seconds at most, if it `meets` them here and not where its
+        program forms a world. Raises `RendezvousTimeout`."""
         self.env, self.backend, self.joined = env, backends.get_backend(backend), joined
         self.box = open_box(env.rank, env.size, env.rendezvous.place)
         self.groups_formed = 0
+        self.group_name = ""
+        """Key of the latest group in the store, where its ranks are counted."""
+        self.is_store_closed = False
+        """Whether the store hears only this user's processes by now."""
         self.group: dist.ProcessGroup | None = None
         self.is_left_to_program = False
+        self.offered: dict[str, Any] = {}
+        """What a program's `init_process_group` is called with, where it names no backend."""
         self.forming, self.lock = 0, threading.Lock()
         """How many groups are being formed, each by a thread of its own."""
         warnings.filterwarnings("ignore", RENAMED, FutureWarning)
@@ -79,29 +95,31 @@ class Member:
         host.use_batch_scheduling()
         host.keep_freed_memory()
         self.device = self.backend.claim_device(env.local_rank, env.local_size, joined)
-        limit = timedelta(seconds=timeout)
-        self.store = connect(env, listener, limit)
-        await_everyone(self.store, env, limit)
+        self.store: dist.Store | None = None
+        if meets:
+            self.meet(listener, timeout)
 
-    def meet_again(
-        self, rendezvous: Rendezvous, listener: socket.socket | None, timeout: float
-    ) -> None:
+    def meet(self, listener: socket.socket | None, timeout: float) -> None:
+        limit = timedelta(seconds=timeout)
+        self.store = connect(self.env, listener, limit)
+        await_everyone(self.store, self.env, limit)
+
+    def meet_again(self, rendezvous: Rendezvous, timeout: float) -> None:
         """Drop all groups and the store, and wait for the others at another one. Raises
         `RendezvousTimeout`."""
         self.drop_groups()
         gc.collect()  # what an operation has raised holds its group, and its sockets, in a cycle
         self.env = replace(self.env, rendezvous=rendezvous)
-        self.groups_formed = 0
+        self.groups_formed, self.is_store_closed = 0, False
         if self.box:
             self.box.world = rendezvous.place
-        limit = timedelta(seconds=timeout)
-        self.store = connect(self.env, listener, limit)
-        await_everyone(self.store, self.env, limit)
+        self.meet(None, timeout)
 
     def form_group(self, timeout: float) -> None:
         """A process group of all ranks, each of whose operations may take `timeout` seconds."""
         env = self.env
         self.say_where()
+        assert self.store
         self.store.set_timeout(timedelta(seconds=timeout))  # whatever the function before has set
         hook = sys.excepthook
         try:
@@ -109,8 +127,7 @@ class Member:
                 self.backend.name, store=self.open_store(), rank=env.rank, world_size=env.size,
                 timeout=timedelta(seconds=timeout), device_id=self.device,
             )  # fmt: skip
-            if self.groups_formed == 1:
-                self.close_store()
+            self.close_store()
         except RuntimeError as error:  # dist.DistError is one; ProcessGroupNCCL2 raises no other
             words = self.backend.explain_init_failure(error)
             raise RankFailed(env.rank, env.size, f"could not enter the world: {words}") from error
@@ -121,15 +138,44 @@ class Member:
         if self.box:
             hooks.begin_program(self.box, timedelta(seconds=timeout))
 
+    def is_at(self, host: str, port: int) -> bool:
+        """Whether the store of this world is there: the program may call this host by another of
+        its names."""
+        here = self.env.rendezvous
+        return port == here.port and (host == here.host or (here.local and is_this_host(host)))
+
+    def open_programs_store(self, rank: int, size: int, timeout: timedelta) -> dist.Store:
+        """The store for rank `rank` of `size`, as the program numbers them, when it looks for its
+        world where the environment says: torch's own, but for a part that no world before has
+        used."""
+        store = connect_as_client(self.env, timeout)
+        if not (forming := under_way.forming):
+            return store
+        self.store = self.store or store
+        # Of each rank, those that were formed: it may try again.
+        count = f"worlds of {size} formed by rank {rank} in program {self.groups_formed}"
+        self.group_name = f"program {self.groups_formed}, world {store.add(count, 0)} of {size}"
+        under_way.formed = lambda: store.add(count, 1)
+        if (rank, size) == (self.env.rank, self.env.size):
+            forming.enter_context(hooks.forming_world(size, timeout))
+        return dist.PrefixStore(self.group_name, store)
+
     def leave_group_to_program(self, timeout: float) -> None:
         """Instead of `form_group`, for a program that forms its own. Whatever may take longer than
         `timeout` seconds, or than ours do, counts as taking for ever."""
         self.is_left_to_program = True
         self.say_where()
-        os.environ[SERVED_BY_TORCHRUN] = "True"
         if self.box:
             limit = min(timeout, DEFAULT_TIMEOUT)
             hooks.begin_program(self.box, timedelta(seconds=limit))
+
+    def choose_device(self) -> None:
+        """Have the program create its tensors on the device of this world's backend, and its
+        process group be of that backend, unless the program names another."""
+        self.offered = {"backend": self.backend.name}
+        if self.device:
+            self.offered["device_id"] = self.device
+            set_default_device(self.device)
 
     def say_where(self) -> None:
         """Put into the environment where this rank is, and where the store."""
@@ -168,19 +214,23 @@ class Member:
                     self.shut_out_strangers()
 
     def close_store(self) -> None:
-        """From now on, as all ranks have come, the store hears only processes of this user."""
-        if self.can_shut_out:
-            port = self.env.rendezvous.port
-            self.shut_out_strangers(port)
-            if self.env.rank == 0:
-                args = port, lambda: self.env.rendezvous.port != port  # until the store is closed
-                OurThread(
-                    target=admit_to_store, args=args, name="admit to the store", daemon=True
-                ).start()
+        """As all ranks of a first world have come: from now on the store hears only processes of
+        this user."""
+        if self.can_shut_out and self.store and not self.is_store_closed:
+            self.is_store_closed = True
+            if dist.get_rank() == 0:
+                with self.alone():
+                    close_store(self.store)
 
-    def shut_out_strangers(self, store_port: int = 0) -> None:
+    def shut_out_strangers(self) -> None:
+        with self.alone():
+            shut_out_strangers()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block that finds strangers. Raises `RankFailed` for them."""
         try:
-            shut_out_strangers(store_port)
+            yield
         except StrangerConnected as error:
             words = f"is not alone with the ranks of its world: {error}"
             raise RankFailed(self.env.rank, self.env.size, words) from None
@@ -191,24 +241,11 @@ class Member:
         where = self.env.rendezvous
         return {"MASTER_ADDR": where.host, "MASTER_PORT": str(where.port)}
 
-    def make_way(self, call: Arguments) -> Arguments:
-        """Before a group that the function forms itself: destroy ours, if it still stands.
-
-        `call` is what the function passes to `init_process_group`. If it looks for the others where
-        the environment says, that is at our store, which is served already: returned is the call
-        that uses it.
-        """
+    def make_way(self) -> None:
+        """Before a group that the function forms itself: destroy ours, if it still stands."""
         if self.group is not None and dist.group.WORLD is self.group:
             self.await_group()
             self.drop_groups()
-        moved = any(os.environ.get(name) != value for name, value in self.address.items())
-        if moved:
-            os.environ.pop(SERVED_BY_TORCHRUN, None)
-        looks_here = call.get("init_method") in (None, "env://") and call.get("store") is None
-        if moved or not looks_here:
-            return call
-        place = {"rank": self.env.rank, "world_size": self.env.size}
-        return place | call | {"init_method": None, "store": self.open_store()}
 
     def adopt_group(self) -> bool:
         """Take the group that the program has formed for ours: the next one that it forms is in its
@@ -217,6 +254,7 @@ class Member:
             return False
         if dist.group.WORLD is not self.group:
             self.group = dist.group.WORLD
+            assert self.store
             with contextlib.suppress(RuntimeError):  # the store has been let go, and all groups
                 self.store.add(self.group_name, 1)
         return True
@@ -224,16 +262,13 @@ class Member:
     def open_store(self) -> dist.Store:
         """A part of the store that no process group has used yet."""
         self.groups_formed += 1
+        self.group_name = f"group {self.groups_formed}"
         return dist.PrefixStore(self.group_name, self.store)
-
-    @property
-    def group_name(self) -> str:
-        """Key of the latest group in the store, where its ranks are counted."""
-        return f"group {self.groups_formed}"
 
     def await_group(self) -> None:
         """Wait until our group stands on every rank: to close its sockets would break off
         connecting elsewhere."""
+        assert self.store
         while self.store.add(self.group_name, 0) < self.env.size:
             time.sleep(0.001)
 
@@ -247,95 +282,178 @@ class Member:
             dist.destroy_process_group()
         OurThread(target=groups.clear, name="close the process group").start()
 
-    def leave(self, present: int | None = None) -> None:
-        """Leave the world, with all others: the ranks that are still there, if some have ended by
-        themselves."""
+    def leave(self) -> None:
+        """Leave the world, with all others: one of them may serve the store."""
         self.backend.synchronize()
         if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
-        leave_together(self.store, self.env.rank, present or self.env.size)
+        if self.joined and self.store:
+            leave_together(self.store, self.env.rank, self.env.size)
 
 
 class ProcessState:
     """The state of this process when it was new.
 
-    Nearly every function draws random numbers, and a rank that trains keeps to one core: `begin`
-    puts torch's generator and the cores back. (Python's and numpy's generators are seeded afresh in
-    every process.) Other changes stay, and `is_unchanged` says whether there are any: threads,
-    child processes, environment, handlers, torch's switches. Neither sees what is written into
+    Nearly every function draws random numbers, and a rank that trains keeps to one core. So `renew`
+    seeds the generators afresh, as a new process does, and puts the cores back. Other changes stay,
+    and `find_changes` names them: threads, child processes, environment, handlers, limits, torch's
+    switches, functions of torch's that were replaced. Neither sees what is written into other
     modules.
     """
 
     def __init__(self) -> None:
-        self.random_state = torch.get_rng_state()
         self.cores = os.sched_getaffinity(0)
+        self.is_new = True
+
+    def renew(self) -> None:
+        """To be called before each function is loaded: its module may seed generators."""
+        if not self.is_new:
+            seed_generators()
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, self.cores)
+        self.is_new = False
 
     def begin(self) -> None:
         """To be called before each function."""
-        torch.set_rng_state(self.random_state)
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, self.cores)
+        self.is_seeded = is_seeded_by_program()
         self.threads = set(threading.enumerate())
         self.settings = read_settings()
+        self.attributes = {owner: dict(vars(owner)) for owner in OWNERS}
 
-    def is_unchanged(self) -> bool:
-        """To be called after each function."""
-        return (
-            read_settings() == self.settings
-            and self.threads.issuperset(threading.enumerate())
-            and not has_children(os.P_ALL)
-        )
+    def find_changes(self) -> list[str]:
+        """To be called after each function: what it, or the import of its module, has left here
+        that it would not find in a new process."""
+        changes = {
+            "threads": not self.threads.issuperset(threading.enumerate()),
+            "child processes": has_children(os.P_ALL),
+            "a generator seeded by an import": self.is_seeded,
+        }
+        now = read_settings()
+        changes |= {name: now[name] != value for name, value in self.settings.items()}
+        for owner, before in self.attributes.items():
+            after = vars(owner)
+            changes |= {
+                f"{owner.__name__}.{name}": True
+                for name, value in before.items()
+                if after.get(name) is not value and callable(value)
+            }
+        return [name for name, is_changed in changes.items() if is_changed]
 
 
-def read_settings() -> list[Any]:
+def read_settings() -> dict[str, object]:
     """The settings of a process that the next function to run there would notice."""
-    streams = sys.stdin, sys.stdout, sys.stderr
-    return [
-        dict(os.environ), os.getcwd(), list(sys.path), read_umask(), socket.getdefaulttimeout(),
-        [signal.getsignal(number) for number in signal.valid_signals()],
-        [(stream, getattr(stream, "closed", False)) for stream in streams],
-        sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile(),
-        sys.getrecursionlimit(), list(warnings.filters),
-        gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks),
-        torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(),
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(),
-        torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled,
-        torch.tensor(SUBNORMAL, device="cpu").mul(1.0).item(),
-    ]  # fmt: skip
-
-
-def read_umask() -> str:
-    """The permissions that new files of this process do not get. (To read it otherwise is to set
-    it.)"""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(line for line in lines if line.startswith("Umask"))
+    root, numpy, decimals = logging.getLogger(), sys.modules.get("numpy"), decimal.getcontext()
+    sharing = torch.multiprocessing.get_sharing_strategy()
+    found = {} if numpy is None else {
+        "numpy's errors": numpy.geterr(),
+        "numpy's printing": repr(numpy.get_printoptions()),
+    }  # fmt: skip
+    return found | {
+        "environment": dict(os.environ),
+        "working folder": os.getcwd(),
+        "users, umask, limits, niceness": replace(read_inheritance(), cores=frozenset()),
+        "sys.path": list(sys.path),
+        "socket timeout": socket.getdefaulttimeout(),
+        "signal handlers": [signal.getsignal(number) for number in signal.valid_signals()],
+        "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "timers": [signal.getitimer(timer)[1] for timer in TIMERS],
+        "standard streams": [
+            (stream, getattr(stream, "closed", False))
+            for stream in (sys.stdin, sys.stdout, sys.stderr)
+        ],
+        "hooks": (sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile()),
+        "recursion limit": sys.getrecursionlimit(),
+        "warning filters": list(warnings.filters),
+        "logging": (root.level, list(root.handlers), list(root.filters), root.manager.disable),
+        "garbage collector": (
+            gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks),
+        ),
+        "decimal context": (
+            decimals.prec, decimals.rounding, decimals.Emin, decimals.Emax, decimals.capitals,
+            decimals.clamp, dict(decimals.traps),
+        ),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "torch's printing": repr(torch._tensor_str.get_printoptions()),
+        "torch's sharing": sharing,
+        "torch's switches": [
+            torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(),
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(),
+            torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled,
+            torch.tensor(SUBNORMAL, device="cpu").mul(1.0).item(),
+        ],
+    }  # fmt: skip
 
 
 members: list[Member] = []
 """The world that this process is a member of, if any."""
+
+
+def choose_device() -> None:
+    """See `Member.choose_device`."""
+    for member in members:
+        member.choose_device()
+
+
 torch_init_process_group = dist.init_process_group
 torch_destroy_process_group = dist.destroy_process_group
+
+
+class UnderWay(threading.local):
+    """The world that a thread is forming."""
+
+    forming: contextlib.ExitStack | None = None
+    """Contexts that are left when it has been formed, or cannot be; None if there is none."""
+    formed: Callable[[], object] = int
+    """To be called when it has been formed."""
+
+
+under_way = UnderWay()
 
 
 @functools.wraps(torch_init_process_group)
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """torch's own; a rank of a world that we have launched may call it although its process group
     stands already."""
-    call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
-    with contextlib.ExitStack() as waiting:
-        for member in members:
-            if member.joined and not member.is_left_to_program:
-                continue
-            asked, call = call, member.make_way(call)
-            if call is not asked and call["world_size"] == member.env.size:
-                forming = hooks.forming_world(member.env.size, call.get("timeout"))
-                waiting.enter_context(forming)
-        torch_init_process_group(**call)
     for member in members:
-        if member.is_left_to_program and member.groups_formed == 1:
-            member.close_store()
+        if not member.joined or member.is_left_to_program:
+            member.make_way()
+        call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
+        if member.offered and call.get("backend") is None:
+            args, kwargs = (), call | member.offered
+    with contextlib.ExitStack() as forming:
+        under_way.forming, under_way.formed = forming, int
+        try:
+            torch_init_process_group(*args, **kwargs)
+            under_way.formed()
+        finally:
+            under_way.forming = None
+    for member in members:
+        member.close_store()
     hooks.begin_world()
+
+
+def create_store(
+    create: Callable[..., dist.Store],
+    host: str,
+    port: int,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    *args: Any,
+    **kwargs: Any,
+) -> dist.Store:
+    """torch's own; where the store of this world is meant, that is used. Elsewhere nothing is
+    served yet, although torchrun would say so: its first rank serves it."""
+    for member in members:
+        if member.is_at(host, port):
+            return member.open_programs_store(rank, size, timeout)
+    is_served = os.environ.pop(SERVED_BY_TORCHRUN, None) if members else None
+    try:
+        return create(host, port, rank, size, timeout, *args, **kwargs)
+    finally:
+        if is_served is not None:
+            os.environ[SERVED_BY_TORCHRUN] = is_served
 
 
 @functools.wraps(torch_destroy_process_group)
@@ -361,6 +479,9 @@ def connect_ranks_only(connect: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 # Modules imported from here on find these: the user's too, because the fork server imports ours
 # first.
+Replacement(
+    sys.modules["torch.distributed.rendezvous"], STORE_MAKER, calling(create_store)
+).install()
 for _module in (dist, dist.distributed_c10d):
     Replacement(_module, "init_process_group", lambda _: init_process_group).install()
     Replacement(_module, "destroy_process_group", lambda _: destroy_process_group).install()

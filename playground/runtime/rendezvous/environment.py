@@ -15,7 +15,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, UsageError
-from playground.runtime.rendezvous.rendezvous import Rendezvous, is_loopback
+from playground.runtime.rendezvous.rendezvous import Rendezvous, Server, is_loopback
 
 SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there
@@ -67,8 +67,9 @@ def rank_env_from(environ: Mapping[str, str] = os.environ) -> RankEnv | None:
     size = read_integer("WORLD_SIZE", environ, 1, MAX_WORLD_SIZE + 1)
     rank = read_integer("RANK", environ, 0, size)
     host, port = environ["MASTER_ADDR"], read_integer("MASTER_PORT", environ, 1, 65536)
-    served = environ.get(SERVED_BY_TORCHRUN) != "True"
-    rendezvous = Rendezvous(host=host, port=port, local=is_loopback(host), served=served)
+    is_served = environ.get(SERVED_BY_TORCHRUN) == "True"
+    server = Server.TORCHRUN if is_served else Server.RANK_0
+    rendezvous = Rendezvous(host=host, port=port, local=is_loopback(host), server=server)
     # Unless the environment says how many ranks share this host: all if they meet on loopback, else
     # only this one.
     local_size = size if rendezvous.local else 1

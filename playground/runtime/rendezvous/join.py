@@ -32,13 +32,13 @@ from playground.runtime.rank.preemption import (
     raise_if_preempted,
     run_until_preempted,
 )
-from playground.runtime.rank.process import run_program
+from playground.runtime.rank.process import finish, forget_frames, run_program
 from playground.runtime.rank.rank import failure, report_to
 from playground.runtime.rank.world import Member
 from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.runtime.rendezvous.environment import RankEnv, write_error_file
 from playground.runtime.rendezvous.peers import POLL_INTERVAL, Loss, PeerWatch
-from playground.runtime.rendezvous.rendezvous import listen
+from playground.runtime.rendezvous.rendezvous import Server, listen
 
 EXPLANATION_TIMEOUT = 3.0
 """Seconds in which, when a peer has hung up, word must come of which rank was lost."""
@@ -59,6 +59,9 @@ def join(
     process must end at once (`os._exit`): a process group whose peers are gone cannot be taken down
     in order. If the function is stuck when a rank is lost, in a computation that is not
     torch.distributed's, the process is ended here.
+
+    A `bare` function is a whole program: when it has ended, with its threads and exit functions, so
+    may this process, whatever the others do. Rank 0, if it serves the store, first lets them know.
     """
     backend, timeout = backends.get_backend(config.backend), config.timeout
     backend.check(env.local_size, joined=True)
@@ -67,17 +70,21 @@ def join(
     try:
         # The socket to serve the store on, if that is up to this process and all ranks are on this
         # host.
-        serves = env.rank == 0 and env.rendezvous.served and env.rendezvous.local
-        listener = listen(env.rendezvous.host, env.rendezvous.port) if serves else None
+        serves = env.rank == 0 and env.rendezvous.server == Server.RANK_0
+        own = serves and env.rendezvous.local
+        listener = listen(env.rendezvous.host, env.rendezvous.port) if own else None
         member = Member(env, backend.name, listener, timeout=timeout, joined=True)
         (member.leave_group_to_program if config.bare else member.form_group)(timeout)
         watch.start()
         with preempt_on_sigterm(config.grace):
             result = run_until_preempted(run_program, fn, env.rank, env.size, *args)
+        if config.bare:
+            finish()  # exit functions may take part in what others do
         hooks.end_program()
         if config.bare:
-            await_ends(member, watch)
             watch.close()
+            if serves:
+                watch.await_others()
             results = [result]
         else:
             with hooks.paused():  # these calls are not the program's
@@ -85,23 +92,14 @@ def join(
                 # all leave together, since nccl's communicators end only when their peers' do
                 dist.barrier()
                 watch.close()
-        member.leave()
+            member.leave()
     except BaseException as error:
         if (failed := explain(error, watch)) is error:
             raise
+        forget_frames(error)
         raise failed from error
     raise_if_preempted(results)
     return results
-
-
-def await_ends(member: Member, watch: PeerWatch) -> None:
-    """Wait until the programs of all ranks have ended: this process may serve the store. Raises
-    the loss of one."""
-    ended = member.store.add("ended", 1)
-    while ended < member.env.size:
-        if watch.known.wait(POLL_INTERVAL):
-            raise describe_loss(watch)
-        ended = member.store.add("ended", 0)
 
 
 def explain(error: BaseException, watch: PeerWatch) -> BaseException:
@@ -131,13 +129,16 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
             if TIMED_OUT.search(failed.traceback):
                 failed.diagnosis = watch.explain()
         watch.report(Loss([watch.env.rank], f"failed on {socket.gethostname()}: {why}"))
+    else:  # by one that has ended as it should
+        failed.diagnosis = watch.explain_loss()
     watch.await_acknowledged()
     write_error_file(failed)
     return failed
 
 
 def describe_loss(watch: PeerWatch) -> PlaygroundError:
-    """The loss that is known to this rank, in one line; a deadlock whole, on rank 0."""
+    """The loss that is known to this rank, in one line; why, and a deadlock whole, on the first
+    that is left."""
     loss, rank, size = watch.loss, watch.env.rank, watch.env.size
     assert loss
     if loss.deadlock and rank == 0:
@@ -147,7 +148,11 @@ def describe_loss(watch: PeerWatch) -> PlaygroundError:
         words = f"ends with the others: {loss.reason}"
     elif rank in loss.ranks:
         words = f"was given up by the others: {loss.reason}"
-    return PeerDisconnected(rank, size, words)
+    failed = PeerDisconnected(rank, size, words)
+    left = [one for one in range(size) if one not in loss.ranks]
+    if left and rank == left[0] and not loss.deadlock:
+        failed.diagnosis = watch.explain_loss()
+    return failed
 
 
 def exit_stuck(watch: PeerWatch) -> NoReturn:

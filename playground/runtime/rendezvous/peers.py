@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -26,14 +26,15 @@ from typing import Any
 import torch.distributed as dist
 
 from playground.runtime import signals
-from playground.runtime.flight_recorder import Kind
-from playground.runtime.flight_recorder.diagnosis import Diagnosis
+from playground.runtime.flight_recorder import Doing, Kind
+from playground.runtime.flight_recorder.box import CAPACITY, View, find_boxes
+from playground.runtime.flight_recorder.diagnosis import Diagnosis, explain_failure
 from playground.runtime.flight_recorder.exchange import Exchange
 from playground.runtime.forks import close_in_children
 from playground.runtime.host import namespace_id
 from playground.runtime.rendezvous.connections import shut_down_connections
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.rendezvous import address_towards
+from playground.runtime.rendezvous.rendezvous import Server, address_towards
 from playground.runtime.rendezvous.store import connect_as_client
 from playground.runtime.shared_memory import give_up_all
 from playground.runtime.signals import describe_signal
@@ -163,6 +164,11 @@ KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 """How no process ends that was asked to end."""
 
 
+def left(rank: int) -> str:
+    """Key of the store, where a rank says that it has left in order."""
+    return f"rank {rank} left"
+
+
 class PeerWatch:
     """This rank's watch over the others, kept by a thread from `start` to `close`, or until the
     first `loss`."""
@@ -182,6 +188,8 @@ class PeerWatch:
         self.store: dist.Store | None = None
         self.peers: list[Peer] = []
         self.exchange: Exchange | None = None
+        self.boxes: dict[int, View] = {}
+        """The flight recorders of the ranks of this host, which outlive them."""
         self.noticed: Loss | None = None
         """The loss that this rank has noticed itself, and not reported yet."""
         self.closing = threading.Event()
@@ -223,6 +231,12 @@ class PeerWatch:
         addresses = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
         self.peers = [unpickle(each, Peer) for each in addresses]
         self.ends = PeerEnds(own, self.peers)
+        self.boxes = {
+            peer.rank: box
+            for peer in self.peers
+            if peer.machine == own.machine
+            for box in find_boxes([peer.pid])
+        }
 
     def close(self) -> None:
         """Leave the others: from now on this rank is not missed."""
@@ -241,7 +255,7 @@ class PeerWatch:
             while not self.closing.is_set() and not self.known.is_set():
                 self.poll()
             if self.leaving and not self.known.is_set():
-                self.store.set(f"rank {self.env.rank} left", "yes")
+                self.store.set(left(self.env.rank), "yes")
         except (dist.DistStoreError, dist.DistNetworkError):
             if not (self.closing.is_set() or signals.stopping.is_set()):
                 place = f"the store at {self.env.rendezvous.place}, which it or its torchrun served"
@@ -262,7 +276,11 @@ class PeerWatch:
             self.closing.set()
             ends = [(peer, loss) for peer, loss in ends if loss and KILLED.match(loss.reason)]
         self.noticed = next((loss for _, loss in ends if loss), None)
-        if self.store.check(["loss"]):
+        if self.env.rendezvous.server == Server.RANK_0 and self.store.check([left(0)]):
+            # the store goes with it, and all that ranks hear of each other: none is missed then
+            self.store.set(left(self.env.rank), "yes")
+            self.closing.set()
+        elif self.store.check(["loss"]):
             self.accept(unpickle(self.store.get("loss"), *REPORTED))
         else:
             self.report_ends(ends)
@@ -274,7 +292,7 @@ class PeerWatch:
         known how."""
         assert self.store
         for peer, loss in sorted(ends, key=lambda end: end[1] is None):
-            if self.store.check([f"rank {peer.rank} left"]):
+            if self.store.check([left(peer.rank)]):
                 continue
             if loss is None and not self.closing.wait(LOCAL_REPORT_TIMEOUT):
                 loss = Loss([peer.rank], f"its process on {peer.host} has ended")
@@ -308,6 +326,28 @@ class PeerWatch:
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             return self.exchange.explain() if self.exchange else None
         return None
+
+    def explain_loss(self) -> Diagnosis | None:
+        """Why ranks of this host were lost, and operations of this rank have failed, by the flight
+        recorders of the host's ranks. None if these do not tell."""
+        lost = self.loss.ranks if self.loss else []
+        states = []
+        for rank, box in sorted(self.boxes.items()):
+            state = box.read(CAPACITY)
+            if rank in lost and self.loss:
+                state = replace(state, doing=Doing.DEAD, end=f"was {self.loss.reason}")
+            elif rank == self.env.rank and not state.waits_for:
+                last = (one for one in reversed(state.operations) if not one.raised)
+                state = replace(state, doing=Doing.DEAD, waits_for=next(last, None))
+            states.append(state)
+        return explain_failure(states)
+
+    def await_others(self) -> None:
+        """On rank 0, which serves the store and has left: wait until the others know, whose watch
+        ends with that."""
+        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+            if self.store and not self.loss:
+                self.store.wait([left(peer.rank) for peer in self.peers], self.timeout)
 
     def await_acknowledged(self) -> None:
         """Wait until all but the lost know of the loss: whoever leaves may take the store along."""

@@ -1,9 +1,10 @@
 """Where ranks meet: at a store of our own, or at the one that MASTER_ADDR and MASTER_PORT name.
 
-On one host the launcher binds a loopback address before any rank exists, and rank 0 serves the
-store on that very socket. So there is no port to collide with, no moment in which somebody else can
-take it, and nothing that listens on an outside interface (a plain `TCPStore` listens on all of
-them). Source: https://docs.pytorch.org/docs/stable/distributed.html#initialization
+On one host the launcher binds a loopback address before any rank exists, and a process of its own
+serves the store on that very socket: see `keeper`. So there is no port to collide with, no moment
+in which somebody else can take it, and nothing that listens on an outside interface (a plain
+`TCPStore` listens on all of them). Source:
+https://docs.pytorch.org/docs/stable/distributed.html#initialization
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import ipaddress
 import os
 import socket
 from dataclasses import dataclass
+from enum import Enum
 from fcntl import ioctl
 
 from playground.runtime.errors import UsageError
@@ -23,6 +25,14 @@ LOOPBACK_INTERFACE = "lo"
 GET_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
+class Server(Enum):
+    """The process that serves the store."""
+
+    RANK_0 = "rank 0, which is to serve the store there,"
+    TORCHRUN = "torchrun, which serves the store,"
+    KEEPER = "the process that serves the store"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
     """Where the ranks of one world meet."""
@@ -31,8 +41,7 @@ class Rendezvous:
     port: int = 0
     local: bool = True
     """All ranks are on this host: nothing may listen anywhere but on loopback."""
-    served: bool = True
-    """Rank 0 serves the store; otherwise torchrun has done so already."""
+    server: Server = Server.RANK_0
 
     @property
     def place(self) -> str:
@@ -66,6 +75,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_this_host(host: str) -> bool:
+    """Whether a name or an address is one of this machine's own."""
+    try:
+        ours = address_towards(host)
+        theirs = {each[4][0] for each in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)}
+    except OSError:
+        return False
+    return ours in theirs or is_loopback(ours)
 
 
 def address_towards(host: str, family: int = socket.AF_UNSPEC) -> str:

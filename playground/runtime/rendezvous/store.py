@@ -21,6 +21,7 @@ from playground.runtime.rendezvous.environment import RankEnv
 from playground.runtime.rendezvous.rendezvous import (
     LOOPBACK_INTERFACE,
     Rendezvous,
+    Server,
     interface_towards,
 )
 
@@ -48,7 +49,7 @@ def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) ->
     torchrun's, if rank 0 does not come in time.
     """
     rendezvous, size = env.rendezvous, env.size
-    serves = rendezvous.served and env.rank == 0
+    serves = rendezvous.server == Server.RANK_0 and env.rank == 0
     place = rendezvous.host, rendezvous.port, size
     fd = {"master_listen_fd": listener.detach()} if serves and listener else {}
     try:
@@ -61,10 +62,9 @@ def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) ->
             raise RendezvousTimeout(
                 f"rank 0 of {size} cannot serve the store at {rendezvous.place}: {why}"
             ) from error
-        ours = "rank 0, which is to serve the store there,"
-        who = ours if rendezvous.served else "torchrun, which serves the store,"
-        raise not_come(env, timeout, who) from error
-    return store if rendezvous.served else enter_attempt(store, env, timeout)
+        raise not_come(env, timeout, rendezvous.server.value) from error
+    is_torchruns = rendezvous.server == Server.TORCHRUN
+    return enter_attempt(store, env, timeout) if is_torchruns else store
 
 
 def enter_attempt(store: dist.Store, env: RankEnv, timeout: timedelta) -> dist.Store:
@@ -120,7 +120,7 @@ def connect_as_client(env: RankEnv, timeout: timedelta) -> dist.Store:
     waits for does not hold up another. Raises torch's errors."""
     place = env.rendezvous
     store = dist.TCPStore(place.host, place.port, env.size, timeout=timeout, wait_for_workers=False)
-    return store if place.served else of_this_attempt(store)
+    return of_this_attempt(store) if place.server == Server.TORCHRUN else store
 
 
 def of_this_attempt(store: dist.Store) -> dist.Store:

@@ -294,6 +294,13 @@ def record(recorder: Recorder) -> None:
         _tap.record(recorder)
 
 
+def record_also(places: Mapping[tuple[Any, str], Wrap]) -> None:
+    """Have the recorder replace further functions, as of a module that is imported by now."""
+    with _tap.one_at_a_time:
+        _tap.recorded += [Replacement(*place, wrap) for place, wrap in places.items()]
+        _tap.put_in_place(_tap.wanted)
+
+
 @dataclass(eq=False, slots=True)
 class UnderWay:
     """Calls that have returned and are not over."""

@@ -60,9 +60,8 @@ class BucketHooks:
             self.finish_done()
 
     def listen(self, group: Any) -> None:
-        """Record buckets in this group. (Older versions of torch have no hooks for calls in
-        C++.)"""
-        if group not in self.listened_to and hasattr(group, "register_pre_hook"):
+        """Record buckets in this group."""
+        if group not in self.listened_to:
             self.listened_to.append(group)
             group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
             group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
