@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 from playground.console.session import Session
+from playground.explain.cost.run import measured
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher.output import file_name
 from playground.runtime.program import Program
@@ -37,10 +38,13 @@ def run_on_ranks(
     spawn: bool = False,
     grace: float | None = None,
 ) -> None:
-    """Run the program on the ranks of the session's world. Raises what `launch` raises."""
-    is_ours = session.world.rank_env is None
+    """Run the program on the ranks of the session's world. Raises what `launch` raises, and
+    `UsageError` if its cost cannot be measured, or a link not be simulated."""
+    world = session.world
+    world.around = measured(world, asked.profile, asked.link)
+    is_ours = world.rank_env is None
     run = str(uuid.uuid4()) if is_ours else ""
-    session.world.run(
+    world.run(
         RUN_PROGRAM, program, run, session.restarts,
         bare=True, spawn=spawn, output=asked.output, grace=grace,
         timeout=asked.timeout or NO_LIMIT,
