@@ -307,7 +307,7 @@ HEADINGS = {
     "Ranks": ("size", "backend", "timeout", "seed"),
     "Data": ("dataset", "data_dir", "limit"),
     "Snapshots": ("snapshots", "snapshot_every", "restarts"),
-    "Output": ("wide", "as_json", "see", "plot", "--help"),
+    "Output": ("wide", "as_json", "output", "see", "plot", "--help"),
 }
 """Options that several commands have, under their headings in --help."""
 

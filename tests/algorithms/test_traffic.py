@@ -75,7 +75,7 @@ def test_a_collective_is_counted_by_the_formula_of_its_algorithm(
     size: int, world: Callable[..., World]
 ) -> None:
     whole, shard = 96.0, 96.0 / size
-    every = {name: shard * (size - 1) for name in ("reduce_scatter", "all_gather", "all_to_all")}
+    every = dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all"), shard * (size - 1))
     every |= {"all_reduce": 2 * shard * (size - 1), "barrier": 0.0}
     for rank, sent in enumerate(world(size).run(count_each)):
         is_root, is_last = rank == size - 1, rank == (size - 2) % size  # in the ring

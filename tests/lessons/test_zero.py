@@ -26,7 +26,6 @@ from playground.algorithms.cost_model import times_sent
 from playground.algorithms.traffic import Traffic
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.lessons.zero import snapshot
-from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
 from playground.lessons.zero.measure import Trainer, compare, count, count_kept
 from playground.lessons.zero.page import ZeroSettings, conclude
 from playground.lessons.zero.results import (
@@ -43,6 +42,7 @@ from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
 from playground.training.gpt_run import batches
 from playground.training.one_process import EXACT
+from playground.training.sharding import METHODS, Zero2, Zero3, train
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, new_grad_sync
 from playground.training.zero_sync import SYNCS, ReplicatedSync, clip_grad_norm

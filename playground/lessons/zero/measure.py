@@ -35,7 +35,6 @@ from torch.utils._pytree import tree_leaves
 
 from playground.lessons.prove.lesson import max_abs_diff
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
-from playground.lessons.zero.lesson import BytesSent
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
 from playground.lessons.zero.results import (
     CountedStep,
@@ -59,6 +58,7 @@ from playground.training.memory import Recomputed, bytes_kept, change
 from playground.training.one_process import EXACT_STEPS
 from playground.training.replicas import flatten
 from playground.training.settings import BFLOAT16
+from playground.training.sharding import BytesSent
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 from playground.training.zero_sync import SYNCS

@@ -10,6 +10,7 @@ does not import torch.
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 from playground.runtime.backends.backend import Backend
@@ -25,6 +26,21 @@ def get_backend(name: str) -> Backend:
     """The backend of that name. Raises `UsageError` for one that is unknown."""
     check_choice("backend", name, BACKENDS)
     return BACKENDS[name]
+
+
+LEAVE_OUT = "leave the backend out: torch chooses gloo here, and nccl where there are GPUs"
+"""What to do where a program asks for a backend whose device this machine does not have."""
+
+
+def explain_missing_device(error: BaseException) -> str:
+    """In one line, that the program asks for a backend whose device this machine does not have, if
+    that is what `error` says; empty if not."""
+    for backend in BACKENDS.values():
+        if backend.lacks_device and re.search(backend.lacks_device, str(error)):
+            return (
+                f"the program asks for {backend.name}, and this machine shows no GPU: {LEAVE_OUT}"
+            )
+    return ""
 
 
 def backend_of(group: Any = None) -> Backend:

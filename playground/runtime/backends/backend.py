@@ -48,6 +48,9 @@ class Backend:
     deaths: Mapping[int, str] = MappingProxyType({})
     """Meaning of a rank's death by one of these signals, where it is more than the signal's
     name."""
+    lacks_device: str = ""
+    """Errors of torch 2.13 to 2.15 where a program asks for this backend, and the machine has no
+    device for it (a regular expression); empty if every machine has one."""
     refusals: tuple[str, ...] = (
         "does not support",
         "not supported",

@@ -53,6 +53,9 @@ class Nccl(Backend):
     loads_kernels_late = True  # CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2
     may_differ = "NCCL's NVLS, for one, may add in any order: try NCCL_NVLS_ENABLE=0"
     deaths = MappingProxyType({signal.SIGABRT: ENDED_BY_WATCHDOG})
+    lacks_device = (
+        "nccl2? requires at least one CUDA device|no GPUs found|doesn't have NCCL built in"
+    )
     refusals = (*Backend.refusals, "requires a group with a CPU-capable backend")
 
     def check(self, local_ranks: int, joined: bool = False) -> str:

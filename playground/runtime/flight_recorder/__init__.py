@@ -118,6 +118,10 @@ class Kind(StrEnum):
         "receive against receive",
         "let one of two ranks send first, or use irecv or batch_isend_irecv",
     )
+    UNWAITED = (
+        "a send that nobody waits for",
+        "keep the Work that isend returns, and call its wait(): without it nothing may be sent",
+    )
     ENDED = (
         "a rank that has finished",
         "make the same number of calls on all ranks: equal numbers of batches, or join()",
@@ -134,10 +138,6 @@ class Kind(StrEnum):
     SUSPENDED = "stopped", "continue that process (kill -CONT PID), or end the run"
     STRAGGLER = "straggler", "look at what that rank does there: the others wait for it"
     UNSEEN = "a rank that is not seen", "look at the output on the host of that rank"
-    UNSENT = (
-        "a send that its rank did not wait for",
-        "keep what isend returns, and wait() for it before the rank ends",
-    )
     ABORTED = (
         "a call that the backend has aborted",
         "make its tensors the same size on all ranks, and for DDP use the same parameters",

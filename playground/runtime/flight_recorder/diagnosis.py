@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from playground.runtime.flight_recorder import (
     BUFFERS,
     COLLECTIVE,
-    DONE,
     FORM_WORLD,
     ISSUED,
     NEW_GROUP,
@@ -183,12 +182,14 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     ]
     graph = WaitGraph(was)
     dead = {state.rank for state in states if state.doing == Doing.DEAD}
-    if stray := find_stranger(was):
-        return stray
+    if told := find_strays(was):
+        return told
     if first := find_first_difference(was):
         return compose_difference(first, draw_last(graph))
-    found = find_unsent(graph, dead) or find_cause(was, is_over=True)
-    if found is None or found.kind != Kind.RUNNING:
+    found = find_cause(was, is_over=True)
+    if found is None or found.kind == Kind.LOST:  # which its failure says itself
+        return None
+    if found.kind != Kind.RUNNING:
         return found
     aborted = {rank for rank in dead & graph.waits.keys() if ABORT in graph.states[rank].end}
     if not aborted:
@@ -196,24 +197,6 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     others = min(graph.waits.keys() - aborted, default=None)
     told = describe(graph, Kind.ABORTED, aborted, min(aborted), others)
     return replace(told, table=draw_last(graph))
-
-
-def find_unsent(graph: WaitGraph, dead: set[int]) -> Diagnosis | None:
-    """A send without `wait()` that its rank has not outlived, if that is what a dead rank has
-    waited for."""
-    for rank in sorted(dead & graph.waits.keys()):
-        wanted = graph.waits[rank].operation
-        sender = graph.states.get(wanted.peer) if wanted.peer is not None else None
-        if wanted.kind != RECEIVE or sender is None or sender.doing != Doing.FINISHED:
-            continue
-        channel = (SEND, wanted.group, rank, wanted.tag, wanted.number)
-        for one in list_known(sender):
-            if is_at(one, channel, wanted.index) and one.state != DONE:
-                what = f"before its {detail(one, Kind.UNSENT)}"
-                act = Predicate(f"has ended {what}", f"have ended {what}", one.line, one.name)
-                parties = [([sender.rank], act), ([rank], find_act(graph, rank, Kind.UNSENT, None))]
-                return compose(Kind.UNSENT, [sender.rank], parties, draw_last(graph), None)
-    return None
 
 
 def draw_last(graph: WaitGraph) -> str:
@@ -335,8 +318,8 @@ def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     """The first operation that ranks called differently, although it may have worked; None if none
     is known."""
     states = leave_out_renumbered(states)
-    if stray := find_stranger(states):
-        return stray
+    if told := find_strays(states):
+        return told
     first = find_first_difference(states)
     if first is None:
         return None
@@ -344,16 +327,20 @@ def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     return compose_difference(first, draw_table(dict(sorted(rows.items())), {}))
 
 
-def find_stranger(states: Iterable[RankState]) -> Diagnosis | None:
-    """Messages to or from ranks that do not exist."""
+def find_strays(states: Sequence[RankState]) -> Diagnosis | None:
+    """Messages to ranks that do not exist; None if there are none."""
     strays = {
-        state.rank: one for state in states for one in list_known(state) if one.stranger is not None
+        state.rank: one
+        for state in states
+        if not state.unnamed
+        for one in list_known(state)
+        if one.stranger is not None
     }
     if not strays:
         return None
     first = min(strays)
     told = [([first], has_called(strays[first], Kind.STRANGER))]
-    rows = {rank: (detail(one, Kind.ROOTS), one.line, "") for rank, one in sorted(strays.items())}
+    rows = {one: (detail(strays[one], Kind.ROOTS), strays[one].line, "") for one in strays}
     return compose(Kind.STRANGER, strays, told, draw_table(rows, {}), None)
 
 
@@ -405,15 +392,16 @@ def look_for_extra(first: Difference, calls: Mapping[int, Calls], place: int) ->
     other = first.met[min(first.culprits)]
     some = {rank for rank, one in first.met.items() if not find_difference(one, other)}
     rest = first.met.keys() - some
-    for callers, others in ((some, rest), (rest, some)):
-        if callers and others and (extra := find_extra(calls, callers, others, place)):
-            names = {one.name for one in extra.calls}
-            if names == {BUFFERS} and len(callers) <= len(others):
-                kind = Kind.ALONE
-            else:
-                kind = Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
-            return replace(first, kind=kind, extra=extra)
-    return first
+    ways = [(some, rest), (rest, some)] if some and rest else []
+    found = [find_extra(calls, callers, others, place) for callers, others in ways]
+    extra = min(filter(None, found), key=lambda each: each.weight, default=None)
+    if extra is None:
+        return first
+    names = {one.name for one in extra.calls}
+    kind = Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
+    if names == {BUFFERS} and len(extra.callers) <= len(extra.others):
+        kind = Kind.ALONE
+    return replace(first, kind=kind, extra=extra)
 
 
 def explain(
@@ -522,10 +510,10 @@ def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
         known = list_known(graph.states[mine.peer])
         sent = next((one for one in known if is_at(one, channel, mine.index)), None)
         if sent and sent.state == ISSUED:
-            act = has_called(sent, Kind.UNSENT)
-            waits = find_act(graph, rank, Kind.UNSENT, None)
+            act = has_called(sent, Kind.UNWAITED)
+            waits = find_act(graph, rank, Kind.UNWAITED, None)
             parties = [([mine.peer], act), ([rank], waits)]
-            return compose(Kind.UNSENT, {mine.peer}, parties, draw_states(graph), None)
+            return compose(Kind.UNWAITED, {mine.peer}, parties, draw_states(graph), None)
     return None
 
 
@@ -600,7 +588,7 @@ def detail(operation: Operation, kind: Kind) -> str:
     more = {
         Kind.PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}"
         * bool(operation.members),
-        Kind.UNSENT: " and not waited for it" * (operation.kind == SEND),
+        Kind.UNWAITED: " and not waited for it" * (operation.kind == SEND),
         Kind.STRANGER: ", which does not exist" * (operation.stranger is not None),
         Kind.STORES: f" at {operation.dtype or 'the place that was launched'}",
         Kind.SHAPES: f" of shape {shape}",

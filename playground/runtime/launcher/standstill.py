@@ -40,7 +40,7 @@ BUSY = 0.05
 there."""
 TICKS = 100
 """Units of processor time in a second. Source: proc_pid_stat(5), sysconf(_SC_CLK_TCK)"""
-SURE = Kind.UNSENT, Kind.TOO_FEW
+SURE = Kind.UNWAITED, Kind.TOO_FEW
 """Kinds that are told as soon as those that are probably a deadlock: no patience helps."""
 
 

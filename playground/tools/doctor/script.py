@@ -22,8 +22,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from playground.console.units import format_bytes
-from playground.runtime.backends import BACKENDS
-from playground.runtime.errors import RankFailed, RankTimeout, UsageError
+from playground.runtime.backends import BACKENDS, LEAVE_OUT
+from playground.runtime.errors import (
+    TIMED_OUT,
+    PeerDisconnected,
+    RankFailed,
+    RankTimeout,
+    UsageError,
+)
 from playground.runtime.files import temporary_folder
 from playground.runtime.flight_recorder import (
     MAKE_DDP,
@@ -64,9 +70,10 @@ class ScriptRun:
     has_returned: bool
     """Whether it has returned on all ranks; otherwise it has failed, or its time was up."""
     failure: str
-    """The failure of a rank; empty for none."""
+    """The failure of a rank; empty for none, and if it has failed in an operation that the
+    diagnosis explains."""
     diagnosis: Diagnosis | None
-    """The proved deadlock, if there is one: it is no rank's failure."""
+    """Why ranks wait, or what they called differently, if it is known."""
 
     @property
     def has_failed(self) -> bool:
@@ -199,7 +206,7 @@ def run_script(
     except (RankFailed, RankTimeout) as failed:
         line = line_of(failed.traceback) if isinstance(failed, RankFailed) else ""
         why = failed.diagnosis
-        if not (why and isinstance(failed, RankTimeout)):
+        if not (why and failed_in_operation(failed)):
             failure = failed.headline + f" ({line})" * bool(line)
     finally:
         logging.getLogger("playground").removeHandler(quiet)
@@ -210,6 +217,14 @@ def run_script(
     why = why or find_mismatch(states)
     run = ScriptRun(size=size, has_returned=has_returned, failure=failure, diagnosis=why)
     return run, states
+
+
+def failed_in_operation(failure: RankFailed | RankTimeout) -> bool:
+    """Whether a rank has failed in an operation, by what the others did: it was ended there without
+    a traceback, its connection was closed, or its time was up."""
+    if isinstance(failure, (RankTimeout, PeerDisconnected)):
+        return True
+    return not failure.traceback or bool(TIMED_OUT.search(failure.traceback))
 
 
 def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: float) -> None:
@@ -231,14 +246,20 @@ def check_agreement(script: ScriptFacts) -> Iterator[Finding]:
     rule = "ranks call operations that match, equally often, in the same order"
     for run in script.runs:
         if run.diagnosis:
-            saw = f"on {run.size} ranks: {' '.join(run.diagnosis.sentence.split())}"
+            told = " ".join(run.diagnosis.sentence.split())
+            before = f"; before that, {run.diagnosis.difference}" * bool(run.diagnosis.difference)
+            saw = f"on {run.size} ranks: {told}{before}"
             yield error(saw, rule, run.diagnosis.cure)
 
 
 def check_failure(script: ScriptFacts) -> Iterator[Finding]:
     first, run = script.runs[0], script.runs[-1]
     if first.failure:
-        fix = f"torchrun --nproc-per-node {first.size} {script.path} shows the traceback"
+        saw, missing, fix = first.failure.partition(f": {LEAVE_OUT}")
+        if missing:
+            yield error(saw + fix, "each backend needs its device", LEAVE_OUT)
+            return
+        fix = f"python -m playground run -n {first.size} {script.path} shows the traceback"
         yield error(first.failure, "a script returns on all ranks", fix)
     elif run.failure:
         saw = f"it works on {first.size} ranks; {run.failure}"

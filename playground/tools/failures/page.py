@@ -21,7 +21,7 @@ from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.files import temporary_folder
-from playground.runtime.flight_recorder import UNASKED, Kind, RankState, diagnosis
+from playground.runtime.flight_recorder import UNASKED, Doing, Kind, RankState, diagnosis
 from playground.runtime.flight_recorder.box import View, find_boxes, process_status
 from playground.runtime.launcher.entry import CommandWorld, run_as_it_is
 from playground.runtime.remote import ROOT, Remote, file_of, remote
@@ -386,6 +386,14 @@ def look_twice(boxes: Sequence[View]) -> list[RankState]:
     ]
 
 
+def tell_more(states: Sequence[RankState], boxes: Sequence[View]) -> Iterator[str]:
+    """The commands that show where ranks are that are in no operation: their flight recorders do
+    not tell."""
+    for state, box in zip(states, boxes, strict=True):
+        if state.doing == Doing.IN_PROGRAM:
+            yield f"where rank {state.rank} is: py-spy dump --pid {box.pid}"
+
+
 @session_command(
     "why",
     click.argument("pid", type=click.IntRange(min=1)),
@@ -400,7 +408,11 @@ def why_command(session: Session, pid: int) -> None:
     Not seen from here: ranks on other hosts. Of a script that torchrun alone has started, it says
     which ranks compute, and the commands that tell more.
     """
-    worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
+    views = find_worlds(pid)
+    worlds = [look_twice(boxes) for boxes in views]
     found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
-    told = "\n\n".join(map(diagnosis.tell, worlds))
+    told = "\n\n".join(
+        "\n".join([diagnosis.tell(ranks), *tell_more(ranks, boxes)])
+        for ranks, boxes in zip(worlds, views, strict=True)
+    )
     click.echo(to_document({"worlds": found}) if session.run.as_json else told)

@@ -162,6 +162,9 @@ class Blamer:
             by_lane[wait.event.rank, wait.event.lane].append(wait.event)
         self.waits = {lane: Lookup(events) for lane, events in by_lane.items()}
         self.events = {lane: Lookup(events) for lane, events in waits.timeline.lanes.items()}
+        self.nothing = Lookup([])
+        """What there is of a thread that has recorded nothing: of a rank's main one, if another
+        makes all its calls."""
 
     def blame(self, wait: WaitState) -> Chain:
         """The chain of causes of this wait. While a rank waits for another's event, that rank was
@@ -182,7 +185,7 @@ class Blamer:
     def keeper(self, lane: Lane, start: float, until: Event) -> WaitState | Busy | None:
         """The longest wait or work of this lane between `start` and `until`; None if `until` began
         at `start`."""
-        waits = self.waits[lane].during(start, until.start) if lane in self.waits else []
+        waits = self.waits.get(lane, self.nothing).during(start, until.start)
         edges = [start, *(edge for wait in waits for edge in (wait.start, wait.end)), until.start]
         gaps = [
             (first, last)
@@ -201,7 +204,7 @@ class Blamer:
         """The work of this lane between two waits, before `until`. A background thread that did
         nothing for most of the time had nothing to do yet: then the main thread delayed it."""
         rank, name = lane
-        events = self.events[lane].during(start, end)
+        events = self.events.get(lane, self.nothing).during(start, end)
         recorded = covered(((event.start, event.end) for event in events), start, end)
         if name != MAIN and recorded < (end - start) / 2:
             return self.keeper((rank, MAIN), start, until)
@@ -219,8 +222,9 @@ class Blamer:
     def longest_awaited(self, lane: Lane, start: float, end: float, until: Event) -> Event:
         """The event of this lane, up to the first after `end`, that began longest after the events
         before it."""
-        following = self.events[lane].after(end) or until
-        events = [event for event in self.events[lane].during(start, end) if event.start > start]
+        lookup = self.events.get(lane, self.nothing)
+        following = lookup.after(end) or until
+        events = [event for event in lookup.during(start, end) if event.start > start]
         last, found = start, []
         for event in [*events, following]:
             found.append((event.start - last, event))

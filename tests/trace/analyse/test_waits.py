@@ -206,6 +206,22 @@ def test_a_thread_that_had_nothing_to_do_yet_waited_for_the_main_one() -> None:
     assert (chain.busy.rank, chain.busy.event, chain.busy.seconds) == (0, forward, DELAY)
 
 
+def test_a_rank_may_have_nothing_in_its_main_thread() -> None:
+    """Rank 0 sends from another thread alone, which did nothing for most of the time."""
+    group = (0, 1)
+    send = Event(
+        0, 0, "send", "isend", DELAY, DELAY + 1e-3, BACKGROUND, peer=1, nbytes=8, group=group,
+        message=0,
+    )  # fmt: skip
+    receive = Event(
+        0, 1, "receive", "recv", 0.0, DELAY + 1e-3, peer=0, nbytes=8, group=group, message=0
+    )
+    waits = Waits(recording_of([[send], [receive]]))
+    busy = Blamer(waits).blame(waits.longest()[0]).busy
+    assert busy is not None
+    assert (busy.rank, busy.event, busy.seconds) == (0, send, DELAY)
+
+
 SLOW, STRAGGLER, SIZE = 0.2, 2, 3
 """The delay is larger than what a busy machine does to a rank within an all-reduce."""
 LAST = 1000
