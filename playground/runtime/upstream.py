@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib.util
 import inspect
 import io
 import multiprocessing
@@ -158,7 +159,7 @@ def run_pickled(work: int, fds: list[int]) -> None:
     Source: multiprocessing.spawn._main (Python 3.11)
     """
     inherited[:] = fds
-    spawn._main(work, os.dup(work))
+    spawn._main(work, work)  # which needs its parent's end for a process of its own kind only
 
 
 def forget_parent() -> None:
@@ -249,6 +250,39 @@ def takes_remote_calls() -> bool:
     """
     api = sys.modules.get("torch.distributed.rpc.api")
     return bool(api and api._is_current_rpc_agent_set())
+
+
+def read_jit_again() -> None:
+    """Have `torch.jit` obey PYTORCH_JIT as it now is in the environment.
+
+    Source: torch.jit._state.EnabledProxy (torch 2.15)
+    """
+    from torch.jit import _state
+
+    _state._enabled.__init__()
+
+
+def read_logs_again() -> None:
+    """Have torch's loggers obey TORCH_LOGS and TORCH_LOGS_OUT as they now are in the environment.
+
+    Source: torch._logging._internal._init_logs (torch 2.15)
+    """
+    from torch._logging import _internal
+
+    _internal.log_state.clear()
+    _internal._init_logs()
+
+
+def read_allocator_again(settings: str) -> None:
+    """Have the allocator of the accelerator's memory obey these settings, as those in
+    PYTORCH_ALLOC_CONF.
+
+    Source: torch._C._accelerator_setAllocatorSettings (torch 2.15)
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        torch._C._accelerator_setAllocatorSettings(settings)
 
 
 STORE_MAKER = "_create_c10d_store"
@@ -362,6 +396,15 @@ def default_store() -> Any:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()
+
+
+def find_torch() -> str:
+    """The file of the package torch, which need not be imported.
+
+    Source: importlib.util.find_spec (Python 3.11)
+    """
+    spec = importlib.util.find_spec("torch")
+    return (spec.origin if spec else "") or ""
 
 
 def is_below_inplace() -> bool:

@@ -134,10 +134,6 @@ class Kind(StrEnum):
     SUSPENDED = "stopped", "continue that process (kill -CONT PID), or end the run"
     STRAGGLER = "straggler", "look at what that rank does there: the others wait for it"
     UNSEEN = "a rank that is not seen", "look at the output on the host of that rank"
-    UNSENT = (
-        "a send that its rank did not wait for",
-        "keep what isend returns, and wait() for it before the rank ends",
-    )
     ABORTED = (
         "a call that the backend has aborted",
         "make its tensors the same size on all ranks, and for DDP use the same parameters",

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from playground.runtime.flight_recorder import (
     BUFFERS,
     COLLECTIVE,
-    DONE,
     FORM_WORLD,
     ISSUED,
     NEW_GROUP,
@@ -186,8 +185,10 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
         return told
     if first := find_first_difference(was):
         return compose_difference(first, draw_last(graph))
-    found = find_unsent(graph, dead) or find_cause(was, is_over=True)
-    if found is None or found.kind != Kind.RUNNING:
+    found = find_cause(was, is_over=True)
+    if found is None or found.kind == Kind.LOST:  # which its failure says itself
+        return None
+    if found.kind != Kind.RUNNING:
         return found
     aborted = {rank for rank in dead & graph.waits.keys() if ABORT in graph.states[rank].end}
     if not aborted:
@@ -195,24 +196,6 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     others = min(graph.waits.keys() - aborted, default=None)
     told = describe(graph, Kind.ABORTED, aborted, min(aborted), others)
     return replace(told, table=draw_last(graph))
-
-
-def find_unsent(graph: WaitGraph, dead: set[int]) -> Diagnosis | None:
-    """A send without `wait()` that its rank has not outlived, if that is what a dead rank has
-    waited for."""
-    for rank in sorted(dead & graph.waits.keys()):
-        wanted = graph.waits[rank].operation
-        sender = graph.states.get(wanted.peer) if wanted.peer is not None else None
-        if wanted.kind != RECEIVE or sender is None or sender.doing != Doing.FINISHED:
-            continue
-        channel = (SEND, wanted.group, rank, wanted.tag, wanted.number)
-        for one in list_known(sender):
-            if is_at(one, channel, wanted.index) and one.state != DONE:
-                what = f"before its {detail(one, Kind.UNSENT)}"
-                act = Predicate(f"has ended {what}", f"have ended {what}", one.line, one.name)
-                parties = [([sender.rank], act), ([rank], find_act(graph, rank, Kind.UNSENT, None))]
-                return compose(Kind.UNSENT, [sender.rank], parties, draw_last(graph), None)
-    return None
 
 
 def draw_last(graph: WaitGraph) -> str:
@@ -380,15 +363,16 @@ def look_for_extra(first: Difference, calls: Mapping[int, Calls], place: int) ->
     other = first.met[min(first.culprits)]
     some = {rank for rank, one in first.met.items() if not find_difference(one, other)}
     rest = first.met.keys() - some
-    for callers, others in ((some, rest), (rest, some)):
-        if callers and others and (extra := find_extra(calls, callers, others, place)):
-            names = {one.name for one in extra.calls}
-            if names == {BUFFERS} and len(callers) <= len(others):
-                kind = Kind.ALONE
-            else:
-                kind = Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
-            return replace(first, kind=kind, extra=extra)
-    return first
+    ways = [(some, rest), (rest, some)] if some and rest else []
+    found = [find_extra(calls, callers, others, place) for callers, others in ways]
+    extra = min(filter(None, found), key=lambda each: each.weight, default=None)
+    if extra is None:
+        return first
+    names = {one.name for one in extra.calls}
+    kind = Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
+    if names == {BUFFERS} and len(extra.callers) <= len(extra.others):
+        kind = Kind.ALONE
+    return replace(first, kind=kind, extra=extra)
 
 
 def explain(

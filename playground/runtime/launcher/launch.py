@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -134,9 +133,10 @@ def launch(
 
     A rank is a process as torchrun's is: `sys.exit(0)` and `os._exit(0)` return None, any other
     exit is a failure, what is registered with `atexit` runs, multiprocessing starts processes as
-    the platform does. But ranks are forks of one process that has imported torch. Its hash seed is
-    theirs: where each process of torchrun's walks a set of strings in an order of its own, all
-    ranks walk it in the same one.
+    the platform does, and each rank draws random numbers of its own unless it seeds the generators.
+    A rank has the caller's rights, limits, umask and niceness. But ranks are forks of one process
+    that has imported torch. Its hash seed is theirs: where each process of torchrun's walks a set
+    of strings in an order of its own, all ranks walk it in the same one.
 
     Raises `UsageError` before anything is started, or if a rank raises one, which no restart would
     change; `RankFailed` for the first rank that raised or died; `Deadlock`, as soon as it is
@@ -190,7 +190,7 @@ def run_world(
         for rank in ranks:
             rank.assign(work)
         WorldWatch(ranks, config.timeout, config.on_report, notice, bare=config.bare).run()
-        results = [pickle.loads(rank.result or b"") for rank in ranks]
+        results = [rank.load_result() for rank in ranks]
         if reusable and kept.keep(ranks):
             ranks = []
         else:

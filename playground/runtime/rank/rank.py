@@ -5,7 +5,7 @@ orders.
 |------------------------------|------------------------------------------------------|
 | `("up",)`                    | `Assignment`: run this                               |
 | `("report", event)`          | `"where"`: answer with `("stack", text, activity)`   |
-| `("result", pickled, clean)` | `"leave"`: every rank has its result                 |
+| `("result", pickled, list)`  | `"leave"`: every rank has its result                 |
 | `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
 | `("box", file)`              | `"opened"`: the box, so it may go with this process  |
 |                              | `"release"`: end what waits for other ranks          |
@@ -14,6 +14,11 @@ orders.
 |                              | `"interrupt all"`: so do your processes, as by a     |
 |                              | terminal; `"leave"` lets one go that has failed      |
 |                              | end of file: the launcher is gone, go at once        |
+
+The messages are pickles: results, reports and exceptions are the program's own objects. No program
+that the rank starts has the line, and no fork of it. The launcher asks the kernel who has sent each
+message: it hears the rank's process alone, and takes plain data of one that has given its rights
+away.
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
 so that no peer fails only because it is gone, and the first failure to be reported is the first
@@ -40,7 +45,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from playground.runtime import backends, signals
 from playground.runtime.errors import LOST_PEER, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.flight_recorder.activity import look
-from playground.runtime.forks import close_in_children
+from playground.runtime.forks import close_in_children, keep_from_programs
 from playground.runtime.frames import RUNNERS, is_program
 from playground.runtime.rank.preemption import (
     clear_preemption,
@@ -49,6 +54,7 @@ from playground.runtime.rank.preemption import (
     run_until_preempted,
 )
 from playground.runtime.rank.process import (
+    end,
     exit_orderly,
     finish,
     flush,
@@ -58,7 +64,7 @@ from playground.runtime.rank.process import (
 from playground.runtime.rank.work import Answer, Assignment, call
 from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.threads import OurThread
+from playground.runtime.threads import OurThread, signals_blocked
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -128,6 +134,7 @@ class Launcher:
         self.lock, self.asking = threading.Lock(), threading.Lock()
         self.answers: SimpleQueue[Answer] = SimpleQueue()
         self.main_thread = threading.get_ident()
+        self.socket = os.fstat(line.fileno()).st_ino
         close_in_children(line)
         _launchers[:] = [self]
         OurThread(target=self.follow_orders, name="launcher", daemon=True).start()
@@ -136,6 +143,8 @@ class Launcher:
         # this process has been forked from the rank, and came back from what the rank runs
         if self.line.closed:
             os._exit(1)
+        if not self.is_connected:  # the launcher hears how the process ends
+            return
         try:
             with self.lock:
                 self.line.send(message)
@@ -143,6 +152,15 @@ class Launcher:
             if threading.get_ident() == self.main_thread:
                 finish()
             os._exit(1)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the program has left the line open. (It may close all descriptors, as daemons do,
+        and open files that get their numbers.)"""
+        try:
+            return os.fstat(self.line.fileno()).st_ino == self.socket
+        except OSError:
+            return False
 
     def ask(self, prompt: str) -> str:
         """The line that a person types. Raises `EOFError` if there is none."""
@@ -156,10 +174,12 @@ class Launcher:
         return answer.text
 
     def follow_orders(self) -> None:
-        while True:
+        while self.is_connected:
             try:
                 order = self.line.recv()
             except (EOFError, OSError):
+                if not self.is_connected:
+                    return
                 if not (self.has_failed or handles_sigterm()):
                     os._exit(1)
                 self.dismissed.set()
@@ -190,18 +210,23 @@ class Launcher:
                 clear_preemption()
                 self.assignments.put(order)
 
-    def submit(self, result: Any, clean: bool) -> None:
-        """Hand in the result. `clean`: this process can run something else as a new one would."""
+    def submit(self, result: Any, changes: list[str]) -> None:
+        """Hand in the result. Without `changes`, this process can run something else as a new one
+        would."""
         try:
             pickled = pickle.dumps(result)
         except Exception as error:
             words = f"returned what cannot be sent to the launcher ({error}): return plain data"
             raise RankFailed(self.rank, self.size, words) from None
+        if not self.is_connected:
+            end_unheard(result)
         flush()
-        self.send("result", pickled, clean)
+        self.send("result", pickled, changes)
 
     def fail(self, error: BaseException) -> NoReturn:
         """Report a failure, and end as the process of a script does."""
+        if not self.is_connected:
+            end(error)
         flush()
         self.has_failed = True
         signal.signal(signal.SIGTERM, signals.do_nothing)
@@ -210,6 +235,20 @@ class Launcher:
         self.dismissed.wait()
         forget_frames(error)
         exit_orderly(1)
+
+
+def end_unheard(result: Any) -> NoReturn:
+    """End this process, whose program has closed the line: the launcher hears its exit code
+    only."""
+    if result is None:
+        end()
+    print(
+        "playground: what this rank returned is lost, as it has closed the descriptor that its "
+        "launcher hears it by (os.closerange?): return None, or close the program's own files",
+        file=sys.stderr,
+    )
+    finish()
+    os._exit(1)
 
 
 def handles_sigterm() -> bool:
@@ -242,7 +281,8 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         if not work.stays:
             work.move_in()
         if member is None or state is None:
-            member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
+            with signals_blocked():  # for the threads that torch starts
+                member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
             state = ProcessState()
             # now, while there is time to open it: gloo may abort this process in its first
             # operation
@@ -255,16 +295,22 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         else:
             member.drop_groups()
         if work.rendezvous or not work.stays:
-            (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+            with signals_blocked():
+                (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+            keep_from_programs()
+        if not work.stays:
+            state.renew()
         fn, args = work.load()
         if not work.stays:
             leave_to_launcher(work.preemptible)
-            state.begin()
+            if not work.bare:  # which is its program's, and is not kept
+                state.begin()
         result = run_until_preempted(run_program, call, fn, env.rank, env.size, *args)
         if work.bare:
             finish()
         hooks.end_program()
-        launcher.submit(result, not (work.stays or work.bare) and state.is_unchanged())
+        is_over = not (work.stays or work.bare)
+        launcher.submit(result, state.find_changes() if is_over else ["its program goes on"])
         if work.bare:
             if member.box:
                 launcher.box_is_opened.wait()

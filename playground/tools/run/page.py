@@ -15,6 +15,7 @@ from playground.runtime.constants import read_constants
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 from playground.runtime.frames import add_program
+from playground.runtime.imports import find_settings
 from playground.runtime.launcher import server
 from playground.runtime.program import (
     Program,
@@ -122,6 +123,7 @@ def command(
         add_program(str(file))
         tree = parse(file)
         server.preload(*find_shared_imports(tree))
+        server.import_with(find_settings(tree, os.environ))
         facts = script.ScriptFacts(path=file, folder="", runs=(), operations=())
         findings = [*run_checks(script.TEXT_CHECKS, facts)]
         if settings_of_constants:
