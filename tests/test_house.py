@@ -84,10 +84,11 @@ ALLOWED = {
     "runtime": set(),
     "algorithms": {"boards", "runtime"},
     "checkpoint": {"runtime"},
-    "training": {"boards", "checkpoint", "algorithms", "runtime"},
     "measurement": {"runtime"},
+    "training": {"boards", "checkpoint", "algorithms", "measurement", "runtime"},
     "testing": {"runtime"},
     "console": {"training", "checkpoint", "algorithms", "runtime"},
+    "explain": {"console", "algorithms", "runtime"},
     "lessons": {
         "boards",
         "console",
@@ -99,6 +100,7 @@ ALLOWED = {
     },
     "tools": {
         "boards",
+        "explain",
         "console",
         "training",
         "checkpoint",

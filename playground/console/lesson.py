@@ -94,7 +94,7 @@ class Lesson:
         from playground.console.options import COMMON
         from playground.console.session import session_command
 
-        about = {"help": self.help, "short_help": self.teaches}
+        about: dict[str, Any] = {"help": self.help, "short_help": self.teaches}
         size, least, only = self.default_size, self.min_size, self.options or COMMON
         return session_command(
             self.name, *decorators, only=only, size=size, min_size=least, **about

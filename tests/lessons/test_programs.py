@@ -3,6 +3,7 @@ their checks see what is wrong."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from pathlib import Path
 
 import pytest
@@ -20,34 +22,51 @@ from playground.lessons import LESSONS, PATH
 from playground.runtime.remote import file_of
 
 PROGRAMS = [lesson for lesson in PATH if lesson.is_program]
-SMALLER = {"zero": ("--steps", "2")}
+SMALLER: dict[str, tuple[str, ...]] = {"zero": ("--steps", "3")}
 """By lesson, constants with which its program is quick, as options of its command."""
-VARIES: set[str] = set()
+VARIES = {"zero"}
 """Lessons that print what differs from run to run, such as times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyLine:
-    """The line on which the idea of a program depends."""
+    """A line on which the idea of a program depends."""
 
+    lesson: str
     line: str
-    """As it stands in the file, once, without its indentation."""
-    check: str
-    """A regular expression: its group is the difference that the program prints."""
+    """Without its indentation: the first of these."""
     size: int = 2
 
+    def __str__(self) -> str:
+        return f"{self.lesson}-{self.size}-{self.line.strip()}"
 
-KEY_LINES = {
-    "p2p": KeyLine(
-        line="dist.recv(first, src=0, tag=LETTER)",
-        check=r"largest difference from the expected data (\S+)",
-    ),
-    "zero": KeyLine(
-        line="dist.reduce_scatter_tensor(self.shard.grad, grads)",
-        check=r"^\w+(?: +[\d,]+)+ +(\S+)$",
-    ),
+
+CHECKS = {
+    "p2p": r"largest difference from the expected data (\S+)$",
+    "zero": r"^\w+(?: +\d+)+ +(\S+)$",
 }
-"""By lesson."""
+"""By lesson, a regular expression: its groups are the differences that the program prints."""
+ZERO = [
+    "dist.all_reduce(param.grad)", "param.grad /= dist.get_world_size()",
+    "grads /= dist.get_world_size()", "dist.reduce_scatter_tensor(self.shard.grad, grads)",
+    "dist.all_gather_into_tensor(self.full, self.shard.detach())", "flat.reduce_gradients()",
+    "flat.gather()", "self.flat.gather()", "layer.register_forward_pre_hook(self.gather)",
+    "layer.register_full_backward_pre_hook(self.gather)", "param.grad = None",
+    "param.register_post_accumulate_grad_hook(self.on_gradient)",
+]  # fmt: skip
+KEY_LINES = [
+    *(
+        KeyLine(lesson="p2p", line=line)
+        for line in (
+            "token += 1", "dist.send(tensor, dst=1)", "dist.recv(tensor, src=0)",
+            "sending = dist.isend(number, dst=right)", "dist.send(2 * received, dst=sender)",
+            "receiving = dist.irecv(received, src=left)", "dist.recv(first, src=0, tag=LETTER)",
+        )
+    ),
+    *(KeyLine(lesson="zero", line=line, size=size) for size in (2, 4) for line in ZERO),
+]  # fmt: skip
+QUICK = {KEY_LINES[0].lesson: KEY_LINES[0], "zero": KEY_LINES[7 + 2]}
+"""Of each lesson, the one that the suite tries; the others wait for `make stress`."""
 ROUNDING = 1e-16
 """A difference that is as good as none."""
 
@@ -103,22 +122,33 @@ def test_command_chapter_and_torchrun_print_one_text(
     assert sorted(form(line, exact) for line in by_torchrun) == sorted(printed)
 
 
-@pytest.mark.parametrize("name", [lesson.name for lesson in PROGRAMS])
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(key, id=str(key), marks=[] if key in QUICK.values() else pytest.mark.stress)
+        for key in KEY_LINES
+    ],
+)
 def test_without_its_key_line_the_check_of_a_program_fails(
-    name: str, run_cli: Run, tmp_path: Path
+    key: KeyLine, run_cli: Run, tmp_path: Path
 ) -> None:
     """The difference that it prints is 10^6 times as large, or it does not come to its end."""
-    key, file = KEY_LINES[name], tmp_path / "lesson.py"
+    name, file = key.lesson, tmp_path / "lesson.py"
     text = source_of(LESSONS[name]).read_text(encoding="utf-8")
-    broken, count = re.subn(rf"^( *){re.escape(key.line)}.*$", r"\1pass", text, flags=re.MULTILINE)
-    assert count == 1, f"{key.line} stands there {count} times"
+    pattern = rf"^( *){re.escape(key.line)}.*$"
+    broken, count = re.subn(pattern, r"\1pass", text, count=1, flags=re.MULTILINE)
+    assert count == 1, f"{key.line} does not stand there"
     file.write_text(broken, encoding="utf-8")
     right = run_cli(name, "-n", key.size, *SMALLER.get(name, ()))
     assert right.code == 0
     wrong = run_cli("run", "-n", key.size, *sets_of(name), file)
     if wrong.code == 0:
-        before, after = (largest(key.check, ran.out) for ran in (right, wrong))
-        assert after >= 1e6 * max(before, ROUNDING)
+        before, after = (largest(CHECKS[name], ran.out) for ran in (right, wrong))
+        assert not after < 1e6 * max(before, ROUNDING)  # nan is no small difference
+
+
+def test_every_program_has_a_key_line() -> None:
+    assert {*QUICK} == {*CHECKS} == {lesson.name for lesson in PROGRAMS}
 
 
 def sets_of(name: str) -> list[str]:
@@ -131,10 +161,79 @@ def sets_of(name: str) -> list[str]:
 
 def largest(check: str, printed: str) -> float:
     """The largest difference that a program has printed."""
-    return max(float(each) for each in re.findall(check, printed, re.MULTILINE))
+    found = [float(each) for each in re.findall(check, printed, re.MULTILINE)]
+    return nan if any(map(isnan, found)) else max(found)
 
 
-P2P = LESSONS["p2p"]
+def count_statements(tree: ast.AST) -> int:
+    """However they are wrapped, and without docstrings."""
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    return sum(
+        not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in statements
+    )
+
+
+LONGEST = {"zero": 150}
+"""Statements that a program may have, if more than 120."""
+GIVEN = {"playground.lessons.gpt", "playground.lessons.mnist"}
+"""What a program may import of ours."""
+
+
+@pytest.mark.parametrize("lesson", PROGRAMS, ids=lambda lesson: lesson.name)
+def test_a_program_is_read_in_one_go(lesson: Lesson) -> None:
+    source = source_of(lesson).read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    assert count_statements(tree) <= LONGEST.get(lesson.name, 120)
+    assert [line for line in source.splitlines() if len(line) > 100] == []
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert [each.name for each in functions if each.args.defaults or each.args.kw_defaults] == []
+
+
+@pytest.mark.parametrize("lesson", PROGRAMS, ids=lambda lesson: lesson.name)
+def test_a_chapter_shows_the_whole_of_its_program(lesson: Lesson) -> None:
+    """Every function and class, as it is; and the run that the docstring shows."""
+    source = source_of(lesson).read_text(encoding="utf-8")
+    chapter = (source_of(lesson).parent / "README.md").read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            assert str(ast.get_source_segment(source, node)) in chapter, node.name
+    words, shown = shown_in_chapter(lesson)
+    docstring = str(ast.get_docstring(tree))
+    assert f"    python -m playground {' '.join([lesson.name, *words])}\n" in docstring
+    example = re.findall(r"^    (.*)$", docstring.split("lesson.py\n")[1], re.MULTILINE)
+    assert len(example) > 3
+    assert [line for line in example if line != "…" and line not in shown] == []
+
+
+@pytest.mark.parametrize("lesson", PROGRAMS, ids=lambda lesson: lesson.name)
+def test_programs_of_a_chapter_run_under_run(
+    lesson: Lesson, run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the reader saves. One of p2p's is a deadlock, with the report that it shows."""
+    monkeypatch.chdir(tmp_path)
+    chapter = (source_of(lesson).parent / "README.md").read_text(encoding="utf-8")
+    blocks = [
+        block
+        for block in re.findall(r"^```python\n(.*?)^```$", chapter, re.DOTALL | re.MULTILINE)
+        if "\ndist.init_process_group()\n" in block
+    ]
+    assert blocks
+    for number, block in enumerate(blocks):
+        file = tmp_path / f"program_{number}.py"
+        file.write_text(block, encoding="utf-8")
+        ran = run_cli("run", "-n", 2, file)
+        deadlock = re.search(r"^playground: deadlock: (?:.*\n)*?(?=```)", chapter, re.MULTILINE)
+        if ran.code == 1 and deadlock:
+            deadlock_form, told = (
+                form(" ".join(text.split()).replace("swap.py", file.name), exact=False)
+                for text in (deadlock[0], ran.err)
+            )
+            assert told == deadlock_form
+        else:
+            assert (ran.code, ran.err) == (0, "")
+            assert ran.out.count("Rank ") == 2
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ COMMANDS = {
     "rpc": "rpc",
     "parameter-server": "parameter-server --steps 4 --dataset digits",
     "pipeline": "pipeline --schedule gpipe --steps 1 --dataset digits",
-    "zero": "zero --way zero-3 --steps 2",
+    "zero": "zero -n 2 --steps 2",
     "tensor": "tensor --way tensor --steps 2",
     "context": "context --steps 2",
     "experts": "experts --way free --steps 2",

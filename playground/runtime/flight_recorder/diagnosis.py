@@ -62,6 +62,7 @@ LATE = {
 """The kind of the diagnosis if others wait for such a rank."""
 ABORT = "SIGABRT"
 """In the words on a rank's end: by a backend that has got what it did not expect, most likely."""
+JOINS = "whether other processes join that world"
 WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 """Columns: of a text, and the most of each cell of a table if there is no room for more."""
 
@@ -241,7 +242,32 @@ def find_cause(states: Sequence[RankState], is_over: bool = False) -> Diagnosis 
         if blocked := judge.find_blocked(judge.waits, set()):
             unknown = None if is_over else list_unknown(graph, blocked)
             return explain(judge, judge.waits, blocked, unknown)
-    return find_late(graph)
+    return find_unformed(graph) or find_late(graph)
+
+
+def find_unformed(graph: WaitGraph) -> Diagnosis | None:
+    """Ranks that form a world of more ranks than there are, if only those are missing."""
+    missing = graph.find_doing(Doing.NOT_SEEN)
+    forming = {
+        rank: wait.operation
+        for rank, wait in sorted(graph.waits.items())
+        if wait.operation.is_elsewhere and wait.missing and wait.missing <= missing
+    }
+    for rank, one in forming.items():
+        alike = [other for other in forming if forming[other].channel == one.channel]
+        absent, there = graph.waits[rank].missing, len(graph.states.keys() - missing)
+        whom = f"rank{'s' * (len(absent) > 1)} {format_ranks(absent)} of {len(one.group)}"
+        what = f"in {one.name}, which waits for {whom}: there are {there}"
+        act = Predicate(f"is {what}", f"are {what}", one.line, one.name)
+        return compose(Kind.TOO_FEW, alike, [(alike, act)], draw_states(graph), None)
+    return None
+
+
+def draw_states(graph: WaitGraph) -> str:
+    """A table of the states of all ranks that are seen."""
+    seen = sorted(graph.states.keys() - graph.find_doing(Doing.NOT_SEEN))
+    rows = {one: list_cells(graph, one) for one in seen}
+    return draw_table(rows, {one: graph.states[one].since for one in seen})
 
 
 def find_firm(graph: WaitGraph) -> list[int]:
@@ -254,7 +280,9 @@ def find_firm(graph: WaitGraph) -> list[int]:
     unknown = {rank for rank, state in graph.states.items() if state.may_act or state.unnamed}
     waits = ((rank, wait) for rank, wait in graph.waits.items() if rank not in unknown)
     return [
-        rank for rank, wait in waits if not (wait.operation.may_give_up or moving & wait.parties)
+        rank
+        for rank, wait in waits
+        if not (wait.operation.may_give_up or wait.operation.is_elsewhere or moving & wait.parties)
     ]
 
 
@@ -267,6 +295,7 @@ def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
             (state.unnamed, True),
             (state.may_act, rank in blocked or state.doing == Doing.FINISHED),
             ("whether data is under way", state.moves),
+            (JOINS, rank in blocked and graph.waits[rank].operation.is_elsewhere),
             ("whether it gives up", rank in blocked and graph.waits[rank].operation.may_give_up),
         )
         for reason in (reason for reason, holds in reasons if holds and reason):
@@ -419,6 +448,8 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
         return difference
     if mine.kind != COLLECTIVE and (stray := find_stray(graph, rank, other, mine)):
         return stray
+    if theirs and mine.name == theirs.name == FORM_WORLD:
+        return Kind.STORES
     if NEW_GROUP in (mine.name, theirs and theirs.name):
         return Kind.PARTIAL_GROUP
     if theirs is None:
@@ -481,10 +512,8 @@ def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
         if sent and sent.state == ISSUED:
             act = has_called(sent, Kind.UNWAITED)
             waits = find_act(graph, rank, Kind.UNWAITED, None)
-            rows = {one: list_cells(graph, one) for one in sorted(graph.states)}
-            table = draw_table(rows, {one: graph.states[one].since for one in rows})
             parties = [([mine.peer], act), ([rank], waits)]
-            return compose(Kind.UNWAITED, {mine.peer}, parties, table, None)
+            return compose(Kind.UNWAITED, {mine.peer}, parties, draw_states(graph), None)
     return None
 
 
@@ -561,6 +590,7 @@ def detail(operation: Operation, kind: Kind) -> str:
         * bool(operation.members),
         Kind.UNWAITED: " and not waited for it" * (operation.kind == SEND),
         Kind.STRANGER: ", which does not exist" * (operation.stranger is not None),
+        Kind.STORES: f" at {operation.dtype or 'the place that was launched'}",
         Kind.SHAPES: f" of shape {shape}",
         Kind.ABORTED: f" of shape {shape}" * bool(shape),
         Kind.DTYPES: f" of {operation.dtype}",

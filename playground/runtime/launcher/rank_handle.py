@@ -172,14 +172,11 @@ class RankHandle:
             words = "ranks import this script: put its launch() under if __name__ == '__main__':"
             self.fail(UsageError(words))
         else:
-            how = describe_exit(code, self.backend)
-            self.fail(self.unclean_exit(how) if self.done else self.failed(how))
-
-    def failed(self, how: str) -> RankFailed:
-        return RankFailed(self.number, self.size, how)
+            self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 
     def unclean_exit(self, how: str) -> RankFailed:
-        return self.failed(f"returned its result but did not leave cleanly: {how}")
+        words = f"returned its result but did not leave cleanly: {how}"
+        return RankFailed(self.number, self.size, words)
 
     def answer(self, text: str | None, reason: str = "") -> None:
         """Answer its question: with a line, or with the end of the input."""

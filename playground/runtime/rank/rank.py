@@ -233,6 +233,8 @@ class Launcher:
         self.send("failed", failure(error, self.rank, self.size))
         finish()
         self.dismissed.wait()
+        # it comes with that, and the interpreter's end would restore what it does to any process
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         forget_frames(error)
         exit_orderly(1)
 

@@ -157,8 +157,9 @@ class Member:
         count = f"worlds of {size} formed by rank {rank} in program {self.groups_formed}"
         self.group_name = f"program {self.groups_formed}, world {store.add(count, 0)} of {size}"
         under_way.formed = lambda: store.add(count, 1)
-        if (rank, size) == (self.env.rank, self.env.size):
-            forming.enter_context(hooks.forming_world(size, timeout))
+        is_launched = (rank, size) == (self.env.rank, self.env.size)
+        place = "" if is_launched else ":".join(self.address.values())
+        forming.enter_context(hooks.forming_world(size, timeout, place))
         return dist.PrefixStore(self.group_name, store)
 
     def leave_group_to_program(self, timeout: float) -> None:
@@ -424,6 +425,9 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
             args, kwargs = (), call | member.offered
     with contextlib.ExitStack() as forming:
         under_way.forming, under_way.formed = forming, int
+        url, size = kwargs.get("init_method"), kwargs.get("world_size")
+        if isinstance(url, str) and url.startswith("file:") and isinstance(size, int):
+            forming.enter_context(hooks.forming_world(size, kwargs.get("timeout"), url))
         try:
             torch_init_process_group(*args, **kwargs)
             under_way.formed()
@@ -452,6 +456,9 @@ def create_store(
         if member.is_at(host, port):
             return member.open_programs_store(rank, size, timeout)
     is_served = os.environ.pop(SERVED_BY_TORCHRUN, None) if members else None
+    if under_way.forming:
+        place = hooks.forming_world(size, timeout, f"{host}:{port}")
+        under_way.forming.enter_context(place)
     try:
         return create(host, port, rank, size, timeout, *args, **kwargs)
     finally:

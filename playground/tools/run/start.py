@@ -12,6 +12,7 @@ import click
 
 from playground.console.lesson import Lesson
 from playground.console.session import Session
+from playground.explain.cost.run import measured
 from playground.runtime.constants import Value
 from playground.runtime.errors import UsageError
 from playground.runtime.files import follow_own_links, write_file
@@ -68,17 +69,20 @@ def run_on_ranks(
     grace: float | None = None,
 ) -> None:
     """Run the program on the ranks of the session's world. If none of them has formed a process
-    group, say so. Raises what `launch` raises."""
-    is_ours = session.world.rank_env is None
+    group, say so. Raises what `launch` raises, and `UsageError` if its cost cannot be measured, or
+    a link not be simulated."""
+    world = session.world
+    world.around = measured(world, asked.profile, asked.link)
+    is_ours = world.rank_env is None
     run = str(uuid.uuid4()) if is_ours else ""
     reported = set[str]()
-    session.world.run(
+    world.run(
         RUN_PROGRAM, program, run, session.restarts,
         bare=True, spawn=spawn, output=asked.output, grace=grace,
         timeout=asked.timeout or NO_LIMIT, on_report=lambda rank, event: reported.update(event),
     )  # fmt: skip
-    if is_ours and session.world.size > 1 and JOINED not in reported:
-        apart = APART.format(size=session.world.size, name=program.name)
+    if is_ours and world.size > 1 and JOINED not in reported:
+        apart = APART.format(size=world.size, name=program.name)
         click.echo(f"playground: {apart}", err=True)
 
 
