@@ -284,7 +284,10 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
             work.move_in()
         if member is None or state is None:
             with signals_blocked():  # for the threads that torch starts
-                member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
+                member = Member(
+                    env, backend, None, timeout=work.timeout, meets=not work.bare,
+                    when_formed=partial(report, **{JOINED: True}),
+                )  # fmt: skip
             state = ProcessState()
             # now, while there is time to open it: gloo may abort this process in its first
             # operation

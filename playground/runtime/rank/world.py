@@ -32,7 +32,6 @@ from playground.runtime.inheritance import read_inheritance
 from playground.runtime.rank.default_device import set_default_device
 from playground.runtime.rank.generators import is_seeded_by_program, seed_generators
 from playground.runtime.rank.process import has_children
-from playground.runtime.rank.rank import JOINED, report
 from playground.runtime.rendezvous.connections import (
     StrangerConnected,
     let_ranks_connect,
@@ -75,9 +74,12 @@ class Member:
         timeout: float,
         joined: bool = False,
         meets: bool = True,
+        when_formed: Callable[[], object] = bool,
     ) -> None:
         """Wait for the others, `timeout` seconds at most, if it `meets` them here and not where its
-        program forms a world. Raises `RendezvousTimeout`."""
+        program forms a world. `when_formed` is called when the program has formed one. Raises
+        `RendezvousTimeout`."""
+        self.when_formed = when_formed
         self.env, self.backend, self.joined = env, backends.get_backend(backend), joined
         self.box = open_box(env.rank, env.size, env.rendezvous.place)
         self.groups_formed = 0
@@ -87,7 +89,7 @@ class Member:
         """Whether the store hears only this user's processes by now."""
         self.group: dist.ProcessGroup | None = None
         self.is_left_to_program = False
-        self.offered: dict[str, Any] = {}
+        self.offered: dict[str, object] = {}
         """What a program's `init_process_group` is called with, where it names no backend."""
         self.forming, self.lock = 0, threading.Lock()
         """How many groups are being formed, each by a thread of its own."""
@@ -436,7 +438,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
     for member in members:
         member.close_store()
         if member.is_left_to_program:
-            report(**{JOINED: True})
+            member.when_formed()
     hooks.begin_world()
 
 
