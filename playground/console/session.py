@@ -24,7 +24,7 @@ from playground.runtime import signals
 from playground.runtime.errors import RankFailed, RankTimeout
 from playground.runtime.flight_recorder.diagnosis import Diagnosis
 from playground.runtime.launcher.entry import Around, CommandWorld
-from playground.runtime.rank.rank import Event, Progress
+from playground.runtime.rank.reports import Event, Progress
 
 
 def to_document(content: Mapping[str, object]) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from playground.runtime.rank.rank import Event
+from playground.runtime.rank.reports import Event
 
 if TYPE_CHECKING:
     from rich.progress import Progress

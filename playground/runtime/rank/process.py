@@ -35,6 +35,7 @@ import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from types import ModuleType
 from typing import Any, NoReturn
 
 from playground.runtime.errors import Preempted
@@ -55,7 +56,7 @@ FROM_TERMINAL = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 the launcher alone hears them, and decides."""
 PR_SET_PDEATHSIG = 1
 """Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html"""
-_before: dict[str, Any] = {}
+_before: dict[str, ModuleType] = {}
 """The modules that were imported before this process was forked."""
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 

@@ -32,7 +32,7 @@ from playground.runtime.inheritance import read_inheritance
 from playground.runtime.rank.default_device import set_default_device
 from playground.runtime.rank.generators import is_seeded_by_program, seed_generators
 from playground.runtime.rank.process import has_children
-from playground.runtime.rank.rank import JOINED, report
+from playground.runtime.rank.reports import JOINED, report
 from playground.runtime.rendezvous.connections import (
     StrangerConnected,
     let_ranks_connect,

@@ -19,7 +19,7 @@ from playground.runtime.imports import find_settings
 from playground.runtime.launcher import server
 from playground.runtime.launcher.output import file_name, label_of
 from playground.runtime.program import Program, find_shared_imports
-from playground.runtime.rank.rank import JOINED
+from playground.runtime.rank.reports import JOINED
 from playground.runtime.remote import remote
 from playground.tools.run.options import FILES, NO_LIMIT, ProgramOptions
 
