@@ -101,6 +101,25 @@ def kill_at_end_of_file(pipe: int, owner: int) -> None:
         os._exit(1)
 
 
+def find_lifelines(pid: int) -> tuple[set[str], set[str]]:
+    """The pipes that a process writes to, and those whose end kills it (`kill_at_end_of_file`).
+
+    Source: /proc/pid/fdinfo in https://man7.org/linux/man-pages/man5/proc_pid_fdinfo.5.html
+    """
+    written, needed = set[str](), set[str]()
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            name = os.readlink(f"/proc/{pid}/fd/{number}")
+            if name.startswith("pipe:"):
+                with open(f"/proc/{pid}/fdinfo/{number}") as lines:
+                    flags = next(int(line.split()[1], 8) for line in lines if "flags" in line)
+                if flags & os.O_ASYNC:
+                    needed.add(name)
+                elif flags & os.O_WRONLY:
+                    written.add(name)
+    return written, needed
+
+
 def run_program(fn: Callable[..., Any], *args: Any) -> Any:
     """The result of `fn(*args)`: None if it ends by `sys.exit()` or `sys.exit(0)`. A process that
     it forks, and that comes back from it, ends here."""
