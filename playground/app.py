@@ -17,6 +17,7 @@ import click
 
 from playground import tools
 from playground.console import session
+from playground.console.lesson import Lesson
 from playground.console.options import format_options
 from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
@@ -30,6 +31,7 @@ from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import end_with_torchrun, take_slurm_place
 from playground.runtime.untrusted import printable
 from playground.site import READ, SITE
+from playground.tools.run.command import lesson_command
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
 BESIDE = {PLAY.name: PLAY, **TOOLS, SITE.name: SITE, READ.name: READ}
@@ -98,10 +100,18 @@ class Commands(click.Group):
         if tool := {**BESIDE, **EXERCISES}.get(cmd_name):
             command = tool.command.load()
         elif lesson := LESSONS.get(cmd_name) or LESSONS_BY_FOLDER.get(cmd_name):
-            command = lesson.command.load() if lesson.command else steps_command(lesson)
+            command = command_of(lesson)
         if command:
             vars(command)["format_options"] = partial(format_options, command)
         return command
+
+
+def command_of(lesson: Lesson) -> click.Command:
+    """A lesson that is a program is run; any other has a page, or is a row of steps."""
+    if lesson.is_program:
+        return lesson_command(lesson)
+    command: click.Command = lesson.command.load() if lesson.command else steps_command(lesson)
+    return command
 
 
 @click.group(

@@ -52,6 +52,7 @@ NOT_RUN = {
         "half a minute"
     ),
     "python -m playground run -n 4 train.py --lr 0.1": "a script with this fault",
+    "python -m playground run -n 2 swap.py": "the program above it: tests/lessons/test_programs.py",
     "python -m playground run -n 4 -m package.train --lr 0.1": "a package",
     "python -m playground run -n 4 --see run.html --restarts 3 --grace 30 train.py": "a script",
     "python -m playground why 4711": "a run that stands still",
@@ -93,9 +94,6 @@ HEAVIER = (
     "experts --capacity 1",
     "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
-    "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20",
-    "zero -n 4 --layers 6 --cap-mb 7",
-    "zero -n 4 --layers 5 --width 516 --cap-mb 170 --kernel",
     "bytes", "bytes -n 4", "memory", "memory --only mixed_precision",
     "scaling", "scaling --only noise", "scaling -n 4 --only noise", "scaling --only over_links",
     "checkpoint --only beside_torch", "checkpoint --only random_states",
@@ -104,7 +102,7 @@ HEAVIER = (
 """Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test,
 is in the suite (that of the site's pages: tests/site/test_site.py). That they can be run as they
 stand: tests/lessons/test_commands_named.py."""
-EXACT = ("p2p", "collectives", "allreduce")
+EXACT = ("collectives", "allreduce")
 """Commands whose numbers are the same in every run."""
 FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
 SMALLER = {
@@ -115,7 +113,6 @@ SMALLER = {
     "prove": ("--dataset", "digits", "--batch-size", "16"),
     "parameter-server": ("--dataset", "digits", "--batch-size", "64", "--steps", "8"),
     "pipeline": ("--dataset", "digits", "--batch-size", "32", "--steps", "1"),
-    "zero": ("--layers", "1", "--steps", "1"),
     "tensor": ("--steps", "1", "--batch-size", "4"),
     "context": ("--steps", "1", "--batch-size", "4"),
     "experts": ("--steps", "1"),
@@ -182,6 +179,12 @@ def is_board(command: str) -> bool:
     return bool(re.match(r"(torchrun .*|python )lesson\.py\b", command))
 
 
+def is_program(command: str) -> bool:
+    """Whether it runs a lesson that is a program: tests/lessons/test_programs.py runs those."""
+    words = command.removeprefix(OURS).split()
+    return bool(words) and words[0] in LESSONS and LESSONS[words[0]].is_program
+
+
 def all_commands() -> list[list[Shown]]:
     """The commands of every README that can be run here, those of one block together; none
     twice."""
@@ -192,7 +195,9 @@ def all_commands() -> list[list[Shown]]:
             ours = [
                 shown
                 for shown in group
-                if shown.command not in NOT_RUN and not is_board(shown.command)
+                if shown.command not in NOT_RUN
+                and not is_board(shown.command)
+                and not is_program(shown.command)
             ]
             found[tuple(ours)] = None
     alone = {
@@ -300,7 +305,9 @@ def test_commands_print_what_is_shown(
 
 
 @pytest.mark.parametrize(
-    "lesson", [each for each in PATH if each.command is None], ids=lambda lesson: lesson.name
+    "lesson",
+    [each for each in PATH if each.command is None and not each.is_program],
+    ids=lambda lesson: lesson.name,
 )
 def test_a_chapter_shows_its_steps_in_their_own_words(lesson: Lesson) -> None:
     """What its commands print before and after the values: the summaries of steps, the
@@ -407,9 +414,13 @@ def test_every_chapter_shows_a_run_and_has_exercises(lesson: Any) -> None:
     assert f"$ python -m playground {lesson.name}" in text
     exercises = text.split("## Try this")[1].split("\n## ")[0]
     assert len(re.findall(r"^\d+\. ", exercises, re.MULTILINE)) >= 2
-    assert "## Figures and limits" in text
     assert "## Sources" in text
-    assert not isinstance(lesson, Lesson) or "## From a notebook" in text
+    if isinstance(lesson, Lesson) and lesson.is_program:
+        assert "## When it pays" in text
+        assert "## You can now" in text
+    else:
+        assert "## Figures and limits" in text
+        assert not isinstance(lesson, Lesson) or "## From a notebook" in text
 
 
 def test_the_two_line_difference_is_the_real_one() -> None:
@@ -441,6 +452,8 @@ def python_blocks(kind: str) -> list[Any]:
     for readme in READMES:
         text = EXCERPT.sub("", readme.read_text(encoding="utf-8"))
         for number, block in enumerate(fenced_blocks(text, "python")):
+            if "dist.init_process_group()" in block:  # of ranks: tests/lessons/test_programs.py
+                continue
             this = "script" if "__main__" in block else "test" if "def test_" in block else "cell"
             if this == kind:
                 # each script starts a process, for seconds

@@ -27,7 +27,12 @@ class Lesson:
     """The package in which its folder is."""
     teaches: str
     """One line for the path."""
-    shown: str
+    is_program: bool = False
+    """Whether its command runs `lesson.py` as it is, as `run` runs a script. Its options, and
+    what is shown, are then the program's."""
+    data: str = ""
+    """The data that must be on this host before its ranks start: "mnist", or none."""
+    shown: str = ""
     """Conclusion in the last line of its output, with values of the run: `conclude` fills them in.
     Those of a row of steps are by step and rank: {scatter[0][after]}."""
     default_size: int
@@ -89,7 +94,7 @@ class Lesson:
         from playground.console.options import COMMON
         from playground.console.session import session_command
 
-        about = {"help": self.help, "short_help": self.teaches}
+        about: dict[str, Any] = {"help": self.help, "short_help": self.teaches}
         size, least, only = self.default_size, self.min_size, self.options or COMMON
         return session_command(
             self.name, *decorators, only=only, size=size, min_size=least, **about

@@ -165,14 +165,15 @@ def session_command(
     only: Sequence[str] = COMMON,
     size: int = 2,
     min_size: int = 1,
+    kind: type[click.Command] = click.Command,
     **about: Any,
-) -> Callable[[Callable[..., None]], click.Command]:
+) -> Callable[[Callable[..., None]], Any]:
     """A decorator that makes a function the command `name`, with those options of every run that
     are named by `only`, and then with `decorators`. The function is called with the `Session` of
     the run, of `size` ranks unless more or fewer are asked for, and with the values of
-    `decorators`. `about`: further arguments of `click.command`."""
+    `decorators`. `kind` is the class of the command, `about` has further arguments of it."""
 
-    def decorate(function: Callable[..., None]) -> click.Command:
+    def decorate(function: Callable[..., None]) -> Any:
         @functools.wraps(function)
         def with_session(run: RunOptions, **values: Any) -> None:
             session = Session(name, run, default_size=size, min_size=min_size)
@@ -180,7 +181,7 @@ def session_command(
                 function(session, **values)
 
         pack = pack_options("run", RunOptions, *only, shown={"size": str(size)})
-        make: Callable[..., click.Command] = click.command(name, click.Command, **about)
+        make: Callable[..., Any] = click.command(name, kind, **about)
         return make(options(pack, *decorators)(with_session))
 
     return decorate

@@ -28,6 +28,7 @@ from playground.lessons.data_parallel.machine import (
     scatter,
 )
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
+from playground.lessons.gpt import GPT, make_batch
 from playground.lessons.parameter_server.experiment import (
     MeasuredServer,
     new_model as new_served_model,
@@ -38,6 +39,7 @@ from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.rpc.agent import Agent
 from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.lessons.tensor.lesson import ColumnParallelLinear, RowParallelLinear, copy_to_region
+from playground.lessons.zero import lesson as zero
 from playground.runtime import device
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.step import mean_loss_part, training_step
@@ -291,3 +293,10 @@ def server_modes(rank: int, size: int, settings: ServerSettings) -> list[list[tu
                 work(agent, rank - 1, new_worker(settings, workers))
             waits.append(agent.spans.copy())  # the next barrier is a call
     return waits
+
+
+def zero_stages(rank: int, size: int) -> None:
+    """A step of each method of zero, without the library's."""
+    for train in (zero.data_parallel, zero.zero1, zero.zero2, zero.zero3):
+        torch.manual_seed(SEED)
+        train(GPT(), [make_batch(1, seed=rank)])

@@ -61,7 +61,7 @@ PLAYED = {
     for each in (
         board_run("scaling", "messages", 4),
         board_run("memory", "accumulation", 2, part="further"),
-        board_run("zero", "compare", 2),
+        FigureRun("zero board", remote("playground.figures.ranks:zero_stages"), 2),
         board_run("pipeline", "run", 3, 4),
         board_run("context", "compare", 4),
         board_run("experts", "compare", 3),

@@ -15,12 +15,10 @@ from playground.checkpoint.folder import SnapshotSettings
 from playground.console.units import format_bytes
 from playground.figures.collectives import DASHED
 from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
+from playground.figures.ways import CountedStep, WaysSettings
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
-from playground.lessons.ladder.page import LadderResult, LadderSettings, Rung
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, Slot, bubble, span, typical_step
-from playground.lessons.zero.page import ZeroSettings
-from playground.lessons.zero.results import CountedStep
 from playground.runtime.remote import remote
 from playground.trace.record import BUCKET, COLLECTIVE, GRADIENT, Event, RankRecording
 from playground.trace.render import (
@@ -47,6 +45,7 @@ from playground.trace.render import (
 from playground.trace.render.timeline import LABELS, lay_out
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
+from playground.training.step_settings import LadderResult, LadderSettings, Rung
 
 if TYPE_CHECKING:
     from playground.figures.ranks import SgdStep
@@ -90,7 +89,7 @@ FLAT, OVERLAPPED = (
 )
 LADDER = FigureRun(
     "ladder",
-    remote("playground.lessons.ladder.measure:run"),
+    remote("playground.training.step_times:run"),
     2,
     on_digits(LadderSettings, steps=30),
 )
@@ -115,9 +114,9 @@ PIPELINE = FigureRun(
 )
 ZERO = FigureRun(
     "zero",
-    remote("playground.lessons.zero.measure:count_ways"),
+    remote("playground.figures.counting:count_ways"),
     4,
-    (ZeroSettings(size=4, ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6),),
+    (WaysSettings(ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6),),
 )
 ROUTED = FigureRun(
     "experts",

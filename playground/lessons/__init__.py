@@ -31,17 +31,8 @@ PATH = (
     lesson(
         name="p2p",
         teaches="point to point: send, recv, isend, irecv",
-        shown="rank 1 has received {blocking[1][after]}, and a token to which each of {ranks} adds "
-        "one has come home as {ring[0][after]}",
+        is_program=True,
         default_size=2,
-        min_size=2,
-        says={
-            "blocking": (HAS_DATA,),
-            "two_tensors": ("Rank {rank} has data {tensor}, {received}",),
-            "immediate": ("Rank {rank} started {started}", HAS_DATA),
-            "exchange": (HAS_DATA,),
-            "ring": (HAS_DATA,),
-        },
     ),
     lesson(
         name="collectives",
@@ -124,11 +115,9 @@ PATH = (
     ),
     lesson(
         name="zero",
-        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards, "
-        "and what it costs",
-        shown="{way} on {ranks} holds {held:.2f} times the bytes of ddp, sends {sent:.2f} times as "
-        "many, and trains to the same numbers (largest difference {largest:.1e})",
-        default_size=2,
+        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards",
+        is_program=True,
+        default_size=4,
     ),
     lesson(
         name="pipeline",

@@ -59,10 +59,19 @@ class RankFailed(PlaygroundError):
         self.reason = reason
         self.traceback = traceback
         self.others: dict[int, str] = {}
+        self.refusal = ""
+        """What the program itself says it cannot do: the message of its `assert`, with the line, or
+        of its `sys.exit`."""
 
     def __str__(self) -> str:
         head = f"rank {self.rank} of {self.size} {self.reason}"
         return join_paragraphs(head, self.traceback, format_stacks(self.others), self.diagnosis)
+
+
+class ProgramRefused(PlaygroundError):
+    """Every rank of a program has failed by an `assert` with a message, or by `sys.exit` with one:
+    the program cannot do what it was asked to. One line, the message of the lowest rank. The exit
+    code is Python's for both."""
 
 
 class PeerDisconnected(RankFailed):

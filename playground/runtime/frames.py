@@ -21,12 +21,14 @@ RUNNERS = (
     in_package("runtime", ""),
     in_package("testing", ""),
     in_package("play", ""),
+    in_package("explain", ""),
     in_package("trace", "record", ""),
 )
 """Modules of ours that run a program or record it: no traceback shows them."""
 CARRIERS = (
     in_package("lessons", "rpc", "agent.py"),
     in_package("algorithms", "background.py"),
+    in_package("algorithms", "link.py"),
     in_package("algorithms", "collectives.py"),
     in_package("algorithms", "messages.py"),
     in_package("lessons", "all_reduce", "trace.py"),

@@ -5,7 +5,7 @@ Differences to a rank of torchrun's: it is a fork of a process that has imported
 `--spawn` is given; the store is at 127.0.0.1, and gloo and nccl are told to stay on loopback
 (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); TORCH_CPP_LOG_LEVEL is FATAL, as what torch logs there is
 raised as well; there is no TORCHELASTIC_ERROR_FILE, as the launcher hears of a failure from the
-rank itself.
+rank itself. Constants may have other values than the file says (`constants`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import builtins
 import importlib.util
 import os
 import runpy
+import shlex
 import sys
 import types
 import zipfile
@@ -23,14 +24,17 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
+from playground.runtime.constants import Value, put_values
 from playground.runtime.errors import UsageError
+from playground.runtime.imports import HiddenPackages, set_threads
 from playground.runtime.remote import ROOT, syntax_errors_in_one_line
 from playground.runtime.rendezvous.environment import RUN_ID
-from playground.runtime.upstream import find_modules_as_here
+from playground.runtime.upstream import find_modules_as_here, run_module_as_main
 
 SHARED = {"torch", "torchvision", "torchaudio", "numpy"}
-"""Packages that are imported once for all ranks: importing them reads neither a rank's environment
-nor its files."""
+"""Packages that are imported once for all ranks: importing them reads none of a rank's files, and
+what they read of its environment is read again (`HiddenPackages`)."""
+PACKAGE = __name__.partition(".")[0]
 COMPILER = ["torch._dynamo", "torch._inductor.compile_fx"]
 """What torch.compile imports when it is first used; a DistributedDataParallel, the first of it."""
 
@@ -45,11 +49,21 @@ class Program:
     arguments: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     """`sys.path`, without the script's own folder, which comes first."""
+    constants: tuple[tuple[str, Value], ...] = ()
+    """Names of constants, and the values that they have instead of those in the file."""
+    uses_device: bool = False
+    """Whether its tensors are created on the device of the world's backend, and its process group
+    is of that backend, unless it names another: a lesson's, which names neither."""
 
     @property
     def words(self) -> list[str]:
         """Its command line, behind `python` or `torchrun` with its options."""
         return [*["-m"] * self.is_module, self.name, *self.arguments]
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether it is neither a folder nor an archive."""
+        return self.is_module or not is_container(self.name)
 
     @property
     def first_folders(self) -> list[str]:
@@ -85,6 +99,16 @@ class Program:
             return find_main(Path(next(iter(found.submodule_search_locations))))
         return Path(found.origin) if found and found.origin else None
 
+    def find_namesake(self) -> Path | None:
+        """A package or module of the program's project that has our name, if there is one."""
+        places = [
+            Path(folder, name)
+            for folder in self.first_folders
+            for name in (PACKAGE, f"{PACKAGE}.py")
+        ]
+        others = [each for each in places if each.resolve() != ROOT / PACKAGE]
+        return next((each for each in others if each.exists()), None)
+
     def run(self) -> None:
         """Be, in this process, what `python` is when it runs the program."""
         main = types.ModuleType("__main__")
@@ -95,7 +119,10 @@ class Program:
         sys.argv[:] = [self.name, *self.arguments]
         if self.is_module:
             sys.argv[0] = "-m"  # until the module is found
-            runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
+            if self.constants:
+                run_module_as_main(self.name, self.compile)
+            else:
+                runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
         elif is_container(self.name):
             runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         else:
@@ -105,7 +132,13 @@ class Program:
                 __file__=file, __loader__=loader, __cached__=None, __builtins__=builtins
             )
             vars(main)["__annotations__"] = {}
-            exec(loader.source_to_code(loader.get_data(file), file), vars(main))
+            exec(self.compile(file), vars(main))
+
+    def compile(self, file: str) -> types.CodeType:
+        """The code of a file, with the values of `constants` in it."""
+        source = Path(file).read_bytes()
+        tree = put_values(ast.parse(source, file), dict(self.constants)) if self.constants else None
+        return compile(tree or source, file, "exec", dont_inherit=True)
 
 
 def is_container(name: str) -> bool:
@@ -178,11 +211,21 @@ def describe_place(rank: int, size: int, run: str, restarts: int) -> Mapping[str
 def run_program(rank: int, size: int, program: Program, run: str, restarts: int) -> None:
     """In a rank: run the program. `run` is the id of a run whose ranks we have started; empty in a
     world that somebody else has."""
-    import torch
-
     if run:
         os.environ.update(describe_place(rank, size, run, restarts))
-        threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-        if threads.isdecimal():
-            torch.set_num_threads(int(threads))
-    program.run()
+        if os.environ.get("OMP_NUM_THREADS"):
+            set_threads()
+    if program.uses_device:
+        from playground.runtime.rank.world import choose_device
+
+        choose_device()
+    HiddenPackages(sorted(SHARED), shlex.join(program.words) if rank == 0 else "")
+    try:
+        program.run()
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == PACKAGE and (theirs := program.find_namesake()):
+            raise UsageError(
+                f"{error}: the program's own {theirs} has the name of the package that runs it, "
+                "and is not found: rename it, or use torchrun"
+            ) from error
+        raise

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib.util
 import inspect
 import io
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import process, reduction, spawn
 from multiprocessing.context import set_spawning_popen
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 
@@ -138,6 +140,17 @@ def pickle_main(
     return work.getbuffer()
 
 
+def run_module_as_main(name: str, compile_file: Callable[[str], CodeType]) -> None:
+    """Run a module as `python -m` does, but with the code that `compile_file` makes of its file.
+
+    Source: runpy._run_module_as_main (Python 3.11)
+    """
+    _, spec, _ = runpy._get_module_details(name)  # type: ignore[attr-defined]
+    sys.argv[0] = spec.origin
+    code = compile_file(spec.origin)
+    runpy._run_code(code, vars(sys.modules["__main__"]), None, "__main__", spec)  # type: ignore[attr-defined]
+
+
 def run_pickled(work: int, fds: list[int]) -> None:
     """In a new process that has inherited `fds`: run what `pickle_main` has left in the pipe
     `work`.
@@ -145,7 +158,7 @@ def run_pickled(work: int, fds: list[int]) -> None:
     Source: multiprocessing.spawn._main (Python 3.11)
     """
     inherited[:] = fds
-    spawn._main(work, os.dup(work))
+    spawn._main(work, work)  # which needs its parent's end for a process of its own kind only
 
 
 def forget_parent() -> None:
@@ -236,6 +249,39 @@ def takes_remote_calls() -> bool:
     """
     api = sys.modules.get("torch.distributed.rpc.api")
     return bool(api and api._is_current_rpc_agent_set())
+
+
+def read_jit_again() -> None:
+    """Have `torch.jit` obey PYTORCH_JIT as it now is in the environment.
+
+    Source: torch.jit._state.EnabledProxy (torch 2.15)
+    """
+    from torch.jit import _state
+
+    _state._enabled.__init__()
+
+
+def read_logs_again() -> None:
+    """Have torch's loggers obey TORCH_LOGS and TORCH_LOGS_OUT as they now are in the environment.
+
+    Source: torch._logging._internal._init_logs (torch 2.15)
+    """
+    from torch._logging import _internal
+
+    _internal.log_state.clear()
+    _internal._init_logs()
+
+
+def read_allocator_again(settings: str) -> None:
+    """Have the allocator of the accelerator's memory obey these settings, as those in
+    PYTORCH_ALLOC_CONF.
+
+    Source: torch._C._accelerator_setAllocatorSettings (torch 2.15)
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        torch._C._accelerator_setAllocatorSettings(settings)
 
 
 STORE_MAKER = "_create_c10d_store"
@@ -349,6 +395,15 @@ def default_store() -> Any:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()
+
+
+def find_torch() -> str:
+    """The file of the package torch, which need not be imported.
+
+    Source: importlib.util.find_spec (Python 3.11)
+    """
+    spec = importlib.util.find_spec("torch")
+    return (spec.origin if spec else "") or ""
 
 
 def is_below_inplace() -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from playground.lessons.ladder.lesson import buckets, trainable_parameters
-from playground.lessons.zero.lesson import FlatParameter, Replicated, Zero1, Zero2, Zero3
+from playground.training.sharding import FlatParameter, Replicated, Zero1, Zero2, Zero3
 from playground.training.sync import GradSync, SyncInBackward
 
 SECOND = "a second backward before zero_grad: put the first one under no_sync"

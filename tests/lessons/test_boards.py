@@ -19,11 +19,15 @@ import pytest
 from boards import BOARDS, LESSONS, LONGEST, source_of
 
 from playground.console.lesson import Lesson
-from playground.lessons import PARTS
+from playground.lessons import PARTS, PATH
+from playground.runtime.remote import ROOT
 
 TIMED = {"ladder", "scaling"}
 """Boards that print times, or losses of rates at which roundings grow."""
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
+GIVEN = {"playground.lessons.gpt", "playground.lessons.mnist"}
+"""Models and data, which lessons that are programs are given."""
+PROGRAMS = {Path(lesson.path).name for lesson in PATH if lesson.is_program}
 
 
 def folders(lessons: Sequence[Lesson]) -> list[str]:
@@ -54,12 +58,12 @@ def test_a_board_imports_torch_and_earlier_boards_alone(lesson: str) -> None:
         if lesson in folders(part)
     )
     earlier = folders(read)[: folders(read).index(lesson)]
-    boards = {f"playground.lessons.{name}.lesson" for name in earlier}
+    boards = {f"playground.lessons.{name}.lesson" for name in earlier} | GIVEN
     assert {name for name in imported(lesson) if name.split(".")[0] not in LIBRARIES} <= boards
     assert not {*imported(lesson)} & {"fcntl", "pty", "pwd", "resource", "termios"}, "not elsewhere"
 
 
-@pytest.mark.parametrize("lesson", BOARDS)
+@pytest.mark.parametrize("lesson", [name for name in BOARDS if name not in PROGRAMS])
 def test_a_board_fits_on_a_page(lesson: str) -> None:
     lines = [line for line in source_of(lesson).splitlines() if not line.lstrip().startswith("|")]
     assert len(lines) <= LONGEST.get(lesson, 150)
@@ -106,6 +110,9 @@ def boards_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy = folder / "playground" / "lessons" / lesson / "lesson.py"
         copy.parent.mkdir(parents=True)
         copy.write_text(source_of(lesson), encoding="utf-8")
+    for name in GIVEN:
+        file = Path(*name.split(".")).with_suffix(".py")
+        shutil.copyfile(ROOT / file, folder / file)
     return folder
 
 
@@ -149,7 +156,7 @@ def without_decimals(line: str) -> str:
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("lesson", BOARDS)
+@pytest.mark.parametrize("lesson", [name for name in BOARDS if name not in PROGRAMS])
 def test_a_board_alone_prints_what_its_chapter_shows(
     lesson: str, boards_alone: Path, digits_folder: Path, tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ from playground.lessons.tensor.lesson import (
     shard_gpt,
     vocab_parallel_cross_entropy,
 )
-from playground.lessons.zero.lesson import METHODS
+from playground.training.sharding import METHODS
 
 SMALL = GPTConfig(layers=1, width=24, heads=4)
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -27,7 +27,6 @@ from playground.lessons.context.page import ContextSettings
 from playground.lessons.ddp import lesson as ddp
 from playground.lessons.experts.page import ExpertsSettings
 from playground.lessons.hello import lesson as hello
-from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.mesh.page import MeshSettings, shapes_for
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.sgd import lesson as sgd
@@ -38,10 +37,11 @@ from playground.runtime.rank.rank import hearing
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.training.data import Images
+from playground.training.step_settings import LadderSettings
 
 TABLED = [
     (lesson, step)
-    for lesson in ("p2p", "collectives", "rpc")
+    for lesson in ("collectives", "rpc")
     for step in LESSONS[lesson].steps
     if step != "reduce_operations"
 ]
@@ -68,7 +68,7 @@ def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:
     return table
 
 
-@pytest.mark.parametrize("lesson", ["p2p", "collectives", "rpc"])
+@pytest.mark.parametrize("lesson", ["collectives", "rpc"])
 def test_steps_leave_what_their_tables_say(lesson: str, world: Worlds) -> None:
     steps = [step for name, step in TABLED if name == lesson]
     tables = {step: docstring_table(lesson, step) for step in steps}
@@ -77,32 +77,6 @@ def test_steps_leave_what_their_tables_say(lesson: str, world: Worlds) -> None:
         by_rank = world(size).run(run_steps, steps_of(lesson, *chosen))
         for step, results in zip(chosen, zip(*by_rank, strict=True), strict=True):
             assert list(results) == tables[step], step
-
-
-@pytest.mark.parametrize(
-    ("size", "backend"), [(5, "gloo"), pytest.param(3, "shm", marks=needs_shm)]
-)
-def test_point_to_point_in_any_world(size: int, backend: str, world: Worlds) -> None:
-    by_rank = world(size, backend=backend).run(run_steps, steps_of("p2p"))
-    blocking, two_tensors, immediate, any_source, tags, exchange, ring = zip(*by_rank, strict=True)
-    assert [rank["after"] for rank in blocking] == [1.0, 1.0] + [0.0] * (size - 2)
-    assert [(rank["tensor"], rank["received"]) for rank in two_tensors] == [(2, 0), (0, 2)] + [
-        (0, 0)
-    ] * (size - 2)
-    assert [rank.pop("started") for rank in immediate] == ["sending", "receiving"] + ["nothing"] * (
-        size - 2
-    )
-    assert blocking == immediate
-    assert [rank["sender"] for rank in any_source] == [(rank - 1) % size for rank in range(size)]
-    assert [rank["second"] for rank in any_source] == [
-        float((rank - 1) % size) for rank in range(size)
-    ]
-    assert [rank["letter"] for rank in tags] == [10.0 * ((rank - 1) % size) for rank in range(size)]
-    partners = [rank ^ 1 if rank ^ 1 < size else rank for rank in range(size)]
-    assert [rank["after"] for rank in exchange] == partners
-    assert [rank["after"] for rank in ring] == [float(size)] + [
-        rank + 1.0 for rank in range(1, size)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -365,7 +339,7 @@ def ranks_by_step(document: Any) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lesson", ["p2p", "collectives", "allreduce", "rpc"])
+@pytest.mark.parametrize("lesson", ["collectives", "allreduce", "rpc"])
 def test_a_lesson_leaves_what_it_leaves_on_gloo(lesson: str, run_cli: Run, pair: int) -> None:
     here = ranks_by_step(shown(run_cli, lesson, "-n", pair))
     there = ranks_by_step(json.loads(run_cli(lesson, "-n", pair, "--json").out))

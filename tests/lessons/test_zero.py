@@ -1,792 +1,119 @@
-"""ZeRO by hand: one process's training by every way, as many bytes and collectives as promised, and
-named failures."""
+"""zero: five ways to one training, each of which holds what it should; and what is given to it."""
 
 from __future__ import annotations
 
-import copy
-import json
-from collections import Counter
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from fixtures import Run, Worlds
-from ranks import misbehave
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.debug import CommDebugMode
-from torch.nn.utils import parametrize
-from torch.utils.checkpoint import checkpoint
+from torch.nn.utils import parameters_to_vector
 
-from playground.algorithms.cost_model import times_sent
-from playground.algorithms.traffic import Traffic
-from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
-from playground.lessons.zero import snapshot
-from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
-from playground.lessons.zero.measure import Trainer, compare, count, count_kept
-from playground.lessons.zero.page import ZeroSettings, conclude
-from playground.lessons.zero.results import (
-    CASTING,
-    HELD,
-    SENT,
-    TORCH,
-    Counts,
-    WayResult,
-    check_way,
-    expect_kept,
-)
-from playground.runtime import PlaygroundError
-from playground.runtime.tap import observing
-from playground.training.gpt_run import batches
+from playground.lessons import mnist
+from playground.lessons.gpt import GPT, make_batch, next_token_loss
+from playground.lessons.zero import lesson as zero
 from playground.training.one_process import EXACT
-from playground.training.step import backward, training_step
-from playground.training.sync import GradSync, new_grad_sync
-from playground.training.zero_sync import SYNCS, ReplicatedSync, clip_grad_norm
 
 
-def small(size: int, **changes: Any) -> ZeroSettings:
-    return ZeroSettings(size=size, **{"layers": 2, "width": 48, "batch_size": 2 * size, **changes})
-
-
-def collectives(name: str, settings: ZeroSettings) -> dict[str, int]:
-    """Those of the second step, by name."""
-    trainer, (first, second) = Trainer(name, settings), batches(2 * settings.size, 2, 1)
-    trainer.step(first)
-    with CommDebugMode() as mode:
-        trainer.step(second)
-    return dict(
-        Counter(
-            {
-                str(call).split(".")[-1].strip("_"): times
-                for call, times in mode.get_comm_counts().items()
-            }
-        )
-    )
-
-
-def by_every_way(
-    rank: int, size: int, names: tuple[str, ...]
-) -> tuple[dict[str, dict[str, int]], dict[str, tuple[Counts, float]]]:
-    """The collectives of two ways that must call the same; the bytes of each way, and its
-    difference from one process."""
-    settings = small(size)
-    calls = {name: collectives(name, settings) for name in ("zero-3", "torch-fsdp")}
-    return calls, {name: (count(name, settings), compare(name, settings)) for name in names}
-
-
-@pytest.mark.parametrize(
-    "size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))]
-)
-def test_every_way_is_one_training_and_holds_and_sends_what_it_should(
-    size: int, world: Worlds
-) -> None:
-    names = (*HELD, "torch-fsdp") if size == 2 else (*HELD, *TORCH)
-    for calls, found in world(size, timeout=300).run(by_every_way, names):
-        for name, (counts, difference) in found.items():
-            check_way(name, counts, difference, size)
-        # which calls none on a single rank
-        assert size == 1 or calls["zero-3"] == calls["torch-fsdp"]
-        assert sum(calls["zero-3"].values()) == 8 + 4  # of four units
-        assert found["zero-3"][0].peak <= 1.05 * found["torch-fsdp"][0].peak
-
-
-CAST: list[dict[str, Any]] = [
-    {"dtype": "bfloat16", "checkpoint_activations": True},
-    {"dtype": "bfloat16", "reduce_dtype": "bfloat16"},
-]
-
-
-def in_bfloat16(rank: int, size: int, ways: tuple[str, ...]) -> list[tuple[Counts, float, float]]:
-    """Counts and difference by each of `CAST` and way, and what autograd keeps over its closed
-    form."""
-    found = list[tuple[Counts, float, float]]()
-    for changes in CAST:
-        settings = small(size, **changes)
-        recompute = settings.checkpoint_activations
-        form = expect_kept(2, 48, "bfloat16", recompute=recompute)
-        found += [
-            (count(way, settings), compare(way, settings), count_kept(settings) / form)
-            for way in ways
-        ]
-    return found
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.stress)])
-def test_shards_are_float32_beside_bfloat16_and_what_is_sent_is_half(
-    size: int, world: Worlds
-) -> None:
-    """One process that computes as many parts of each batch in bfloat16, and adds their gradients
-    up in float64, has the same losses and parameters, though bfloat16 rounds to 8 bits."""
-    ways = CASTING[:1] if size == 2 else CASTING
-    for found in world(size, timeout=300).run(in_bfloat16, ways):
-        dtypes = [each for each in ("float32", "bfloat16") for _ in ways]
-        for (counts, difference, kept), reduce_dtype in zip(found, dtypes, strict=True):
-            check_way("zero-3", counts, difference, size, "bfloat16", reduce_dtype)
-            assert kept == pytest.approx(1, rel=0.001)
-            assert counts.held == pytest.approx(4 * counts.model_bytes / size, rel=0.02)
-            parts = {"float32": 2.0, "bfloat16": 1.5}[reduce_dtype]
-            assert counts.sent == pytest.approx(
-                parts * (size - 1) / size * counts.model_bytes, rel=0.02
-            )
-
-
-def beside_fully_shard(rank: int, size: int) -> dict[str, tuple[float, float]]:
-    """By the type that gradients are reduced in: the largest difference of a master from
-    fully_shard's, and the largest step that one has taken."""
-    found = {}
-    for reduce_dtype in (torch.float32, torch.bfloat16):
-        start = new_gpt(GPTConfig(layers=1, width=48), seed=1)
-        models = [copy.deepcopy(start) for _ in range(2)]
-        policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype)
-        for unit in (*models[1], models[1]):
-            fully_shard(unit, mp_policy=policy)
-        zero = Zero3(models[0], torch.bfloat16, reduce_dtype)
-        methods: list[Any] = [zero, GradSync(models[1])]
-        params: list[Any] = [zero.shards(), list(models[1].parameters())]
-        optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in params]
-        for tokens, targets in batches(2 * size, 4, 1):
-            own = [each.chunk(size)[rank] for each in (tokens, targets)]
-            for model, method, optimizer in zip(models, methods, optimizers, strict=True):
-                optimizer.zero_grad()
-                method.zero_grad()
-                copying_loss(model(own[0]).float(), own[1]).backward()
-                method.after_backward()
-                optimizer.step()
-                method.after_step(last=False)
-        ours = masters(zero)
-        theirs = torch.cat([param.full_tensor().flatten() for param in params[1]])
-        before = torch.cat([param.flatten() for param in start.parameters()])
-        off = (ours - theirs).abs().max().item()
-        found[str(reduce_dtype)] = off, (ours - before).abs().max().item()
-    return found
-
-
-def masters(method: Zero3) -> torch.Tensor:
-    """The shards of all ranks, one after the other."""
-    gathered = []
-    for flat in method.flat_params:
-        whole = torch.empty(flat.data.shape)
-        dist.all_gather_into_tensor(whole, flat.shard.detach())
-        gathered.append(whole[: flat.numel])
-    return torch.cat(gathered)
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.stress)])
-def test_a_compute_dtype_is_fully_shard_s_mixed_precision_policy(size: int, world: Worlds) -> None:
-    """Two ranks have the same bits, whatever is added up: a + b = b + a. Of three, each adds in an
-    order of its own, which rounds otherwise: by some 1e-7 of a gradient in float32, by an eighth of
-    a percent in bfloat16."""
-    for found in world(size).run(beside_fully_shard):
-        if size == 2:
-            assert {off for off, _ in found.values()} == {0.0}
-        else:
-            off, step = found["torch.float32"]
-            assert off <= 1e-6 * step
-            off, step = found["torch.bfloat16"]
-            assert 1e-6 * step < off <= 2**-7 * step
-
-
-def cast_weights(module: nn.Module, dtype: torch.dtype) -> None:
-    """Let the layers of one process compute as those of a compute dtype do: with the weights of
-    Linear and Embedding cast, and all else as it is. The gradient of a cast is float32."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.Embedding):
-            parametrize.register_parametrization(layer, "weight", Cast(dtype), unsafe=True)
-        if isinstance(layer, nn.Linear):
-            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
-        if isinstance(layer, nn.LayerNorm):
-            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
-
-
-class Cast(nn.Module):
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to(self.dtype)
-
-
-def beside_cast_weights(rank: int, size: int, dtype: torch.dtype) -> list[float]:
-    """By step, the largest difference of a master from one process's parameter."""
-    torch.manual_seed(0)
-    linear = partial(nn.Linear, bias=False)
-    ours = nn.Sequential(
-        nn.Embedding(50, 32), nn.LayerNorm(32), linear(32, 64), nn.ReLU(), nn.LayerNorm(64),
-        linear(64, 32), linear(32, 50),
-    )  # fmt: skip
-    refused = SYNCS["zero-3"](copy.deepcopy(ours), dtype)
-    with pytest.raises(RuntimeError, match="load the state of the model before"):
-        refused.model.load_state_dict(ours.state_dict())
-    alone, method = copy.deepcopy(ours), Zero3(ours, dtype)
-    optimizers = [torch.optim.SGD(each, lr=0.01) for each in (alone.parameters(), method.shards())]
-    cast_weights(alone, dtype)
-    found = []
-    for _ in range(3):
-        tokens, labels = torch.randint(50, (2, 6 * size))
-        parts: Any = (
-            (alone, GradSync(alone), tokens, labels),
-            (ours, method, tokens.chunk(size)[rank], labels.chunk(size)[rank]),
-        )
-        for (model, sync, *batch), optimizer in zip(parts, optimizers, strict=True):
-            optimizer.zero_grad()
-            sync.zero_grad()
-            nn.functional.cross_entropy(model(batch[0]).float(), batch[1]).backward()
-            sync.after_backward()
-            optimizer.step()
-            sync.after_step(last=False)
-        params = (dict(alone.named_parameters())[name] for name in names_of(alone))
-        whole = torch.cat([param.detach().flatten() for param in params])
-        found.append((masters(method) - whole).abs().max().item())
-    return found
-
-
-def names_of(alone: nn.Module) -> list[str]:
-    """Its parameters in the order of its layers: a parametrization moves them to the end."""
-    return sorted(dict(alone.named_parameters()), key=lambda name: int(name.split(".")[0]))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_masters_follow_one_process_whose_linear_and_embedding_weights_are_cast(
-    dtype: torch.dtype, world: Worlds
-) -> None:
-    """As an assignment of Stanford's CS336 wants it of FSDP. Ours casts the norms, too."""
-    for found in world(2).run(beside_cast_weights, dtype):
-        assert 0 < max(found) <= 1e-4
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--dtype", "bfloat16", "--way", "zero-2"), "choose zero-3 or torch-fsdp"),
-        (("--reduce-dtype", "bfloat16"), "--reduce-dtype has no effect with --dtype float32"),
-    ],
-)
-def test_a_compute_dtype_without_shards_is_refused_in_one_line(
-    words: tuple[str, ...], message: str, run_cli: Run
-) -> None:
-    shown = run_cli("zero", *words)
-    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
-    assert message in shown.err
-
-
-@pytest.mark.parametrize(
-    ("difference", "changes"), [(1e-9, {}), (0.0, {"held": 265.0}), (0.0, {"sent": 94.0})]
-)
-def test_other_counts_than_promised_are_an_error(
-    difference: float, changes: dict[str, float]
-) -> None:
-    counts = Counts(
-        parameters=100, gradients=50, optimizer=100, held=250, peak=300, sent=100, model_bytes=100,
-        unit_bytes=50,
-    )  # fmt: skip
-    check_way("zero-2", counts, 0.0, size=2)
-    with pytest.raises(PlaygroundError, match="zero-2: "):
-        check_way("zero-2", replace(counts, **changes), difference, size=2)
-
-
-class OffAtTheEnd(ReplicatedSync):
-    """Its losses are right: a parameter is not, after the last step."""
-
-    def after_step(self, last: bool = False) -> None:
-        if last:
-            self.flat_params[-1].data[0] += 1e-6
-
-
-def compare_what_is_off(rank: int, size: int) -> float:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SYNCS, "off", OffAtTheEnd)
-        return compare("off", small(size, layers=1, width=12))
-
-
-def test_a_parameter_that_is_off_is_found(world: Worlds) -> None:
-    assert world(2).run(compare_what_is_off) == pytest.approx([1e-6] * 2)
-
-
-def train_on_the_board(rank: int, size: int) -> dict[str, tuple[list[float], float]]:
-    """By method: what a rank holds and sends, in bytes of the parameters, and how far it is from
-    one process."""
-    torch.manual_seed(0)
-    start = nn.Sequential(
-        nn.Linear(30, 31), nn.Tanh(), nn.Linear(31, 32), nn.Linear(32, 1)
-    ).double()
-    batches = torch.randn(4, 3 * size, 30, dtype=torch.float64)
-    alone, found = copy.deepcopy(start), {}
-    optimizer = torch.optim.Adam(alone.parameters())
+def train_alone(batches: list[torch.Tensor]) -> torch.Tensor:
+    """One process with the whole batches: the parameters at the end."""
+    torch.manual_seed(1234)
+    model = GPT()
+    optimizer = torch.optim.Adam(model.parameters(), zero.LR)
     for batch in batches:
         optimizer.zero_grad()
-        alone(batch).square().mean().backward()
+        next_token_loss(model, batch).backward()
         optimizer.step()
-    whole = sum(param.nbytes for param in alone.parameters())
-    for name, method in METHODS.items():
-        model = copy.deepcopy(start)
-        figures = train(method(model), batches.chunk(size, dim=1)[rank])
-        pairs = zip(alone.parameters(), model.parameters(), strict=True)
-        off = max((one - other).abs().max().item() for one, other in pairs)
-        found[name] = ([figure / whole for figure in figures], off)
-    return found
+    return parameters_to_vector(model.parameters()).detach()
+
+
+class Most:
+    """The most bytes of gradients, and of parameters, that a model has in backward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.params = list(model.parameters())
+        self.gradients = self.parameters = 0
+        for param in self.params:
+            param.register_post_accumulate_grad_hook(self.look)
+
+    def look(self, _: torch.Tensor) -> None:
+        grads = [param.grad.nbytes for param in self.params if param.grad is not None]
+        self.gradients = max(self.gradients, sum(grads))
+        self.parameters = max(self.parameters, zero.count_bytes(self.params))
+
+
+def train_by_every_method(
+    rank: int, size: int
+) -> dict[str, tuple[float, list[float], tuple[float, float]]]:
+    """By method: the difference from one process, what it holds, and the most that the model has in
+    backward, both in bytes of the parameters."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        batches = [[make_batch(2, seed=size * step + r) for r in range(size)] for step in range(3)]
+        expected = train_alone([torch.cat(parts) for parts in batches])
+        found = {}
+        for train in (zero.data_parallel, zero.zero1, zero.zero2, zero.zero3, zero.fsdp):
+            torch.manual_seed(1234)
+            model = GPT()
+            most = Most(model)
+            held = train(model, [parts[rank] for parts in batches])
+            params = parameters_to_vector(model.parameters()).detach()
+            off = (params - expected).abs().max().item()
+            whole = expected.nbytes
+            found[train.__name__] = (
+                off,
+                [count / whole for count in held],
+                (most.gradients / whole, most.parameters / whole),
+            )
+        return found
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_board_is_one_training_and_holds_and_sends_what_it_should(
-    size: int, world: Worlds
-) -> None:
-    for found in world(size).run(train_on_the_board):
-        assert max(off for _, off in found.values()) <= EXACT, found
-        for name, (figures, _) in found.items():
-            *held, sent = figures
-            assert sum(held) == pytest.approx(HELD[name][1](size), rel=0.01)
-            assert sent == pytest.approx(times_sent(size, *SENT[name]), rel=0.01)
-
-
-class Uneven(nn.Module):
-    """A unit of two dtypes, one that is not used, one that odd ranks do not use, and one without
-    parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(2)
-        self.first, self.unused, self.odd, self.tanh = (
-            nn.Linear(5, 7),
-            nn.Linear(7, 3),
-            nn.Linear(7, 7),
-            nn.Tanh(),
-        )
-        self.mixed = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 1))
-        self.double()
-        self.mixed[2].register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
-        self.mixed[2].float()
-
-    def forward(self, inputs: torch.Tensor, takes_odd: bool) -> torch.Tensor:
-        hidden = self.tanh(self.first(inputs))
-        return self.mixed(self.odd(hidden) if takes_odd else hidden).square().mean()
-
-
-def train_uneven(rank: int, size: int) -> dict[str, float]:
-    """The largest difference of each of the board's methods from DistributedDataParallel."""
-    start, found = Uneven(), {}
-    for name, new_method in METHODS.items():
-        ours = copy.deepcopy(start)
-        theirs = nn.parallel.DistributedDataParallel(
-            copy.deepcopy(start), find_unused_parameters=True
-        )
-        method = new_method(ours)
-        optimizers = [
-            torch.optim.SGD(params, lr=0.1, momentum=0.9)
-            for params in (method.shards(), theirs.parameters())
-        ]
-        torch.manual_seed(rank)
-        for step in range(4):
-            batch = torch.randn(4, 5, dtype=torch.float64)
-            takes = name == "zero-3" or rank % 2 == 0  # its ranks run the same units
-            method.zero_grad()
-            ours(batch, takes).backward()
-            method.after_backward()
-            optimizers[0].step()
-            method.after_step(last=step == 3)
-            optimizers[1].zero_grad()
-            theirs(batch, takes).backward()
-            optimizers[1].step()
-        pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
-        found[name] = max((one - other).abs().max().item() for one, other in pairs)
-    return found
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_board_trains_units_of_several_dtypes_and_units_that_are_not_used(
-    size: int, world: Worlds
-) -> None:
-    for found in world(size).run(train_uneven):
-        assert max(found.values()) <= 1e-6, found  # some parameters are of float32
-
-
-def shard_shared_parameters(rank: int, size: int) -> list[str]:
-    own, tied = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    own.scale = nn.Parameter(torch.ones(2))
-    tied[1].weight = tied[0].weight
-    told = []
-    for model in (own, tied):
-        for method in (Zero2, Zero3):
-            with pytest.raises(ValueError, match="parameter") as caught:
-                method(model)
-            told.append(str(caught.value))
-    return told
-
-
-def test_the_board_refuses_parameters_of_no_unit_and_of_two(world: Worlds) -> None:
-    assert (
-        world(2).run(shard_shared_parameters)
-        == [["each parameter must belong to exactly one child of the model"] * 4] * 2
-    )
-
-
-class Awkward(nn.Module):
-    """What no N divides, a layer that odd ranks do not use and one that none does, a weight in two
-    layers, a frozen layer, a buffer, a parameter of the model's own and one of another type."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(7)
-        self.first, self.norm, self.odd, self.unused = (
-            nn.Linear(5, 7),
-            nn.BatchNorm1d(7),
-            nn.Linear(7, 7),
-            nn.Linear(3, 1),
-        )
-        self.frozen, self.blocks = (
-            nn.Linear(7, 7).requires_grad_(False),
-            nn.ModuleList([nn.Linear(7, 7), nn.Tanh()]),
-        )
-        self.tied, self.scale = nn.Linear(7, 7), nn.Parameter(torch.ones(3, 7))
-        self.tied.weight = self.blocks[0].weight
-        self.out = nn.Linear(7, 1).float()
-
-    def forward(self, inputs: torch.Tensor, takes_odd: bool) -> torch.Tensor:
-        hidden = self.norm(self.first(inputs))
-        hidden = self.odd(hidden) if takes_odd else hidden
-        for block in (*self.blocks, self.frozen):
-            hidden = block(hidden)
-        return self.out((self.tied(hidden) * self.scale.sum(0)).float()).square().mean()
-
-
-def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
-    """The largest difference from gradients averaged one by one, after four steps of one and of two
-    backwards."""
-    start, found = Awkward().double(), {}
-    start.out.float()
-    for name in SYNCS:
-        models = {"ours": copy.deepcopy(start), "theirs": copy.deepcopy(start)}
-        syncs: dict[str, Any] = {
-            "ours": SYNCS[name](models["ours"]),
-            "theirs": new_grad_sync("none-safe", models["theirs"]),
-        }
-        new_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-        optimizers = {each: sync.optimizer(new_sgd) for each, sync in syncs.items()}
-        torch.manual_seed(rank)
-        for step in range(4):
-            inputs = [torch.randn(4, 5, dtype=torch.float64) for _ in range(1 + step % 2)]
-            takes = name == "zero-3" or rank % 2 == 0  # its ranks run the same layers
-            for each, model in models.items():
-                losses = [partial(model, batch, takes) for batch in inputs]
-                backward(optimizers[each], losses, syncs[each])
-                most = 0.05 if step else 1000.0  # which nothing is above
-                if clips and each == "ours":
-                    clip_grad_norm(syncs[each].flat_params, most)
-                elif clips:
-                    params = [
-                        param
-                        for group in optimizers[each].param_groups
-                        for param in group["params"]
-                    ]
-                    nn.utils.clip_grad_norm_(params, most)
-                optimizers[each].step()
-                syncs[each].after_step(last=step == 3)
-        pairs = zip(models["ours"].parameters(), models["theirs"].parameters(), strict=True)
-        found[name] = max((ours - theirs).abs().max().item() for ours, theirs in pairs)
-        models["ours"].eval()
-        assert models["ours"](inputs[0], takes).isfinite()
-    return found
-
-
-@pytest.mark.parametrize("clips", [pytest.param(False, marks=pytest.mark.stress), True])
-def test_awkward_models_are_trained_right(clips: bool, world: Worlds) -> None:
-    for found in world(3).run(train_awkward, clips):
-        assert max(found.values()) <= 1e-6, found  # a parameter is of float32
-
-
-def read_and_write_between_steps(rank: int, size: int) -> dict[str, float]:
-    """The largest difference from gradients averaged one by one, where parameters are read, copied
-    and loaded."""
-    start, found = Awkward().double(), {}
-    start.out.float()
-    for name in SYNCS:
-        ours, theirs = copy.deepcopy(start), copy.deepcopy(start)
-        pairs = [(ours, SYNCS[name](ours)), (theirs, new_grad_sync("none-safe", theirs))]
-        new_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-        optimizers = [sync.optimizer(new_sgd) for _, sync in pairs]
-        torch.manual_seed(rank)
-
-        def step(pairs: list[Any] = pairs, optimizers: list[Any] = optimizers) -> None:
-            batch = torch.randn(4, 5, dtype=torch.float64)
-            for (model, sync), optimizer in zip(pairs, optimizers, strict=True):
-                training_step(optimizer, [partial(model, batch, True)], sync)
-
-        def off(model: nn.Module, theirs: nn.Module = theirs) -> float:
-            own = model.state_dict()
-            return max(
-                (value - own[key]).abs().max().item() for key, value in theirs.state_dict().items()
-            )
-
-        step()
-        state = ours.state_dict()
-        before = copy.deepcopy(theirs.state_dict())
-        model = copy.deepcopy(ours)
-        differences = [
-            off(model),
-            off(ours),
-            (ours.tied.bias - theirs.tied.bias).abs().max().item(),
-        ]
-        kept = copy.deepcopy(state)
-        step()
-        assert all(value.isfinite().all() for value in state.values()), (
-            "it is there though its unit was freed"
-        )
-        differences.append(off(ours))
-        for each, values in ((ours, kept), (theirs, before)):
-            each.load_state_dict(values)
-        differences.append(off(ours))
-        for _ in range(2):
-            step()
-            differences.append(off(ours))
-        ours.blocks[0].load_state_dict(start.blocks[0].state_dict())  # a part of the model alone
-        theirs.blocks[0].load_state_dict(start.blocks[0].state_dict())
-        step()
-        found[name] = max(*differences, off(ours))
-    return found
-
-
-def test_parameters_can_be_read_copied_and_loaded_between_steps(world: Worlds) -> None:
-    """With zero-3 they are not there: reading gathers them, and what is loaded reaches their
-    owners."""
-    for found in world(3).run(read_and_write_between_steps):
-        assert max(found.values()) <= 1e-6, found
-
-
-def backward_twice(rank: int, size: int) -> dict[str, str]:
-    told = {}
-    for name in ("zero-1", "zero-2", "zero-3"):
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-        sync = SYNCS[name](model)
-        model(torch.ones(2, 3)).sum().backward()
-        if name == "zero-1":
-            sync.after_backward()
-            model(torch.ones(2, 3)).sum().backward()
-        again = sync.after_backward if name == "zero-1" else model(torch.ones(2, 3)).sum().backward
-        with pytest.raises(RuntimeError) as caught:
-            again()
-        told[name] = str(caught.value)
-    return told
-
-
-def test_a_second_backward_is_refused_in_one_line(world: Worlds) -> None:
-    for told in world(2).run(backward_twice):
-        assert {*told.values()} == {
-            "a second backward before zero_grad: put the first one under no_sync"
-        }
-
-
-def average_twice(rank: int, size: int) -> dict[str, float]:
-    """The largest difference from `none-safe`, by way, where two backwards are averaged before a
-    step."""
-    found = {}
-    for name in ("ddp", "zero-2", "zero-3"):
-        torch.manual_seed(3)
-        start, ends = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)).double(), []
-        for new_sync in (SYNCS[name], partial(new_grad_sync, "none-safe")):
-            model = copy.deepcopy(start)
-            sync = new_sync(model)
-            optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
-            for number in range(2):
-                model(
-                    torch.full((2, 3), rank + 2.0 * number, dtype=torch.float64)
-                ).square().sum().backward()
-                sync.after_backward()
-            optimizer.step()
-            sync.after_step(last=True)
-            ends.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
-        found[name] = (ends[0] - ends[1]).abs().max().item()
-    return found
-
-
-def test_gradients_that_are_averaged_twice_before_a_step_add_up(world: Worlds) -> None:
-    for found in world(2).run(average_twice):
-        assert max(found.values()) <= EXACT, found
-
-
-class Checkpointed(nn.Module):
-    """Layers whose forward is repeated in backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            hidden = checkpoint(layer, hidden, use_reentrant=False)
-        return hidden.sum()
-
-
-def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], list[bool]]:
-    """The collectives of a second backward; and whether no parameters are here after it, after the
-    step, and after one that a test follows."""
-    model = Checkpointed()
-    sync: Any = SYNCS["zero-3"](model)
-    optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
-    inputs = torch.ones(2, 3, requires_grad=True)
-    for _ in range(2):
-        traffic = Traffic()
-        with observing(traffic):
-            backward(optimizer, [lambda: model(inputs)], sync)
-        is_free = [all(flat.is_free for flat in sync.flat_params)]
-        optimizer.step()
-        for last in (False, True):
-            sync.after_step(last)
-            is_free.append(all(flat.is_free for flat in sync.flat_params))
-        sync.after_step(last=False)
-    return dict(traffic.calls), is_free
-
-
-def test_a_forward_that_is_repeated_fetches_its_own_layer_alone(world: Worlds) -> None:
-    for calls, is_free in world(2).run(repeat_forward):
-        assert is_free == [True, True, False]
-        # reduce-scatters, and all-gathers for forward and backward
-        assert sorted(calls.values()) == [3, 6]
-
-
-def pass_in_turn(rank: int, size: int) -> list[int]:
-    """The collectives of three passes over a model that is being tested."""
-    model, counts = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), []
-    SYNCS["zero-3"](model)
-    model.eval()
-    for _ in range(3):
-        traffic = Traffic()
-        with observing(traffic), torch.no_grad():
-            model(torch.ones(2, 3))
-        counts.append(traffic.calls.total())
-    return counts
-
-
-def test_a_test_gathers_parameters_once(world: Worlds) -> None:
-    assert world(2).run(pass_in_turn) == [[2, 0, 0]] * 2
-
-
-def losses(rank: int, size: int, way: str, folder: Path, steps: int, then: str) -> list[float]:
-    """Losses of whole batches of 12; then the ranks `save` what they are, or before they `load`
-    what others were."""
-    trainer: Any = Trainer(way, small(size), torch.float64)
-    coming = batches(12, 5, 5)
-    if then == "load":
-        snapshot.load(folder, trainer.sync, trainer.optimizer)
-        trainer.taken, coming = 3, coming[3:]
-    for step, batch in enumerate(coming[:steps], start=1):
-        trainer.step(batch, last=step == steps)
-    if then == "save":
-        snapshot.save(folder, trainer.sync, trainer.optimizer)
-    return trainer.mean_losses()
-
-
-@pytest.mark.parametrize("way", ["zero-3", pytest.param("zero-1", marks=pytest.mark.stress)])
-def test_a_snapshot_of_four_ranks_resumes_on_two(way: str, world: Worlds, tmp_path: Path) -> None:
-    through = world(2).run(losses, way, tmp_path, 5, "")[0]
-    before = world(4).run(losses, way, tmp_path, 3, "save")[0]
-    after = world(2).run(losses, way, tmp_path, 2, "load")[0]
-    assert [*before, *after] == pytest.approx(through, abs=EXACT)
-
-
-def keep_shares(rank: int, size: int, way: str, folder: Path, then: str) -> list[float]:
-    """The parameters of a model of five numbers that the ranks train a little and `save`, or that
-    they `load`."""
-    torch.manual_seed({"save": 1, "load": 2}[then])
-    model = nn.Sequential(nn.Linear(4, 1))
-    sync: Any = SYNCS[way](model)
-    optimizer = sync.optimizer(partial(torch.optim.Adam, lr=0.1))
-    if then == "save":
-        backward(optimizer, [lambda: model(torch.full((2, 4), rank + 1.0)).sum()], sync)
-        optimizer.step()
-        sync.after_step(last=True)
-        snapshot.save(folder, sync, optimizer)
-    else:
-        snapshot.load(folder, sync, optimizer)
-    return torch.cat([param.detach().flatten() for param in model.parameters()]).tolist()
-
-
-@pytest.mark.parametrize("way", ["zero-1", pytest.param("zero-3", marks=pytest.mark.stress)])
-def test_parameters_are_loaded_where_a_rank_has_none(
-    way: str, world: Worlds, tmp_path: Path
-) -> None:
-    """Four ranks share five numbers by twos: for the last there is nothing, and the one before has
-    one."""
-    saved = world(4).run(keep_shares, way, tmp_path, "save")[0]
-    assert world(3).run(keep_shares, way, tmp_path, "load") == [saved] * 3
-
-
-def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:
-    settings = small(size, width=60) if how == "mismatch" and rank == 1 else small(size)
-    trainer = Trainer("zero-3", settings)
-
-    def misbehave_in_forward(*_: object) -> None:
-        if rank == 1:
-            misbehave(how)
-
-    if how != "mismatch":
-        trainer.model[1].register_forward_hook(misbehave_in_forward)
-    trainer.step(batches(size, 1, 0)[0])
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("kill", r"^rank 1 of 2 was killed by SIGKILL"),
-        pytest.param("hang", "rank 1", marks=pytest.mark.stress),
-        ("mismatch", "all_gather"),
-    ],
-)
-def test_a_rank_that_fails_in_a_step_is_named(how: str, message: str, world: Worlds) -> None:
-    with pytest.raises(PlaygroundError, match=message) as caught:
-        world(2, timeout=3).run(go_wrong_in_a_step, how)
-    print(caught.value)
-
-
-CAP = ("zero", "--layers", 2, "--cap-mb")
-
-
-def test_under_a_cap_of_the_count_ddp_dies_in_one_line(run_cli: Run) -> None:
-    shown = run_cli(*CAP, 3.7, "--json")
-    assert (shown.code, shown.err) == (0, "")
-    died = {row["way"]: row["died"] for row in json.loads(shown.out)["ways"]}
-    assert died["ddp"].startswith("out of memory: ")
-    assert died["zero-2"] == died["zero-3"] == ""
-    alone = run_cli(*CAP, 3.7, "--way", "ddp")
-    assert (alone.code, alone.err.count("\n")) == (1, 1)
-    assert "ddp: out of memory: " in alone.err
-
-
-@pytest.mark.stress
-def test_under_a_cap_of_the_kernel_ddp_dies_in_one_line(run_cli: Run) -> None:
-    shown = run_cli(
-        "zero", "-n", 4, "--layers", 5, "--width", 516, "--cap-mb", 170, "--kernel", "--json"
-    )
-    assert (shown.code, shown.err) == (0, "")
-    died = {row["way"]: row["died"] for row in json.loads(shown.out)["ways"]}
-    assert died["ddp"].startswith("out of memory: can't allocate memory: you tried to allocate ")
-    assert died["zero-2"] == died["zero-3"] == ""
-
-
-def way_result(way: str, size: int) -> WayResult:
-    """As the closed forms have it, of a model of 80 bytes."""
-    held, sent = 80.0 * HELD[way][1](size), 80.0 * times_sent(size, *SENT[way])
-    return WayResult(
-        way=way, difference=1e-15, seconds=0.0, losses=[], first_loss=0.0, last_loss=0.0,
-        parameters=0.0, gradients=0.0, optimizer=0.0, held=held, peak=held, sent=sent,
-        expected_held=held, expected_sent=sent, model_bytes=80.0, unit_bytes=80.0,
-        kept=0.0, expected_kept=0.0,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("ways", "size", "said"),
-    [
-        (["ddp", "zero-3", "zero-1"], 2, "zero-3 on 2 ranks holds 0.50 {}, sends 1.50"),
-        (["zero-1"], 4, "zero-1 on 4 ranks holds 0.62 {}, sends 1.00"),
-        (["zero-3"], 1, "zero-3 on 1 rank holds 1.00 {}, sends 1.00"),
-    ],
-)  # fmt: skip
-def test_the_conclusion_is_that_of_the_way_that_shards_most(
-    ways: list[str], size: int, said: str
-) -> None:
-    text = conclude([way_result(way, size) for way in ways], size)
-    assert text.startswith(said.format("times the bytes of ddp"))
+def test_zero_is_one_training_and_each_stage_shards_one_more(size: int, world: Worlds) -> None:
+    shards = {"data_parallel": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
+    block = 111_840 / 235_440  # the largest layer, in parameters
+    for found in world(size, timeout=300).run(train_by_every_method):
+        assert {*found} == {*shards}
+        for name, (off, held, (gradients, parameters)) in found.items():
+            assert off <= EXACT, name
+            form = [
+                copies / (size if shards[name] >= first else 1)
+                for copies, first in ((1, 3), (1, 2), (2, 1))
+            ]
+            assert held == pytest.approx(form, rel=1e-3), name
+            if name in ("zero2", "zero3"):  # it reduces and frees in backward, not after it
+                assert gradients == pytest.approx(block)
+            if name == "zero3":  # only the layer that runs is there
+                assert parameters == pytest.approx(block)
+
+
+def test_the_bytes_are_to_the_letter_those_of_its_docstring(run_cli: Run) -> None:
+    ran = run_cli("zero", "--steps", 2)
+    assert (ran.code, ran.err) == (0, "")
+    rows = [line.split()[:-1] for line in ran.out.splitlines()[1:]]
+    example = [line.split()[:-1] for line in str(zero.__doc__).splitlines() if "e-14" in line]
+    assert len(example) == 3
+    assert [row for row in example if row not in rows] == []
+
+
+def test_ranks_that_cannot_have_equal_shards_are_refused_in_one_line(run_cli: Run) -> None:
+    ran = run_cli("zero", "-n", 5)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert "shards must be equal: choose a number of ranks that divides 48" in ran.err
+
+
+def test_mnist_as_it_is_given(digits_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network of the tutorial, and its accuracy: a fraction, without dropout."""
+    monkeypatch.setattr(mnist, "FOLDER", digits_folder.parents[1])
+    test_set = mnist.load_mnist(train=False)
+    images, labels = test_set.tensors
+    assert images.shape == (len(labels), 1, 28, 28)
+    net = mnist.Net()
+    assert sum(param.numel() for param in net.parameters()) == 21_840
+    net.fc2.bias.data[labels[0]] += 1e6  # it says the same of every image
+    fraction = (labels == labels[0]).float().mean().item()
+    assert mnist.accuracy(net, test_set) == pytest.approx(fraction)
+    assert net.training

@@ -15,12 +15,11 @@ import pytest
 from browser import MISSING, Browser
 
 from playground.lessons.pipeline import lesson
-from playground.lessons.zero.results import closed_forms
 from playground.site.build import HERE
 from playground.site.calculators import CALCULATORS, FILES, place_calculators
 from playground.site.chapters import CHAPTERS
 from playground.trace.play import read_style
-from playground.training.formulas import MIXED, STAGES, state_bytes
+from playground.training.formulas import MIXED, STAGES, bytes_sent, state_bytes, times_held
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "zero": {
@@ -129,9 +128,8 @@ def test_zero_s_memory_is_what_the_lessons_say() -> None:
         chosen = {"parameters": 1e9, "ranks": ranks, "optimizer": "Adam"}
         found = compute({**chosen, "precision": "float32"})
         for way, (*_, held, sent) in found.items():
-            forms = closed_forms(way, 4e9, ranks)
-            assert held[0] == pytest.approx(forms["held"])
-            assert sent[0] == pytest.approx(forms["sent"])
+            assert held[0] == pytest.approx(4e9 * times_held(way, ranks))
+            assert sent[0] == pytest.approx(bytes_sent(way, 4e9, ranks))
         found = compute({**chosen, "precision": "mixed precision"})
         for way, stage in zip(found, STAGES, strict=True):
             assert found[way][3][0] == pytest.approx(1e9 * state_bytes(MIXED, stage, ranks))

@@ -13,7 +13,6 @@ LESSONS = Path(playground.__file__).parent / "lessons"
 BOARDS = [Path(lesson.path).name for lesson in PATH]
 """Their folders, in the order of the path."""
 LONGEST = {
-    "p2p": 170,
     "collectives": 200,
     "all_reduce": 200,
     "data_parallel": 170,
@@ -27,7 +26,6 @@ LONGEST = {
     "parameter_server": 205,
     "pipeline": 215,
     "memory": 230,
-    "zero": 326,
     "tensor": 360,
     "context": 285,
     "experts": 285,

@@ -39,7 +39,7 @@ COMMANDS = {
     "rpc": "rpc",
     "parameter-server": "parameter-server --steps 4 --dataset digits",
     "pipeline": "pipeline --schedule gpipe --steps 1 --dataset digits",
-    "zero": "zero --way zero-3 --steps 2",
+    "zero": "zero -n 2 --steps 2",
     "tensor": "tensor --way tensor --steps 2",
     "context": "context --steps 2",
     "experts": "experts --way free --steps 2",
@@ -127,9 +127,9 @@ class Run:
 
     def find(self, target: str) -> list[int]:
         """The processes that are meant; ranks in their order."""
-        servers = [
-            pid for pid in children(self.process.pid) if b"fork_server" in read(pid, "cmdline")
-        ]
+        forks = [pid for pid in self.members() if b"fork_server" in read(pid, "cmdline")]
+        ranks = {rank for pid in forks for rank in children(pid)}
+        servers = [pid for pid in forks if pid not in ranks]
         if target == RANK:
             return [
                 rank

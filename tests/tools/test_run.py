@@ -12,12 +12,10 @@ import sys
 import textwrap
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fixtures import Fork, Run, Start
+from fixtures import Fork, Ran, Run, Save, Start
 from processes import ENOUGH, by_hand, free_port, session_ends, session_members
 from programs import ForkedProgram, Outcome
 
@@ -32,35 +30,6 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 """
 GONE = 2.0
 """Seconds after which no process is left of a run whose launcher was ended."""
-Ran = Callable[..., Outcome]
-Save = Callable[..., str]
-
-
-@pytest.fixture
-def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Save:
-    """`save(text, name)`: a script of this text in the working folder, which is a new one."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(text: str, name: str = "train.py") -> str:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(textwrap.dedent(text))
-        return name
-
-    return write
-
-
-@pytest.fixture
-def run_it(fork_program: Fork) -> Ran:
-    """`run_it(words…)`: how `playground run words…` ends. Two ranks, unless -n says otherwise."""
-
-    def run(*words: Any, **environ: str) -> Outcome:
-        size = () if "-n" in words else ("-n", 2)
-        program = fork_program("playground", "run", *size, *words, **environ)
-        out, err = program.communicate(timeout=ENOUGH)
-        assert session_ends(program.pid)
-        return Outcome(program.returncode, out, err)
-
-    return run
 
 
 # --- what it finds ---

@@ -16,7 +16,7 @@ from playground.exercises.exercise import count
 from playground.exercises.ladder.judges import Shapes, average_gradients, give_gradients
 from playground.exercises.layouts import choose
 from playground.lessons.mesh.costs import Training, hosts_of_eight
-from playground.lessons.zero.lesson import METHODS, train
+from playground.training.sharding import METHODS, train
 
 EQUAL: Shapes = ((4,),) * 4
 OUT, EACH = 2, 3

@@ -1,30 +1,31 @@
-"""Point to point: one rank sends a tensor, another receives it.
+"""Point to point: one rank sends a tensor, and another rank receives it.
 
-    torchrun --nproc-per-node 2 lesson.py
-    python -m playground p2p
+Each function below sends in a different way. It returns the tensor that this rank has afterwards.
+Its table shows the tensor on each of three ranks, before and after.
 
-prints, among others,
+    python -m playground p2p -n 3
+    torchrun --nproc-per-node 3 lesson.py
 
-    Rank 0 has data 1.0
-    Rank 1 has data 1.0
+    Rank 0 has data 1.0 after blocking, expected 1.0
+    Rank 1 has data 1.0 after blocking, expected 1.0
+    Rank 2 has data 0.0 after blocking, expected 0.0
+    …
+    Rank 0: largest difference from the expected data 0.0
 
-`send` and `recv` block; `isend` and `irecv` return a request at once. Between the call and
-`request.wait()` the tensor that is being sent must not be written, and the one that is being
-received must not be read. The tables show the run with as many ranks as they have rows. Source:
-https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication
+Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication
 """
-
-from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 
-PARCEL, LETTER = 1, 2  # tags: a receive takes only messages that carry the tag it names
+PARCEL = 1  # a tag: a receive with a tag takes only a message with the same tag
+LETTER = 2  # another tag
 
 
-def blocking(rank: int, size: int) -> dict[str, float]:
-    """Rank 0 adds one and sends; rank 1, which has allocated the memory, receives. Any other rank
-    has no part in it.
+def blocking(rank, size):
+    """Rank 0 adds 1 to its tensor and sends it to rank 1. Other ranks do nothing.
+
+    send returns when the tensor may be changed again. recv returns when the tensor is filled.
 
     | rank | before | after |
     |------|--------|-------|
@@ -33,143 +34,75 @@ def blocking(rank: int, size: int) -> dict[str, float]:
     | 2    | 0.0    | 0.0   |
     """
     tensor = torch.zeros(1)
-    before = tensor.item()
     if rank == 0:
         tensor += 1
         dist.send(tensor, dst=1)
     elif rank == 1:
         dist.recv(tensor, src=0)
-    return {"before": before, "after": tensor.item()}
+    return tensor
 
 
-def two_tensors(rank: int, size: int) -> dict[str, int]:
-    """Rank 0 adds two and sends; rank 1 receives into a second tensor, and its own stays as it was.
+def immediate(rank, size):
+    """The same with isend and irecv, which return a request at once, before the data has moved.
 
-    | rank | tensor | received |
-    |------|--------|----------|
-    | 0    | 2      | 0        |
-    | 1    | 0      | 2        |
-    | 2    | 0      | 0        |
-    """
-    tensor = torch.zeros(1, dtype=torch.int64)
-    received = torch.zeros_like(tensor)
-    if rank == 0:
-        tensor += 2
-        dist.send(tensor, dst=1)
-    elif rank == 1:
-        dist.recv(received, src=0)
-    return {"tensor": int(tensor), "received": int(received)}
-
-
-def immediate(rank: int, size: int) -> dict[str, object]:
-    """`blocking` with requests: both calls return at once, and only `wait()` makes the data safe to
-    touch.
-
-    | rank | before | started     | after |
-    |------|--------|-------------|-------|
-    | 0    | 0.0    | 'sending'   | 1.0   |
-    | 1    | 0.0    | 'receiving' | 1.0   |
-    | 2    | 0.0    | 'nothing'   | 0.0   |
-    """
-    tensor = torch.zeros(1)
-    before = tensor.item()
-    started = "nothing"
-    request = None
-    if rank == 0:
-        tensor += 1
-        request = dist.isend(tensor, dst=1)
-        started = "sending"
-    elif rank == 1:
-        request = dist.irecv(tensor, src=0)
-        started = "receiving"
-    if request:
-        request.wait()
-    return {"before": before, "started": started, "after": tensor.item()}
-
-
-def any_source(rank: int, size: int) -> dict[str, float]:
-    """Receive from whoever sends: leave `src` out, and `recv` returns who it was.
-
-    Each rank sends its number to the right neighbour, twice. The first is awaited from before
-    anything is sent: a backend that cannot receive from anyone says so there, and no message is
-    left behind.
-
-    | rank | before | first | second | sender |
-    |------|--------|-------|--------|--------|
-    | 0    | 0.0    | 2.0   | 2.0    | 2      |
-    | 1    | 1.0    | 0.0   | 0.0    | 0      |
-    | 2    | 2.0    | 1.0   | 1.0    | 1      |
-    """
-    number = torch.full((1,), float(rank))
-    first, second = torch.zeros_like(number), torch.zeros_like(number)
-    awaited = dist.irecv(first)
-    right = (rank + 1) % size
-    sent = [dist.isend(number, right), dist.isend(number, right)]
-    awaited.wait()
-    sender = dist.recv(second)
-    for request in sent:
-        request.wait()
-    return {
-        "before": number.item(),
-        "first": first.item(),
-        "second": second.item(),
-        "sender": sender,
-    }
-
-
-def tags(rank: int, size: int) -> dict[str, float]:
-    """Messages may overtake each other if their tags differ.
-
-    Each rank sends its number to the right neighbour, in a parcel and, tenfold, in a letter. The
-    letter is awaited first although the parcel was sent first.
-
-    | rank | before | parcel | letter |
-    |------|--------|--------|--------|
-    | 0    | 0.0    | 2.0    | 20.0   |
-    | 1    | 1.0    | 0.0    | 0.0    |
-    | 2    | 2.0    | 1.0    | 10.0   |
-    """
-    number = torch.full((1,), float(rank))
-    parcel, letter = torch.zeros_like(number), torch.zeros_like(number)
-    awaited = dist.irecv(letter, tag=LETTER)
-    right = (rank + 1) % size
-    sent = [
-        dist.isend(number, right, tag=PARCEL),
-        dist.isend(10 * number, right, tag=LETTER),
-    ]
-    awaited.wait()
-    dist.recv(parcel, tag=PARCEL)
-    for request in sent:
-        request.wait()
-    return {"before": number.item(), "parcel": parcel.item(), "letter": letter.item()}
-
-
-def exchange(rank: int, size: int) -> dict[str, float]:
-    """Two ranks swap values. Were both to `send` first, each could wait forever for the other's
-    `recv`.
-
-    A batch hands over sends and receives together, so that their order does not matter, on any
-    backend. Ranks pair up as 0-1, 2-3, …; with an odd number of ranks the last one stays alone.
+    The rank may compute before it calls wait(). It may use the tensor only after wait().
 
     | rank | before | after |
     |------|--------|-------|
     | 0    | 0.0    | 1.0   |
-    | 1    | 1.0    | 0.0   |
-    | 2    | 2.0    | 2.0   |
+    | 1    | 0.0    | 1.0   |
+    | 2    | 0.0    | 0.0   |
     """
-    mine = torch.full((1,), float(rank))
-    theirs = mine.clone()
-    partner = rank ^ 1
-    if partner < size:
-        batch = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
-        for request in dist.batch_isend_irecv(batch):
-            request.wait()
-    return {"before": mine.item(), "after": theirs.item()}
+    tensor = torch.zeros(1)
+    if rank == 0:
+        tensor += 1
+        request = dist.isend(tensor, dst=1)
+        request.wait()
+    elif rank == 1:
+        request = dist.irecv(tensor, src=0)
+        request.wait()
+    return tensor
 
 
-def ring(rank: int, size: int) -> dict[str, float]:
-    """A token goes round: each rank adds one and passes it on, so it comes home to rank 0 with the
-    world size.
+def exchange(rank, size):
+    """Every rank sends its number to the right, and receives its left neighbour's number.
+
+    With send instead of isend, every rank could wait for its receiver, and no rank would receive.
+
+    | rank | before | after |
+    |------|--------|-------|
+    | 0    | 10.0   | 12.0  |
+    | 1    | 11.0   | 10.0  |
+    | 2    | 12.0   | 11.0  |
+    """
+    number, received = torch.tensor([10.0 + rank]), torch.zeros(1)
+    left, right = (rank - 1) % size, (rank + 1) % size
+    sending = dist.isend(number, dst=right)
+    receiving = dist.irecv(received, src=left)
+    sending.wait()
+    receiving.wait()
+    return received
+
+
+def batch(rank, size):
+    """exchange in one call. The order within a batch does not matter, on any backend.
+
+    | rank | before | after |
+    |------|--------|-------|
+    | 0    | 10.0   | 12.0  |
+    | 1    | 11.0   | 10.0  |
+    | 2    | 12.0   | 11.0  |
+    """
+    number, received = torch.tensor([10.0 + rank]), torch.zeros(1)
+    left, right = (rank - 1) % size, (rank + 1) % size
+    operations = [dist.P2POp(dist.isend, number, right), dist.P2POp(dist.irecv, received, left)]
+    for request in dist.batch_isend_irecv(operations):
+        request.wait()
+    return received
+
+
+def ring(rank, size):
+    """A token visits all ranks, and each adds 1 to it. It comes back to rank 0 as the world size.
 
     | rank | before | after |
     |------|--------|-------|
@@ -178,25 +111,89 @@ def ring(rank: int, size: int) -> dict[str, float]:
     | 2    | 0.0    | 3.0   |
     """
     token = torch.zeros(1)
-    before = token.item()
     left, right = (rank - 1) % size, (rank + 1) % size
-    if rank == 0:
-        dist.send(token + 1, right)
-        dist.recv(token, left)
-    else:
-        dist.recv(token, left)
+    if rank == 0:  # one rank sends first: if all received first, no rank would ever send
         token += 1
-        dist.send(token, right)
-    return {"before": before, "after": token.item()}
+        dist.send(token, dst=right)
+        dist.recv(token, src=left)
+    else:
+        dist.recv(token, src=left)
+        token += 1
+        dist.send(token, dst=right)
+    return token
 
 
-def print_steps(rank: int, world_size: int) -> None:
-    """Run every step, and print what it leaves on this rank."""
-    for step in (blocking, two_tensors, immediate, any_source, tags, exchange, ring):
-        print(f"Rank {rank}, {step.__name__}: {step(rank, world_size)}")
+def any_source(rank, size):
+    """Rank 0 answers every other rank, whichever comes first, with twice its number.
+
+    Without src, recv takes a message from any rank, and returns the rank of the sender.
+
+    | rank | before | after |
+    |------|--------|-------|
+    | 0    | 10.0   | 10.0  |
+    | 1    | 11.0   | 22.0  |
+    | 2    | 12.0   | 24.0  |
+    """
+    number, received = torch.tensor([10.0 + rank]), torch.zeros(1)
+    if rank == 0:
+        for _ in range(size - 1):
+            sender = dist.recv(received)
+            dist.send(2 * received, dst=sender)
+    else:
+        dist.send(number, dst=0)
+        dist.recv(number, src=0)
+    return number
+
+
+def tags(rank, size):
+    """Rank 0 sends a parcel, 1, and then a letter, 5. Rank 1 receives the letter first.
+
+    It returns first - second, which is 4. Without tags, messages keep their order, and it is -4.
+
+    | rank | before | after |
+    |------|--------|-------|
+    | 0    | 0.0    | 0.0   |
+    | 1    | 0.0    | 4.0   |
+    | 2    | 0.0    | 0.0   |
+    """
+    first, second = torch.zeros(1), torch.zeros(1)
+    if rank == 0:
+        sending_parcel = dist.isend(torch.tensor([1.0]), dst=1, tag=PARCEL)
+        sending_letter = dist.isend(torch.tensor([5.0]), dst=1, tag=LETTER)
+        sending_parcel.wait()
+        sending_letter.wait()
+    elif rank == 1:
+        dist.recv(first, src=0, tag=LETTER)
+        dist.recv(second, src=0, tag=PARCEL)
+    return first - second
+
+
+ONLY_ON_GLOO = exchange, any_source, tags  # nccl may hang, raises an error, and ignores tags
+
+
+def run(rank, size):
+    assert size > 1, "a message needs two ranks: start 2 or more"
+    left = (rank - 1) % size
+    difference = 0.0
+    for function, expected in (
+        (blocking, 1.0 if rank < 2 else 0.0),
+        (immediate, 1.0 if rank < 2 else 0.0),
+        (exchange, 10.0 + left),
+        (batch, 10.0 + left),
+        (ring, size if rank == 0 else rank + 1.0),
+        (any_source, 10.0 if rank == 0 else 2 * (10.0 + rank)),
+        (tags, 4.0 if rank == 1 else 0.0),
+    ):
+        if dist.get_backend() == "nccl" and function in ONLY_ON_GLOO:
+            continue
+        data = function(rank, size).item()
+        difference = max(difference, abs(data - expected))
+        name = function.__name__
+        print(f"Rank {rank} has data {data:.1f} after {name}, expected {expected:.1f}")
+    print(f"Rank {rank}: largest difference from the expected data {difference}")
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    print_steps(dist.get_rank(), dist.get_world_size())
+    dist.init_process_group()
+    run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

@@ -1,326 +1,226 @@
-"""From DDP to FSDP in three steps: what a rank need not hold, and what is sent instead.
+"""ZeRO, from data parallelism to FSDP: each of N ranks keeps 1/N of the training state.
 
+An all_reduce is a reduce_scatter followed by an all_gather. If the optimizer steps between the two,
+a rank needs only 1/N of the optimizer's state (zero1) and of the gradients (zero2). If a layer's
+parameters are gathered when the layer runs, a rank keeps only 1/N of them, too (zero3).
+
+    python -m playground zero -n 4
     torchrun --nproc-per-node 4 lesson.py
-    python -m playground zero -n 4 --layers 6
 
-An all-reduce is a reduce-scatter and an all-gather. With the optimizer's step between these two, a
-rank steps for its shard of the parameters alone. Then it needs only its shard of the optimizer's
-state (zero-1), of the gradients (zero-2) and, except for the layer at work, of the parameters
-(zero-3, which is FSDP). All train to the same numbers.
-Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al., FSDP, 2023, arXiv 2304.11277
+    KiB             parameters   gradients   optimizer   largest difference
+    data_parallel         1839        1839        3679                0e+00
+    zero1                 1839        1839         920                4e-14
+    zero2                 1839         460         920                3e-14
+    zero3                  460         460         920                3e-14
+    fsdp                   460         460         920                0e+00
+
+A row shows what rank 0 holds when backward ends. Each stage of ZeRO divides one more number by N.
+The largest difference of a parameter from data_parallel is rounding: sums in a different order.
+Sources: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, and Zhao et al., PyTorch FSDP,
+VLDB 2023, arXiv 2304.11277.
 """
-
-from __future__ import annotations
-
-import copy
-from collections import Counter
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import parameters_to_vector
 
-from playground.lessons.ladder.lesson import buckets, trainable_parameters, views_of
+from playground.lessons.gpt import GPT, V, make_batch, next_token_loss
 
-
-class FlatParameter:
-    """Parameters of one dtype in one tensor, `data`, padded with zeros to a multiple of `shards`.
-
-    The optimizer steps for this rank's `shard`: it must compute element by element, as Adam does.
-    """
-
-    def __init__(self, params: Sequence[nn.Parameter], shards: int, new: Any = torch.zeros) -> None:
-        self.params = params
-        self.shards = shards
-        self.numel = sum(param.numel() for param in params)
-        padded = -(-self.numel // shards) * shards
-        self.data = new(padded, dtype=params[0].dtype, device=params[0].device)
-        for param, view in views_of(self.data[: self.numel], params).items():
-            view.copy_(param.detach())
-            param.data = view
-        self.shard = nn.Parameter(self.shard_of(self.data))
-        self.reduce_dtype = self.data.dtype
-        self.gathering: Any = None  # the all-gather that is under way
-        self.expect_grad()
-
-    def shard_of(self, flat: torch.Tensor) -> torch.Tensor:
-        return flat.chunk(self.shards)[dist.get_rank() % self.shards]
-
-    def compute_in(self, dtype: torch.dtype, reduce_dtype: torch.dtype) -> None:
-        """Gather parameters in one dtype, reduce gradients in the other. The shard keeps its own:
-        it is the master that the optimizer steps for."""
-        self.data = self.data.to(dtype)
-        self.reduce_dtype = reduce_dtype
-        for param, view in views_of(self.data[: self.numel], self.params).items():
-            param.data = view
-
-    def expect_grad(self) -> None:
-        """Free the gradient, and expect that of the next backward."""
-        self.grad: Any = None
-        self.views: dict[torch.Tensor, torch.Tensor] = {}
-        self.missing: set[torch.Tensor] = set(self.params)  # those whose gradients are not complete
-
-    def flatten_grad(self) -> torch.Tensor:
-        """Leave in `grad` this rank's part of the mean gradient: zero where backward left None."""
-        if self.grad is None:
-            self.grad = torch.empty_like(self.data, dtype=self.reduce_dtype)
-            self.grad[self.numel :].zero_()
-            self.views = views_of(self.grad[: self.numel], self.params)
-        for param, view in self.views.items():
-            if param.grad is None:
-                view.zero_()
-            else:
-                torch.mul(param.grad.to(view.dtype), 1 / dist.get_world_size(), out=view)
-            param.grad = view if view.dtype == param.dtype else None
-        return self.grad
-
-    def gather(self) -> None:
-        """Start to gather the shards of all ranks into `data`."""
-        if self.is_free:
-            self.data.untyped_storage().resize_(self.data.nbytes)
-        shard = self.shard.detach().to(self.data.dtype)
-        self.gathering = dist.all_gather_into_tensor(self.data, shard, async_op=True)
-
-    def wait(self) -> None:
-        if self.gathering:
-            self.gathering.wait()
-            self.gathering = None
-
-    def free(self) -> None:
-        """Free the parameters' memory. What autograd has saved of them is a view of it, too."""
-        self.wait()
-        self.data.untyped_storage().resize_(0)
-
-    @property
-    def is_free(self) -> bool:
-        return not self.data.untyped_storage().nbytes()
+STEPS = 10
+BATCH_SIZE = 8  # sequences of each rank
+LR = 1e-3
 
 
-class Replicated:
-    """DDP: every rank holds everything. All-reduce the gradients, step for all parameters."""
-
-    def __init__(self, model: nn.Module, all_reduce: Any = dist.all_reduce) -> None:
-        self.model = model
-        self.all_reduce = all_reduce
-        self.flat_params = [self.flatten(params) for _, params in self.units()]
-
-    def units(self) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-        return [(self.model, params) for params in buckets(trainable_parameters(self.model))]
-
-    def flatten(self, params: Sequence[nn.Parameter]) -> FlatParameter:
-        return FlatParameter(params, shards=1)
-
-    def shards(self) -> list[nn.Parameter]:
-        return [flat.shard for flat in self.flat_params]
-
-    def zero_grad(self) -> None:
-        for flat in self.flat_params:
-            flat.shard.grad = None
-            for param in flat.params:
-                param.grad = flat.views.get(param)  # if there is one, backward adds to it
-            if flat.grad is not None:
-                flat.grad.zero_()
-
-    def after_backward(self) -> None:
-        for flat in self.flat_params:
-            flat.shard.grad = flat.flatten_grad()
-            self.all_reduce(flat.shard.grad)
-
-    def after_step(self, last: bool = False) -> None:
-        """After the optimizer's step. The `last` one leaves all parameters on every rank."""
-
-
-class Zero1(Replicated):
-    """Shard the optimizer's state: reduce-scatter the gradients, step for a shard, all-gather."""
-
-    def flatten(self, params: Sequence[nn.Parameter]) -> FlatParameter:
-        return FlatParameter(params, shards=dist.get_world_size())
-
-    def after_backward(self) -> None:
-        for flat in self.flat_params:
-            grad = flat.flatten_grad()
-            flat.shard.grad = flat.shard_of(grad)
-            dist.reduce_scatter_tensor(flat.shard.grad, grad)
-
-    def after_step(self, last: bool = False) -> None:
-        for flat in self.flat_params:
-            flat.gather()
-        for flat in self.flat_params:
-            flat.wait()
-
-
-class Zero2(Zero1):
-    """Shard the gradients too: during backward, reduce a unit's to their owners and free them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        owned = Counter(param for flat in self.flat_params for param in flat.params)
-        if owned != Counter(trainable_parameters(model)):
-            raise ValueError("each parameter must belong to exactly one child of the model")
-        self.waiting = self.flat_params[::-1]  # backward comes to the last units first
-        self.reducing: Any = None  # the reduce-scatter that is under way
-        for flat in self.flat_params:
-            for param in flat.params:
-                param.register_post_accumulate_grad_hook(partial(self.collect, flat))
-
-    def units(self) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-        """The model's children. Each parameter must belong to exactly one of them."""
-        trained = [(child, trainable_parameters(child)) for child in self.model.children()]
-        return [(child, params) for child, own in trained for params in buckets(own)]
-
-    def collect(self, flat: FlatParameter, param: torch.Tensor) -> None:
-        """Called by backward when `param.grad` is complete."""
-        flat.missing.discard(param)
-        while self.waiting and not self.waiting[0].missing:  # in one order on all ranks
-            self.reduce(self.waiting.pop(0))
-
-    def reduce(self, flat: FlatParameter) -> None:
-        """Start the reduce-scatter of a gradient, when the one before is done and freed."""
-        self.finish()
-        grad = flat.flatten_grad()
-        for param in flat.params:
-            param.grad = None
-        shard = grad.new_empty(flat.shard.shape)
-        self.reducing = flat, shard, dist.reduce_scatter_tensor(shard, grad, async_op=True)
-
-    def finish(self) -> None:
-        if self.reducing:
-            flat, shard, work = self.reducing
-            work.wait()
-            shard = shard.to(flat.shard.dtype)
-            flat.shard.grad = shard if flat.shard.grad is None else flat.shard.grad + shard
-            flat.expect_grad()
-            self.reducing = None
-
-    def after_backward(self) -> None:
-        for flat in self.waiting:  # units that backward did not reach on this rank
-            self.reduce(flat)
-        self.finish()
-        self.waiting = self.flat_params[::-1]
-
-
-class Zero3(Zero2):
-    """Shard the parameters too: gather a unit's for its forward and its backward, then free them.
-
-    The next unit's are on their way meanwhile. All ranks must run the same units in the same order.
-    With a `param_dtype`, units compute in it and get their inputs in it; shards, their gradients
-    and the optimizer's state stay as they are. Gradients are reduced in `reduce_dtype`.
-    """
-
-    def __init__(self, model: nn.Module, param_dtype: Any = None, reduce_dtype: Any = None) -> None:
-        super().__init__(model)
-        self.param_dtype = param_dtype
-        for index, (module, _) in enumerate(self.units()):
-            module.register_forward_pre_hook(partial(self.before_forward, index))
-            module.register_forward_hook(lambda *_, i=index: self.free(i))
-            module.register_full_backward_pre_hook(lambda *_, i=index: self.gather(i, i - 1))
-        for flat in self.flat_params:
-            flat.shard = nn.Parameter(flat.shard.detach().clone())  # it was a view of `data`
-            dtype = param_dtype or flat.data.dtype
-            flat.compute_in(dtype, reduce_dtype or dtype)
-            flat.free()
-
-    def before_forward(self, index: int, _: nn.Module, inputs: Any) -> Any:
-        self.gather(index, index + 1)
-        return tree_map(self.cast, inputs) if self.param_dtype else None
-
-    def cast(self, value: Any) -> Any:
-        is_cast = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(self.param_dtype) if is_cast else value
-
-    def gather(self, index: int, following: int) -> None:
-        """Gather a unit's parameters, and start to gather those of the following unit."""
-        for each in (index, following):
-            if 0 <= each < len(self.flat_params) and self.flat_params[each].is_free:
-                self.flat_params[each].gather()
-        self.flat_params[index].wait()
-
-    def free(self, index: int) -> None:
-        self.flat_params[index].free()
-
-    def reduce(self, flat: FlatParameter) -> None:
-        flat.free()
-        super().reduce(flat)
-
-    def after_step(self, last: bool = False) -> None:
-        for flat in self.flat_params:
-            flat.free()  # what was gathered is of before the step
-        if last:
-            super().after_step()
-
-
-METHODS = {"ddp": Replicated, "zero-1": Zero1, "zero-2": Zero2, "zero-3": Zero3}
-
-
-class BytesSent(TorchDispatchMode):
-    """Counts what a rank sends, as in a ring: (N - 1) / N of a tensor, twice to all-reduce it."""
-
-    sent = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
-            sizes = [leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-            times = 2 if "allreduce" in func.name() else 1
-            self.sent += times * (1 - 1 / dist.get_world_size()) * max(sizes, default=0)
-        return func(*args, **(kwargs or {}))
-
-
-def bytes_held(method: Replicated, optimizer: torch.optim.Optimizer) -> list[int]:
-    """Bytes of parameters, gradients and optimizer's state. Memory that is shared counts once."""
-    params = [*method.model.parameters(), *method.shards()]
-    grads = [param.grad for param in params if param.grad is not None]
-    state = [each[name] for each in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    storages = [{each.untyped_storage() for each in kind} for kind in (params, grads, state)]
-    return [sum(storage.nbytes() for storage in kind) for kind in storages]
-
-
-def train(method: Replicated, batches: torch.Tensor) -> list[float]:
-    """Take a step of Adam for each batch. Returns the bytes held and sent in the first."""
-    optimizer = torch.optim.Adam(method.shards())
-    figures = []
-    for index, batch in enumerate(batches, start=1):
-        with BytesSent() as counter:
-            method.zero_grad()
-            method.model(batch).square().mean().backward()
-            method.after_backward()
-            optimizer.step()
-            held = bytes_held(method, optimizer)
-            method.after_step(last=index == len(batches))
-        figures.append([*held, counter.sent])
-    return figures[0]
-
-
-def compare(rank: int, size: int) -> None:
-    """Train a model in one process, and copies of it by each method; print KiB and differences."""
-    torch.manual_seed(1234)
-    start = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4))).double()
-    batches = torch.randn(5, 8 * size, 64, dtype=torch.float64)
-    alone = copy.deepcopy(start)
-    optimizer = torch.optim.Adam(alone.parameters())
+def data_parallel(model, batches):
+    """The baseline: every rank holds everything."""
+    optimizer = torch.optim.Adam(model.parameters(), LR)
     for batch in batches:
         optimizer.zero_grad()
-        alone(batch).square().mean().backward()
+        next_token_loss(model, batch).backward()
+        held = bytes_held(model, optimizer)
+        for param in model.parameters():
+            dist.all_reduce(param.grad)
+            param.grad /= dist.get_world_size()
         optimizer.step()
+    return held
+
+
+class FlatParams:
+    """A module's parameters in one flat tensor, and this rank's shard: 1/N of it.
+
+    The module's parameters and the shard are views: they share the flat tensor's memory.
+    """
+
+    def __init__(self, module):
+        self.params = list(module.parameters())
+        self.full = parameters_to_vector(self.params).detach()
+        self.shard = nn.Parameter(self.full.chunk(dist.get_world_size())[dist.get_rank()])
+        views = self.full.split([param.numel() for param in self.params])
+        for param, view in zip(self.params, views, strict=True):
+            param.data = view.view_as(param)  # a step of the shard, or a gather, changes the model
+
+    def reduce_gradients(self):
+        """Average the gradients over all ranks. This rank gets the average for its shard only."""
+        grads = parameters_to_vector([param.grad for param in self.params])
+        grads /= dist.get_world_size()
+        self.shard.grad = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(self.shard.grad, grads)
+        for param in self.params:
+            param.grad = None
+
+    def gather(self):
+        """Fill the flat tensor with the shards of all ranks."""
+        dist.all_gather_into_tensor(self.full, self.shard.detach())
+
+
+def zero1(model, batches):
+    """Shard the optimizer's state: reduce_scatter, step, all_gather."""
+    flat = FlatParams(model)
+    optimizer = torch.optim.Adam([flat.shard], LR)
+    for batch in batches:
+        optimizer.zero_grad()
+        next_token_loss(model, batch).backward()
+        held = bytes_held(model, optimizer)
+        flat.reduce_gradients()
+        optimizer.step()
+        flat.gather()
+    return held
+
+
+def layers_of(model):
+    """The parts of the model: zero2 reduces, and zero3 gathers, one of them at a time."""
+    embeddings = [model.token_embedding, model.position_embedding]
+    return [*embeddings, *model.blocks, model.final_norm, model.lm_head]
+
+
+class ReduceInBackward:
+    """Reduces a layer's gradients during backward, as soon as the last of them is computed."""
+
+    def __init__(self, flat):
+        self.flat = flat
+        for param in flat.params:
+            param.register_post_accumulate_grad_hook(self.on_gradient)
+
+    def on_gradient(self, _):
+        """Called by backward when a parameter's gradient is complete."""
+        if all(param.grad is not None for param in self.flat.params):
+            self.flat.reduce_gradients()
+
+
+def zero2(model, batches):
+    """Shard the gradients, too: reduce a layer's gradients, and free them, during backward."""
+    flats = [FlatParams(layer) for layer in layers_of(model)]
+    for flat in flats:
+        ReduceInBackward(flat)
+    optimizer = torch.optim.Adam([flat.shard for flat in flats], LR)
+    for batch in batches:
+        optimizer.zero_grad()
+        next_token_loss(model, batch).backward()
+        held = bytes_held(model, optimizer)
+        optimizer.step()
+        for flat in flats:
+            flat.gather()
+    return held
+
+
+class ShardedLayer:
+    """A layer that has its full parameters only while it runs, in forward and in backward."""
+
+    def __init__(self, layer):
+        self.flat = FlatParams(layer)
+        self.shard = self.flat.shard
+        self.shard.data = self.shard.data.clone()  # a view would be freed with the flat tensor
+        self.free()
+        layer.register_forward_pre_hook(self.gather)
+        layer.register_forward_hook(self.free)
+        layer.register_full_backward_pre_hook(self.gather)
+        for param in self.flat.params:
+            param.register_post_accumulate_grad_hook(self.on_gradient)
+
+    def gather(self, *_):  # hooks pass the layer, and its inputs or gradients
+        self.flat.full.untyped_storage().resize_(self.flat.full.nbytes)
+        self.flat.gather()
+
+    def free(self, *_):
+        """Give the memory back. The tensor stays: autograd has saved views of it for backward."""
+        self.flat.full.untyped_storage().resize_(0)
+
+    def on_gradient(self, _):
+        if all(param.grad is not None for param in self.flat.params):
+            self.flat.reduce_gradients()
+            self.free()
+
+
+def zero3(model, batches):
+    """Shard the parameters, too: gather a layer when it runs, and free it afterwards."""
+    layers = [ShardedLayer(layer) for layer in layers_of(model)]
+    optimizer = torch.optim.Adam([layer.shard for layer in layers], LR)
+    for batch in batches:
+        optimizer.zero_grad()
+        next_token_loss(model, batch).backward()
+        held = bytes_held(model, optimizer)
+        optimizer.step()
+    for layer in layers:
+        layer.gather()  # only because run compares the parameters
+    return held
+
+
+def fsdp(model, batches):
+    """PyTorch's fully_shard (FSDP2) does what zero3 does, but cuts each parameter by itself."""
+    for layer in layers_of(model):
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.Adam(model.parameters(), LR)
+    for batch in batches:
+        optimizer.zero_grad()
+        next_token_loss(model, batch).backward()
+        held = bytes_held(model, optimizer)
+        optimizer.step()
+    for layer in layers_of(model):
+        layer.unshard()  # only because run compares the parameters
+    return held
+
+
+def bytes_held(model, optimizer):
+    """Bytes of parameters, of gradients and of Adam's state that this rank holds now."""
+    params = {*model.parameters(), *optimizer.param_groups[0]["params"]}
+    grads = [param.grad for param in params if param.grad is not None]
+    states = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    moments = [tensor for tensor in states if tensor.dim() > 0]  # without the number of steps
+    return [count_bytes(tensors) for tensors in (params, grads, moments)]
+
+
+def count_bytes(tensors):
+    """Tensors that are views of the same memory count once, and fully_shard's by their shard."""
+    shards = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    storages = [shard.untyped_storage() for shard in shards]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def run(rank, size):
+    assert V % size == 0, f"shards must be equal: choose a number of ranks that divides {V}"
+    batches = [make_batch(BATCH_SIZE, seed=step * size + rank) for step in range(STEPS)]
+    expected = None
     if rank == 0:
-        print("KiB     parameters  gradients  optimizer       sent  from one process")
-    methods: Any = {**METHODS}
-    methods["bf16"] = partial(Zero3, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for name, method in methods.items():
-        model = copy.deepcopy(start)
-        figures = train(method(model), batches.chunk(size, dim=1)[rank])
-        pairs = zip(alone.parameters(), model.parameters(), strict=True)
-        apart = max((one - other).abs().max().item() for one, other in pairs)
+        print("KiB             parameters   gradients   optimizer   largest difference")
+    for train in (data_parallel, zero1, zero2, zero3, fsdp):
+        torch.manual_seed(1234)  # the same parameters on every rank, and for every method
+        model = GPT()
+        held = train(model, batches)
+        params = parameters_to_vector(model.parameters()).detach()
+        expected = params if expected is None else expected
+        difference = (params - expected).abs().max()
+        dist.all_reduce(difference, op=dist.ReduceOp.MAX)
         if rank == 0:
-            kib = "".join(f"{value / 1024:11.1f}" for value in figures)
-            print(f"{name:7}{kib}  {apart:.{3 if name == 'bf16' else 12}f}")
+            row = "".join(f"{count / 1024:12.0f}" for count in held)
+            print(f"{train.__name__:14}{row}{difference:21.0e}")
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    compare(dist.get_rank(), dist.get_world_size())
-    dist.barrier()  # gives gloo's threads time to free the last gather's tensors: they need the GIL
+    torch.set_default_dtype(torch.float64)  # so that rounding cannot hide an error
+    dist.init_process_group()
+    run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

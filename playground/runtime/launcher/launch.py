@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -19,6 +18,7 @@ from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.keeper import StoreKeeper, find_place
 from playground.runtime.launcher.output import EVERY_RANK, end_lines, open_pipes
 from playground.runtime.launcher.rank_handle import GRACE, RankHandle
+from playground.runtime.launcher.rounds import ROUNDS, OutputInRounds, WorldInRounds
 from playground.runtime.launcher.watch import WorldWatch, ignore_report, interrupt, release, stop
 from playground.runtime.rank import rank as rank_process
 from playground.runtime.rank.preemption import (
@@ -73,7 +73,8 @@ class LaunchConfig:
     process group itself, if it wants one, reads from this process's stdin, and Ctrl-C raises
     `KeyboardInterrupt` in it: it has `grace` to end, or a second."""
     output: str | Path = EVERY_RANK
-    """Whose output appears here: that of all ranks ("ranks"), of rank 0 ("first"), or, if it is a
+    """Whose output appears here: that of all ranks, as it comes ("ranks") or with the lines of
+    stdout in rounds ("rounds", see `launcher.rounds`), that of rank 0 ("first"), or, if it is a
     folder, none: it goes to files there, a file for each stream of a rank."""
     restarts: int = 0
     """How often a world that fails is replaced by a new one: all its processes are ended, as many
@@ -131,9 +132,10 @@ def launch(
 
     A rank is a process as torchrun's is: `sys.exit(0)` and `os._exit(0)` return None, any other
     exit is a failure, what is registered with `atexit` runs, multiprocessing starts processes as
-    the platform does. But ranks are forks of one process that has imported torch. Its hash seed is
-    theirs: where each process of torchrun's walks a set of strings in an order of its own, all
-    ranks walk it in the same one.
+    the platform does, and each rank draws random numbers of its own unless it seeds the generators.
+    A rank has the caller's rights, limits, umask and niceness. But ranks are forks of one process
+    that has imported torch. Its hash seed is theirs: where each process of torchrun's walks a set
+    of strings in an order of its own, all ranks walk it in the same one.
 
     Raises `UsageError` before anything is started, or if a rank raises one, which no restart would
     change; `RankFailed` for the first rank that raised or died; `Deadlock`, as soon as it is
@@ -173,16 +175,21 @@ def run_world(
     ranks is left."""
     ranks: list[RankHandle] = []
     seconds = GRACE
+
+    def has_ended(number: int) -> bool:
+        return number < len(ranks) and (ranks[number].done or ranks[number].failure is not None)
+
+    rounds = WorldInRounds(size, has_ended) if config.output == ROUNDS else None
     try:
         is_usual = config.output == EVERY_RANK and not (config.fresh or config.spawn or config.bare)
         reusable = is_usual and backends.get_backend(config.backend).may_be_kept
         ranks = kept.take(size, config.backend) if reusable else []
         if not ranks:
-            start(ranks, size, config)
+            start(ranks, size, config, rounds)
         for rank in ranks:
             rank.assign(work)
-        WorldWatch(ranks, config.timeout, config.on_report, notice).run()
-        results = [pickle.loads(rank.result or b"") for rank in ranks]
+        WorldWatch(ranks, config.timeout, config.on_report, notice, bare=config.bare).run()
+        results = [rank.load_result() for rank in ranks]
         if reusable and kept.keep(ranks):
             ranks = []
         else:
@@ -201,10 +208,17 @@ def run_world(
         try:
             stop(ranks, seconds)
         finally:
+            if rounds:
+                rounds.pass_on(all_lines=True)
             end_lines()
 
 
-def start(ranks: list[RankHandle], size: int, config: LaunchConfig) -> None:
+def start(
+    ranks: list[RankHandle],
+    size: int,
+    config: LaunchConfig,
+    rounds: WorldInRounds | None = None,
+) -> None:
     """Start the ranks of a new world, each added to `ranks` as soon as there is something to be
     stopped."""
     servers = [server.new_server() for _ in range(size * config.spawn)]
@@ -216,7 +230,10 @@ def start(ranks: list[RankHandle], size: int, config: LaunchConfig) -> None:
                     rank=number, size=size, local_rank=number, local_size=size, rendezvous=place
                 )
                 own_server = servers.pop() if servers else None
-                ranks.append(start_rank(env, config, own_server))
+                handle = start_rank(env, config, own_server)
+                ranks.append(handle)
+                if rounds:
+                    handle.outputs[0] = OutputInRounds(handle.outputs[0], rounds)
             # the last, as they have most to do before they ask it for anything
             ranks[0].keeper = StoreKeeper(listener, ranks[0].process.own_server)
     finally:
@@ -227,7 +244,8 @@ def start(ranks: list[RankHandle], size: int, config: LaunchConfig) -> None:
 def start_rank(
     env: RankEnv, config: LaunchConfig, own_server: server.ForkServerClient | None
 ) -> RankHandle:
-    outputs, ends = open_pipes(env.rank, config.output)
+    shown = EVERY_RANK if config.output == ROUNDS else config.output
+    outputs, ends = open_pipes(env.rank, shown)
     try:
         if config.bare:
             ends.append(Connection(os.dup(0), writable=False))

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import codecs
 import io
+import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
@@ -66,6 +68,13 @@ class Output:
         self.end = b"\n"
         """The last byte that was passed on."""
         self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def seconds_left(self, now: float) -> float:
+        """Until `relay_part` is to be called, though nothing arrives."""
+        return math.inf
+
+    def relay_part(self, is_quiet: Callable[[], bool]) -> None:
+        """Pass on what has waited long enough."""
 
     def relay(self) -> None:
         """Pass on what has arrived, as far as its last line is whole, overwrites itself or is too

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
@@ -16,6 +16,7 @@ from playground.runtime.errors import (
     Deadlock,
     PeerDisconnected,
     PlaygroundError,
+    ProgramRefused,
     RankFailed,
     RankTimeout,
 )
@@ -32,6 +33,9 @@ from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
 
 AFTERMATH = 0.25
 """Seconds in which, where ranks have lost another, word of what became of that may still arrive."""
+WAITS, REFUSAL_LIMIT = 1.0, 10.0
+"""Where a rank has refused what the program was asked: seconds in one operation after which another
+rank is taken to wait for it, and to refuse nothing; seconds that all have to refuse."""
 LEAVE_LIMIT = 30.0
 """Seconds a rank has at least to destroy its process group and give its memory back, all results
 being in."""
@@ -52,6 +56,8 @@ class WorldWatch:
     on_report: Progress
     notice: PreemptionNotice
     """The notice of a preemption, which is passed on to the ranks."""
+    bare: bool = False
+    """Whether they run a program: see `LaunchConfig.bare`."""
     silence: float = 0.0
 
     def __post_init__(self) -> None:
@@ -138,10 +144,35 @@ class WorldWatch:
         receive_while(all_lost_another, ranks, AFTERMATH, self.on_report)
         first = min((rank for rank in ranks if rank.failure), key=order).failure
         assert first
+        if self.bare and isinstance(first, RankFailed) and first.refusal:
+            return self.find_refusal() or first
         if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
             # It waited for a peer: the reader wants to know what the others were doing instead.
             first.others = self.collect_stacks([rank for rank in ranks if not rank.failure])
         return first
+
+    def find_refusal(self) -> ProgramRefused | None:
+        """What all ranks of a program refuse, after one has: the others are given time for it
+        unless one of them waits for a rank, or has ended."""
+        stood: dict[RankHandle, tuple[object, float]] = {}
+
+        def may_refuse(rank: RankHandle) -> bool:
+            waits_in = rank.box and rank.box.waits and rank.box.progress
+            before, since = stood.get(rank, (None, 0.0))
+            if not waits_in or waits_in != before:
+                stood[rank] = waits_in, time.monotonic()
+                return not rank.done
+            return time.monotonic() - since < WAITS
+
+        def others_may_refuse() -> bool:
+            others = [rank for rank in self.ranks if not rank.failure]
+            return bool(others) and all(map(may_refuse, others))
+
+        end = time.monotonic() + REFUSAL_LIMIT
+        while others_may_refuse() and time.monotonic() < end:
+            receive(self.ranks, BETWEEN_LOOKS, self.on_report)
+        refusals = [getattr(rank.failure, "refusal", "") for rank in self.ranks]
+        return ProgramRefused(refusals[0]) if all(refusals) else None
 
     def collect_stacks(self, ranks: Sequence[RankHandle]) -> dict[int, str]:
         """By rank, the Python stack of each of these that is unfinished."""
@@ -150,7 +181,7 @@ class WorldWatch:
 
 
 def receive(
-    ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report
+    ranks: Sequence[RankHandle], seconds: float, on_report: Progress = ignore_report
 ) -> bool:
     """Wait for messages of these ranks and take in what there is; False if `seconds` passed in
     silence.
@@ -159,12 +190,7 @@ def receive(
     """
     present = [rank for rank in ranks if not rank.vanished]
     sources = [rank.line for rank in present] + [rank.process.sentinel for rank in present]
-    outputs = {
-        output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed
-    }
-    ready: set[Any] = set(wait([*sources, *outputs], seconds))
-    for pipe in outputs.keys() & ready:
-        outputs[pipe].relay()
+    ready = await_any(ranks, sources, seconds)
     events: list[tuple[int, Event]] = []
     for rank in present:
         ended = rank.process.sentinel in ready
@@ -178,9 +204,29 @@ def receive(
     return bool(ready)
 
 
+def await_any(ranks: Sequence[RankHandle], sources: Sequence[Any], seconds: float) -> set[Any]:
+    """Wait for one of `sources`, or for output of these ranks, which is passed on; what there was,
+    empty after `seconds`."""
+    outputs = [output for rank in ranks for output in rank.outputs]
+    end = time.monotonic() + seconds
+    while True:
+        now = time.monotonic()
+        left = max(0.0, end - now)
+        pause = min([left, *(output.seconds_left(now) for output in outputs)])
+        pipes = [output.pipe for output in outputs if not output.pipe.closed]
+        ready: set[Any] = set(wait([*sources, *pipes], pause))
+        for output in outputs:
+            if output.pipe in ready:
+                output.relay()
+        for rank in ranks:
+            rank.relay_parts()
+        if ready or pause == left:
+            return ready
+
+
 def receive_while(
     condition: Callable[[], bool],
-    ranks: Iterable[RankHandle],
+    ranks: Sequence[RankHandle],
     seconds: float,
     on_report: Progress = ignore_report,
 ) -> bool:

@@ -1,6 +1,8 @@
 """A rank as a process: it begins and ends as a script does that torchrun starts, although it is a
 fork.
 
+Its generators of random numbers are seeded afresh (`generators`), as are those of a new process.
+
 | at its end                  | as in any process of Python                                        |
 |-----------------------------|--------------------------------------------------------------------|
 | exit code                   | 0 when its function returns and after `sys.exit()`; that of        |
@@ -36,6 +38,9 @@ from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
 from playground.runtime.errors import Preempted
+from playground.runtime.forks import move_up
+from playground.runtime.rank.generators import seed_generators
+from playground.runtime.threads import join_our_threads
 from playground.runtime.upstream import (
     detach_finalizers,
     end_interpreter,
@@ -48,6 +53,8 @@ from playground.runtime.upstream import (
 FROM_TERMINAL = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """A terminal sends them to every process of the group in its foreground. No rank is in that group:
 the launcher alone hears them, and decides."""
+PR_SET_PDEATHSIG = 1
+"""Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html"""
 _before: dict[str, Any] = {}
 """The modules that were imported before this process was forked."""
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -55,22 +62,21 @@ BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 def begin(lifeline: int) -> None:
     """In a fork of the server, which has blocked signals: be a process of its own, leading its own
-    group. Its group is killed when the launcher is gone."""
+    group. Its group is killed when the launcher is gone, and it when the server is: its program may
+    close all descriptors."""
     os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The kernel signals one owner for each opened file.
-    kill_at_end_of_file(
-        os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK), -os.getpid()
-    )
+    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
+    kill_at_end_of_file(move_up(own), -os.getpid())
     os.close(lifeline)
     # to ignore a signal is to forget one that came while this was in the server's group
     for number in FROM_TERMINAL:
         signal.signal(number, signal.signal(number, signal.SIG_IGN))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_TERMINAL)
     renew_main_thread()
+    seed_generators()
     _before.update(sys.modules)
-    # Python's own generator is seeded afresh in each fork
-    if random := sys.modules.get("numpy.random"):
-        random.seed()
 
 
 def lead_session() -> None:
@@ -148,6 +154,7 @@ def finish() -> None:
     """What an orderly end does while everything is still there. (A second call has nothing left to
     do.)"""
     join_threads()
+    join_our_threads()
     detach_finalizers()
     run_exit_functions()
     flush()

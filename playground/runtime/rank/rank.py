@@ -5,7 +5,7 @@ orders.
 |------------------------------|------------------------------------------------------|
 | `("up",)`                    | `Assignment`: run this                               |
 | `("report", event)`          | `"where"`: answer with `("stack", text, activity)`   |
-| `("result", pickled, clean)` | `"leave"`: every rank has its result                 |
+| `("result", pickled, list)`  | `"leave"`: every rank has its result                 |
 | `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
 | `("box", file)`              | `"opened"`: the box, so it may go with this process  |
 |                              | `"release"`: end what waits for other ranks          |
@@ -14,6 +14,11 @@ orders.
 |                              | `"interrupt all"`: so do your processes, as by a     |
 |                              | terminal; `"leave"` lets one go that has failed      |
 |                              | end of file: the launcher is gone, go at once        |
+
+The messages are pickles: results, reports and exceptions are the program's own objects. No program
+that the rank starts has the line, and no fork of it. The launcher asks the kernel who has sent each
+message: it hears the rank's process alone, and takes plain data of one that has given its rights
+away.
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
 so that no peer fails only because it is gone, and the first failure to be reported is the first
@@ -40,7 +45,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from playground.runtime import backends, signals
 from playground.runtime.errors import LOST_PEER, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.flight_recorder.activity import look
-from playground.runtime.forks import close_in_children
+from playground.runtime.forks import close_in_children, keep_from_programs
 from playground.runtime.frames import RUNNERS, is_program
 from playground.runtime.launcher.output import print_lines
 from playground.runtime.rank.preemption import (
@@ -50,6 +55,7 @@ from playground.runtime.rank.preemption import (
     run_until_preempted,
 )
 from playground.runtime.rank.process import (
+    end,
     exit_orderly,
     finish,
     flush,
@@ -59,7 +65,7 @@ from playground.runtime.rank.process import (
 from playground.runtime.rank.work import Answer, Assignment, call
 from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.threads import OurThread
+from playground.runtime.threads import OurThread, signals_blocked
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -127,6 +133,7 @@ class Launcher:
         self.lock, self.asking = threading.Lock(), threading.Lock()
         self.answers: SimpleQueue[Answer] = SimpleQueue()
         self.main_thread = threading.get_ident()
+        self.socket = os.fstat(line.fileno()).st_ino
         close_in_children(line)
         _launchers[:] = [self]
         OurThread(target=self.follow_orders, name="launcher", daemon=True).start()
@@ -135,6 +142,8 @@ class Launcher:
         # this process has been forked from the rank, and came back from what the rank runs
         if self.line.closed:
             os._exit(1)
+        if not self.is_connected:  # the launcher hears how the process ends
+            return
         try:
             with self.lock:
                 self.line.send(message)
@@ -142,6 +151,15 @@ class Launcher:
             if threading.get_ident() == self.main_thread:
                 finish()
             os._exit(1)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the program has left the line open. (It may close all descriptors, as daemons do,
+        and open files that get their numbers.)"""
+        try:
+            return os.fstat(self.line.fileno()).st_ino == self.socket
+        except OSError:
+            return False
 
     def ask(self, prompt: str) -> str:
         """The line that a person types. Raises `EOFError` if there is none."""
@@ -155,10 +173,12 @@ class Launcher:
         return answer.text
 
     def follow_orders(self) -> None:
-        while True:
+        while self.is_connected:
             try:
                 order = self.line.recv()
             except (EOFError, OSError):
+                if not self.is_connected:
+                    return
                 if not (self.has_failed or handles_sigterm()):
                     os._exit(1)
                 self.dismissed.set()
@@ -189,18 +209,23 @@ class Launcher:
                 clear_preemption()
                 self.assignments.put(order)
 
-    def submit(self, result: Any, clean: bool) -> None:
-        """Hand in the result. `clean`: this process can run something else as a new one would."""
+    def submit(self, result: Any, changes: list[str]) -> None:
+        """Hand in the result. Without `changes`, this process can run something else as a new one
+        would."""
         try:
             pickled = pickle.dumps(result)
         except Exception as error:
             words = f"returned what cannot be sent to the launcher ({error}): return plain data"
             raise RankFailed(self.rank, self.size, words) from None
+        if not self.is_connected:
+            end_unheard(result)
         flush()
-        self.send("result", pickled, clean)
+        self.send("result", pickled, changes)
 
     def fail(self, error: BaseException) -> NoReturn:
         """Report a failure, and end as the process of a script does."""
+        if not self.is_connected:
+            end(error)
         flush()
         self.has_failed = True
         signal.signal(signal.SIGTERM, signals.do_nothing)
@@ -211,6 +236,20 @@ class Launcher:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         forget_frames(error)
         exit_orderly(1)
+
+
+def end_unheard(result: Any) -> NoReturn:
+    """End this process, whose program has closed the line: the launcher hears its exit code
+    only."""
+    if result is None:
+        end()
+    print(
+        "playground: what this rank returned is lost, as it has closed the descriptor that its "
+        "launcher hears it by (os.closerange?): return None, or close the program's own files",
+        file=sys.stderr,
+    )
+    finish()
+    os._exit(1)
 
 
 def handles_sigterm() -> bool:
@@ -244,7 +283,8 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         if not work.stays:
             work.move_in()
         if member is None or state is None:
-            member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
+            with signals_blocked():  # for the threads that torch starts
+                member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
             state = ProcessState()
             # now, while there is time to open it: gloo may abort this process in its first
             # operation
@@ -257,16 +297,22 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         else:
             member.drop_groups()
         if work.rendezvous or not work.stays:
-            (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+            with signals_blocked():
+                (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+            keep_from_programs()
+        if not work.stays:
+            state.renew()
         fn, args = work.load()
         if not work.stays:
             leave_to_launcher(work.preemptible)
-            state.begin()
+            if not work.bare:  # which is its program's, and is not kept
+                state.begin()
         result = run_until_preempted(run_program, call, fn, env.rank, env.size, *args)
         if work.bare:
             finish()
         hooks.end_program()
-        launcher.submit(result, not (work.stays or work.bare) and state.is_unchanged())
+        is_over = not (work.stays or work.bare)
+        launcher.submit(result, state.find_changes() if is_over else ["its program goes on"])
         if work.bare:
             if member.box:
                 launcher.box_is_opened.wait()
@@ -295,6 +341,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     if isinstance(error, PlaygroundError):
         return error
     whole = traceback.TracebackException.from_exception(error)
+    innermost = whole.stack[-1:]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
     if missing := backends.explain_missing_device(error):
@@ -305,7 +352,24 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     # say the same.
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
     kind = PeerDisconnected if lost else RankFailed
-    return kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
+    failed = kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
+    for frame in innermost:
+        failed.refusal = describe_refusal(error, frame)
+    return failed
+
+
+def describe_refusal(error: BaseException, innermost: traceback.FrameSummary) -> str:
+    """In one line, what a program says by an `assert` with a message, and where; or by
+    `sys.exit`. Empty for any other error, and for an `assert` of a library's."""
+    message = error.args[0] if error.args else None
+    if not (isinstance(message, str) and message.strip()):
+        return ""
+    words = " ".join(message.split())
+    if isinstance(error, SystemExit):
+        return words
+    if isinstance(error, AssertionError) and is_program(innermost.filename):
+        return f"{words} ({os.path.basename(innermost.filename)}:{innermost.lineno})"
+    return ""
 
 
 def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:

@@ -129,13 +129,16 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
             if TIMED_OUT.search(failed.traceback):
                 failed.diagnosis = watch.explain()
         watch.report(Loss([watch.env.rank], f"failed on {socket.gethostname()}: {why}"))
+    else:  # by one that has ended as it should
+        failed.diagnosis = watch.explain_loss()
     watch.await_acknowledged()
     write_error_file(failed)
     return failed
 
 
 def describe_loss(watch: PeerWatch) -> PlaygroundError:
-    """The loss that is known to this rank, in one line; a deadlock whole, on rank 0."""
+    """The loss that is known to this rank, in one line; why, and a deadlock whole, on the first
+    that is left."""
     loss, rank, size = watch.loss, watch.env.rank, watch.env.size
     assert loss
     if loss.deadlock and rank == 0:
@@ -145,7 +148,11 @@ def describe_loss(watch: PeerWatch) -> PlaygroundError:
         words = f"ends with the others: {loss.reason}"
     elif rank in loss.ranks:
         words = f"was given up by the others: {loss.reason}"
-    return PeerDisconnected(rank, size, words)
+    failed = PeerDisconnected(rank, size, words)
+    left = [one for one in range(size) if one not in loss.ranks]
+    if left and rank == left[0] and not loss.deadlock:
+        failed.diagnosis = watch.explain_loss()
+    return failed
 
 
 def exit_stuck(watch: PeerWatch) -> NoReturn:

@@ -29,7 +29,7 @@ from playground.algorithms.cost_model import (
 )
 from playground.console.units import BYTES, SECONDS
 from playground.lessons.pipeline.page import SCHEDULES
-from playground.lessons.zero.results import SENT
+from playground.training.formulas import SENT
 
 STYLE, SCRIPT = "calculators.css", "calculators.js"
 PLACE = re.compile(r"<!-- calculator: (\w+) -->\n")

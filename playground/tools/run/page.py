@@ -4,70 +4,43 @@ from __future__ import annotations
 
 import os
 import shlex
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import click
 
-from playground.console.options import FILE, pack_options, refuse
+from playground.console.options import pack_options, refuse
 from playground.console.session import Session, session_command
+from playground.runtime.constants import read_constants
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
+from playground.runtime.imports import find_settings
 from playground.runtime.launcher import server
-from playground.runtime.launcher.output import EVERY_RANK, FIRST_RANK, file_name
-from playground.runtime.program import Program, find_shared_imports, parse, path_of_new_interpreter
-from playground.runtime.remote import remote
+from playground.runtime.program import (
+    Program,
+    find_shared_imports,
+    parse,
+    path_of_new_interpreter,
+)
 from playground.tools import TOOLS
 from playground.tools.doctor import run_checks, script
 from playground.tools.doctor.page import finding_text
+from playground.tools.run.options import (
+    NO_LIMIT,
+    ProgramOptions,
+    program_options,
+    read_settings,
+    set_option,
+)
+from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks
 
 TOOL = TOOLS["run"]
-RUN_PROGRAM = remote("playground.runtime.program:run_program")
-NO_LIMIT = 999_999.0
-"""Seconds of silence after which a run is ended unless --timeout says so: a script that trains may
-say nothing for hours."""
-FILES = "files"
-OUTPUTS = (EVERY_RANK, FIRST_RANK, FILES)
-
-
-class OutputOption(click.Option):
-    """An option whose value `files` is followed by a folder."""
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        option = parser._long_opt["--output"]
-        store = option.process
-
-        def process(value: str, state: Any) -> None:
-            if value == FILES and state.rargs:
-                value = f"{FILES} {state.rargs.pop(0)}"
-            store(value, state)
-
-        option.process = process
-
-
-def read_output(ctx: click.Context, param: click.Parameter, value: str) -> str | Path:
-    """The value of `LaunchConfig.output`."""
-    kind, _, folder = value.partition(" ")
-    if kind not in OUTPUTS or (kind == FILES) != bool(folder):
-        raise click.BadParameter(f"{value!r} is none of {', '.join(OUTPUTS)} DIR.")
-    return FILE.convert(folder, param, ctx) if folder else kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     is_module: bool = flag(
         False, "Run a module, as `python -m` does: its name is in the place of SCRIPT.", name="-m"
-    )
-    timeout: float | None = flag(
-        None,
-        "Seconds after which a run is ended in which no rank prints or reports anything; without "
-        "it, only a proved deadlock ends it.",
-        above=0,
-        below=NO_LIMIT,
     )
     restarts: int = flag(
         0,
@@ -103,23 +76,19 @@ def to_torchrun(size: int, restarts: int, program: Program) -> str:
         "words", metavar="SCRIPT.py [ARGS]…", nargs=-1, required=True, type=click.UNPROCESSED
     ),
     pack_options("settings", RunSettings),
-    click.option(
-        "--output",
-        cls=OutputOption,
-        default=EVERY_RANK,
-        show_default=True,
-        callback=read_output,
-        metavar="ranks|first|files DIR",
-        help="Whose output is shown: that of all ranks, or of rank 0; or write it to DIR, a file "
-        "for each rank and stream.",
-    ),
+    program_options(),
+    set_option,
     refuse("as_json", why=lambda given: "" if given["dry"] else "is for --dry: leave it out"),
     only=("size", "as_json", "see"),
     short_help=TOOL.purpose,
     context_settings={"allow_interspersed_args": False},
 )
 def command(
-    session: Session, words: Sequence[str], settings: RunSettings, output: str | Path
+    session: Session,
+    words: Sequence[str],
+    settings: RunSettings,
+    asked: ProgramOptions,
+    settings_of_constants: Sequence[str],
 ) -> None:
     """Run a script for torchrun on ranks of this machine, as it is: what follows its name is its
     own, and its environment is torchrun's. Under torchrun or Slurm, each process joins the world
@@ -132,6 +101,7 @@ def command(
     \b
         python -m playground run -n 4 train.py --lr 0.1
         python -m playground run -n 4 -m package.train --lr 0.1
+        python -m playground run --set EPOCHS=2 --set LR=0.1 train.py
         python -m playground run --see run.html --restarts 3 train.py
     """
     name, *arguments = words
@@ -143,14 +113,21 @@ def command(
     )
     session.restarts = settings.restarts
     world = session.world
-    is_ours = world.rank_env is None
     line = to_torchrun(world.size, settings.restarts, program)
     file = program.locate()
+    if settings_of_constants and not (file and program.is_one_file):
+        raise UsageError(f"--set: the text of {name} cannot be read here: name a file")
     findings = []
     if file:
-        server.preload(*find_shared_imports(parse(file)))
+        tree = parse(file)
+        server.preload(*find_shared_imports(tree))
+        server.import_with(find_settings(tree, os.environ))
         facts = script.ScriptFacts(path=file, folder="", runs=(), operations=())
         findings = [*run_checks(script.TEXT_CHECKS, facts)]
+        if settings_of_constants:
+            constants = read_constants(file.read_bytes(), tree)
+            values = read_settings(settings_of_constants, constants, file)
+            program = replace(program, constants=tuple(values))
     if settings.dry:
         kind = "an interpreter of its own" if settings.spawn else "a fork of one that has torch"
         session.say(
@@ -162,31 +139,11 @@ def command(
         )
         session.print_document({}, torchrun=line, folder=os.getcwd(), findings=findings)
         return
-    if is_ours:
-        if world.size > 1:
-            os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
-        if isinstance(output, Path):
-            make_files(output, world.size)
-        if not settings.spawn:
-            world.warm_up(RUN_PROGRAM)
+    is_ours = prepare_start(session, asked)
+    if is_ours and not settings.spawn:
+        world.warm_up(RUN_PROGRAM)
     for finding in findings:
         if finding.check == "set-order" and is_ours and not settings.spawn:
             note = f"{finding.saw}, which forks share: --spawn gives each rank its own"
             click.echo(f"playground: {note}", err=True)
-    run = str(uuid.uuid4()) if is_ours else ""
-    world.run(
-        RUN_PROGRAM, program, run, settings.restarts,
-        bare=True, spawn=settings.spawn, output=output, grace=settings.grace,
-        timeout=settings.timeout or NO_LIMIT,
-    )  # fmt: skip
-
-
-def make_files(folder: Path, size: int) -> None:
-    """Make the files for the output of ranks, empty. Raises `UsageError` where they cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for rank in range(size):
-            for stream in ("stdout", "stderr"):
-                (folder / file_name(rank, stream)).write_bytes(b"")
-    except OSError as error:
-        raise UsageError(f"--output {FILES} {folder}: {error.strerror}") from None
+    run_on_ranks(session, program, asked, spawn=settings.spawn, grace=settings.grace)

@@ -11,8 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from playground.lessons.zero.lesson import Zero1
 from playground.runtime import device
+from playground.training.sharding import Zero1
 
 
 def save(folder: Path, sync: Zero1, optimizer: torch.optim.Optimizer) -> None:

@@ -1,0 +1,268 @@
+"""Lessons that are programs: what the command prints, torchrun prints, and the chapter shows; and
+their checks see what is wrong."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from pathlib import Path
+
+import pytest
+from fixtures import Run
+
+from playground.console.lesson import Lesson
+from playground.lessons import LESSONS, PATH
+from playground.runtime.remote import file_of
+
+PROGRAMS = [lesson for lesson in PATH if lesson.is_program]
+SMALLER: dict[str, tuple[str, ...]] = {"zero": ("--steps", "3")}
+"""By lesson, constants with which its program is quick, as options of its command."""
+VARIES = {"zero"}
+"""Lessons that print what differs from run to run, such as times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyLine:
+    """A line on which the idea of a program depends."""
+
+    lesson: str
+    line: str
+    """Without its indentation: the first of these."""
+    size: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.lesson}-{self.size}-{self.line.strip()}"
+
+
+CHECKS = {
+    "p2p": r"largest difference from the expected data (\S+)$",
+    "zero": r"^\w+(?: +\d+)+ +(\S+)$",
+}
+"""By lesson, a regular expression: its groups are the differences that the program prints."""
+ZERO = [
+    "dist.all_reduce(param.grad)", "param.grad /= dist.get_world_size()",
+    "grads /= dist.get_world_size()", "dist.reduce_scatter_tensor(self.shard.grad, grads)",
+    "dist.all_gather_into_tensor(self.full, self.shard.detach())", "flat.reduce_gradients()",
+    "flat.gather()", "self.flat.gather()", "layer.register_forward_pre_hook(self.gather)",
+    "layer.register_full_backward_pre_hook(self.gather)", "param.grad = None",
+    "param.register_post_accumulate_grad_hook(self.on_gradient)",
+]  # fmt: skip
+KEY_LINES = [
+    *(
+        KeyLine(lesson="p2p", line=line)
+        for line in (
+            "token += 1", "dist.send(tensor, dst=1)", "dist.recv(tensor, src=0)",
+            "sending = dist.isend(number, dst=right)", "dist.send(2 * received, dst=sender)",
+            "receiving = dist.irecv(received, src=left)", "dist.recv(first, src=0, tag=LETTER)",
+        )
+    ),
+    *(KeyLine(lesson="zero", line=line, size=size) for size in (2, 4) for line in ZERO),
+]  # fmt: skip
+QUICK = {KEY_LINES[0].lesson: KEY_LINES[0], "zero": KEY_LINES[7 + 2]}
+"""Of each lesson, the one that the suite tries; the others wait for `make stress`."""
+ROUNDING = 1e-16
+"""A difference that is as good as none."""
+
+
+def source_of(lesson: Lesson) -> Path:
+    return file_of(lesson.module())
+
+
+def form(line: str, exact: bool) -> str:
+    """A line with # for each number, unless the numbers are the same in every run."""
+    spaced = " ".join(line.split())
+    return spaced if exact else re.sub(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?", "#", spaced)
+
+
+def shown_in_chapter(lesson: Lesson) -> tuple[list[str], list[str]]:
+    """The first run of the command that the chapter shows: its words, and the lines below."""
+    chapter = (source_of(lesson).parent / "README.md").read_text(encoding="utf-8")
+    pattern = rf"```console\n\$ python -m playground ({lesson.name}\b[^\n]*)\n(.*?)```"
+    shown = re.search(pattern, chapter, re.DOTALL)
+    assert shown, "the chapter shows no run"
+    return shlex.split(shown[1], comments=True)[1:], shown[2].splitlines()
+
+
+def run_by_torchrun(lesson: Lesson, size: int, folder: Path) -> list[str]:
+    """The lines that the lesson's file prints under torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}"]
+    done = subprocess.run(
+        [*command, "--standalone", str(source_of(lesson))],
+        cwd=folder, capture_output=True, text=True, timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def size_of(words: Sequence[str], lesson: Lesson) -> int:
+    return int(words[words.index("-n") + 1]) if "-n" in words else lesson.default_size
+
+
+@pytest.mark.parametrize("lesson", PROGRAMS, ids=lambda lesson: lesson.name)
+def test_command_chapter_and_torchrun_print_one_text(
+    lesson: Lesson, run_cli: Run, tmp_path: Path
+) -> None:
+    exact = lesson.name not in VARIES
+    words, shown = shown_in_chapter(lesson)
+    ran = run_cli(lesson.name, *words)
+    assert (ran.code, ran.err) == (0, "")
+    printed = [form(line, exact) for line in ran.out.splitlines()]
+    ending = iter(printed)
+    for line in (form(line, exact) for line in shown if line.strip() != "…"):
+        assert line in ending, f"{line}: not printed, or not in this place"
+    by_torchrun = run_by_torchrun(lesson, size_of(words, lesson), tmp_path)
+    assert sorted(form(line, exact) for line in by_torchrun) == sorted(printed)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(key, id=str(key), marks=[] if key in QUICK.values() else pytest.mark.stress)
+        for key in KEY_LINES
+    ],
+)
+def test_without_its_key_line_the_check_of_a_program_fails(
+    key: KeyLine, run_cli: Run, tmp_path: Path
+) -> None:
+    """The difference that it prints is 10^6 times as large, or it does not come to its end."""
+    name, file = key.lesson, tmp_path / "lesson.py"
+    text = source_of(LESSONS[name]).read_text(encoding="utf-8")
+    pattern = rf"^( *){re.escape(key.line)}.*$"
+    broken, count = re.subn(pattern, r"\1pass", text, count=1, flags=re.MULTILINE)
+    assert count == 1, f"{key.line} does not stand there"
+    file.write_text(broken, encoding="utf-8")
+    right = run_cli(name, "-n", key.size, *SMALLER.get(name, ()))
+    assert right.code == 0
+    wrong = run_cli("run", "-n", key.size, *sets_of(name), file)
+    if wrong.code == 0:
+        before, after = (largest(CHECKS[name], ran.out) for ran in (right, wrong))
+        assert not after < 1e6 * max(before, ROUNDING)  # nan is no small difference
+
+
+def test_every_program_has_a_key_line() -> None:
+    assert {*QUICK} == {*CHECKS} == {lesson.name for lesson in PROGRAMS}
+
+
+def sets_of(name: str) -> list[str]:
+    """The constants of `SMALLER`, for `run`."""
+    words = SMALLER.get(name, ())
+    pairs = zip(words[::2], words[1::2], strict=True)
+    sets = (f"{option[2:].replace('-', '_').upper()}={value}" for option, value in pairs)
+    return [word for each in sets for word in ("--set", each)]
+
+
+def largest(check: str, printed: str) -> float:
+    """The largest difference that a program has printed."""
+    found = [float(each) for each in re.findall(check, printed, re.MULTILINE)]
+    return nan if any(map(isnan, found)) else max(found)
+
+
+def count_statements(tree: ast.AST) -> int:
+    """However they are wrapped, and without docstrings."""
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    return sum(
+        not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in statements
+    )
+
+
+LONGEST = {"zero": 150}
+"""Statements that a program may have, if more than 120."""
+GIVEN = {"playground.lessons.gpt", "playground.lessons.mnist"}
+"""What a program may import of ours."""
+
+
+@pytest.mark.parametrize("lesson", PROGRAMS, ids=lambda lesson: lesson.name)
+def test_a_program_is_read_in_one_go(lesson: Lesson) -> None:
+    source = source_of(lesson).read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    assert count_statements(tree) <= LONGEST.get(lesson.name, 120)
+    assert [line for line in source.splitlines() if len(line) > 100] == []
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert [each.name for each in functions if each.args.defaults or each.args.kw_defaults] == []
+
+
+@pytest.mark.parametrize("lesson", PROGRAMS, ids=lambda lesson: lesson.name)
+def test_a_chapter_shows_the_whole_of_its_program(lesson: Lesson) -> None:
+    """Every function and class, as it is; and the run that the docstring shows."""
+    source = source_of(lesson).read_text(encoding="utf-8")
+    chapter = (source_of(lesson).parent / "README.md").read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            assert str(ast.get_source_segment(source, node)) in chapter, node.name
+    words, shown = shown_in_chapter(lesson)
+    docstring = str(ast.get_docstring(tree))
+    assert f"    python -m playground {' '.join([lesson.name, *words])}\n" in docstring
+    example = re.findall(r"^    (.*)$", docstring.split("lesson.py\n")[1], re.MULTILINE)
+    assert len(example) > 3
+    assert [line for line in example if line != "…" and line not in shown] == []
+
+
+@pytest.mark.parametrize("lesson", PROGRAMS, ids=lambda lesson: lesson.name)
+def test_programs_of_a_chapter_run_under_run(
+    lesson: Lesson, run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the reader saves. One of p2p's is a deadlock, with the report that it shows."""
+    monkeypatch.chdir(tmp_path)
+    chapter = (source_of(lesson).parent / "README.md").read_text(encoding="utf-8")
+    blocks = [
+        block
+        for block in re.findall(r"^```python\n(.*?)^```$", chapter, re.DOTALL | re.MULTILINE)
+        if "\ndist.init_process_group()\n" in block
+    ]
+    assert blocks
+    for number, block in enumerate(blocks):
+        file = tmp_path / f"program_{number}.py"
+        file.write_text(block, encoding="utf-8")
+        ran = run_cli("run", "-n", 2, file)
+        deadlock = re.search(r"^playground: deadlock: (?:.*\n)*?(?=```)", chapter, re.MULTILINE)
+        if ran.code == 1 and deadlock:
+            deadlock_form, told = (
+                form(" ".join(text.split()).replace("swap.py", file.name), exact=False)
+                for text in (deadlock[0], ran.err)
+            )
+            assert told == deadlock_form
+        else:
+            assert (ran.code, ran.err) == (0, "")
+            assert ran.out.count("Rank ") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--letter", "x"), 2, "Invalid value for '--letter': 'x' is not a valid integer."),
+        (("--lettre", "3"), 2, "No such option '--lettre'."),
+        (("--letter", "3", "4"), 2, "Got unexpected extra argument (4)"),
+        (("--timeout", "0"), 2, "Invalid value for '--timeout'"),
+        (("-n", "1"), 1, "a message needs two ranks: start 2 or more (lesson.py:"),
+    ],
+)
+def test_what_a_lesson_cannot_do_is_one_line(
+    words: tuple[str, ...], code: int, said: str, run_cli: Run
+) -> None:
+    ran = run_cli("p2p", *words)
+    assert (ran.code, ran.out) == (code, "")
+    assert ran.err.startswith(f"playground: {said}")
+    assert ran.err.count("\n") == 1
+
+
+def test_its_constants_are_options_with_their_comments(run_cli: Run) -> None:
+    shown = " ".join(run_cli("p2p", "--help").out.split())
+    tag = "a tag: a receive with a tag takes only a message with the same tag"
+    assert f"--parcel INTEGER {tag} [default: 1] --letter INTEGER another tag [default: 2]" in shown
+
+
+def test_a_constant_has_the_value_that_is_given(run_cli: Run) -> None:
+    """With one tag for both, messages keep their order."""
+    same = run_cli("p2p", "--letter", 1)
+    assert "Rank 1 has data -4.0 after tags, expected 4.0\n" in same.out
+    assert "Rank 1: largest difference from the expected data 8.0\n" in same.out

@@ -1,0 +1,52 @@
+"""A lesson that is a program: its command runs its file, with options for its constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+import pytest
+from programs import Outcome
+
+from playground.console.lesson import Lesson
+from playground.tools.run.command import lesson_command
+
+Ask = Callable[..., Outcome]
+
+
+@pytest.fixture
+def ask(capfd: pytest.CaptureFixture[str]) -> Ask:
+    """`ask(name, words…)`: how the command of a lesson of the tests ends."""
+
+    def run(name: str, *words: str) -> Outcome:
+        lesson = Lesson(
+            name=name, package="tests.support.lessons", teaches="", default_size=2, is_program=True
+        )
+        code = 0
+        try:
+            lesson_command(lesson).main([*words], standalone_mode=False)
+        except click.ClickException as error:
+            code = error.exit_code
+            click.echo(error.format_message(), err=True)
+        return Outcome(code, *capfd.readouterr())
+
+    return run
+
+
+def test_on_gloo_a_lesson_is_on_the_cpu_even_where_there_are_gpus(ask: Ask) -> None:
+    ran = ask("devices")
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert lines.count("backend gloo on cpu") == lines.count("summed 2.0 on cpu") == 2
+
+
+@pytest.mark.gpu
+def test_on_nccl_a_lesson_is_on_its_gpu_and_draws_what_it_draws_on_the_cpu(ask: Ask) -> None:
+    here, there = (ask("devices", "--backend", name) for name in ("gloo", "nccl"))
+    assert there.code == 0
+    lines = sorted(there.out.splitlines())
+    assert [line for line in lines if "cuda" in line] == [
+        f"{what} on cuda:{rank}" for what in ("backend nccl", "summed 2.0") for rank in range(2)
+    ]
+    drawn = [line for line in lines if "cuda" not in line]
+    assert drawn == [line for line in sorted(here.out.splitlines()) if "cpu" not in line]
