@@ -30,8 +30,8 @@ class Lesson:
     is_program: bool = False
     """Whether its command runs `lesson.py` as it is, as `run` runs a script. Its options, and
     what is shown, are then the program's."""
-    data: str = ""
-    """The data that must be on this host before its ranks start: "mnist", or none."""
+    needs_mnist: bool = False
+    """Whether MNIST, or digits, must be on this host before its ranks start."""
     shown: str = ""
     """Conclusion in the last line of its output, with values of the run: `conclude` fills them in.
     Those of a row of steps are by step and rank: {scatter[0][after]}."""

@@ -46,12 +46,21 @@ PACKAGES = tuple(os.path.join(os.sep, name, "") for name in ("site-packages", "d
 """Names of such folders: a virtual environment may also see packages elsewhere, torch among
 them."""
 
+_programs: set[str] = set()
+
+
+def add_program(file: str) -> None:
+    """From now on, this file is a program's wherever it lies, in `site-packages` for example."""
+    _programs.add(os.path.abspath(file))
+
 
 def is_program(path: str) -> bool:
     """Whether code of this file is the program's. The boards and their commands are programs."""
     if path.startswith("<"):  # of no file
         return False
     path = os.path.abspath(path)
+    if path in _programs:
+        return True
     if path.startswith(PACKAGE):
         return not path.startswith((*RUNNERS, *CARRIERS))
     return not path.startswith(INSTALLED) and not is_in_packages(path)

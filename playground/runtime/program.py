@@ -26,6 +26,7 @@ from pathlib import Path
 
 from playground.runtime.constants import Value, put_values
 from playground.runtime.errors import UsageError
+from playground.runtime.frames import add_program
 from playground.runtime.imports import HiddenPackages, set_threads
 from playground.runtime.remote import ROOT, syntax_errors_in_one_line
 from playground.runtime.rendezvous.environment import RUN_ID
@@ -219,6 +220,8 @@ def run_program(rank: int, size: int, program: Program, run: str, restarts: int)
         from playground.runtime.rank.world import choose_device
 
         choose_device()
+    if file := program.locate():
+        add_program(str(file))
     HiddenPackages(sorted(SHARED), shlex.join(program.words) if rank == 0 else "")
     try:
         program.run()

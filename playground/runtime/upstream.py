@@ -30,12 +30,13 @@ from typing import Any, NoReturn
 
 
 def python_command(code: str) -> list[str]:
-    """The command of a Python like this one, with its flags, that runs `code`.
+    """The command of a Python like this one, with its flags, that runs `code`. Its streams are not
+    buffered (-u), those of C included.
 
     Source: subprocess._args_from_interpreter_flags (Python 3.11)
     """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [os.fsdecode(spawn.get_executable()), *flags, "-c", code]
+    return [os.fsdecode(spawn.get_executable()), *flags, "-u", "-c", code]
 
 
 def is_importing_program() -> bool:

@@ -42,7 +42,8 @@ CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^]]+)\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)")
 """A link that leads to a file here; its text, and the file."""
 OUTCOME = re.compile(
-    r"^( *)<details><summary>Outcome</summary>$(.*?)^ *</details>$", re.DOTALL | re.MULTILINE
+    r"^( *)<details><summary>(?:Outcome|Answer)</summary>$(.*?)^ *</details>$",
+    re.DOTALL | re.MULTILINE,
 )
 
 

@@ -392,6 +392,12 @@ def is_stopped(pid: int) -> bool:
     return process_status(pid)[:1] == [b"T"]
 
 
+def is_asleep(pid: int) -> bool:
+    """Whether the main thread of this process neither runs nor would, if there were a core for it:
+    it waits for something, has been stopped, or is gone."""
+    return process_status(pid)[:1] not in ([b"R"], [b"D"])
+
+
 def is_ending(pid: int) -> bool:
     """Whether this process has begun to end, as it does before its sockets are closed, or is
     gone."""

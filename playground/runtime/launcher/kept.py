@@ -3,8 +3,10 @@ milliseconds.
 
 Only the processes are kept: every launch forms a process group of its own. A world is kept if its
 function returned on every rank and left each process as it had found it (`ProcessState`); else the
-next launch starts a new one. Changes a function makes to modules go unnoticed: `launch(...,
-fresh=True)` is for that. What it registers with `atexit` runs when the world ends.
+next launch starts a new one. It serves a caller whose rights, limits, umask and niceness are those
+that it was started with. Its generators of random numbers are seeded afresh for each function.
+Changes a function makes to modules other than torch's go unnoticed: `launch(..., fresh=True)` is
+for that. What it registers with `atexit` runs when the world ends.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from playground.runtime import backends, surroundings
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.keeper import StoreKeeper, find_place
-from playground.runtime.launcher.output import EVERY_RANK, end_lines, open_pipes
+from playground.runtime.launcher.output import EVERY_RANK, end_lines, open_pipes, share_a_file
 from playground.runtime.launcher.rank_handle import GRACE, RankHandle
 from playground.runtime.launcher.rounds import ROUNDS, OutputInRounds, WorldInRounds
 from playground.runtime.launcher.watch import WorldWatch, ignore_report, interrupt, release, stop
@@ -128,7 +128,8 @@ def launch(
     torchrun, is called without any, unless its first two are called `rank` and `size` or
     `world_size`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, and it may call
     `init_process_group` itself. The environment variables and the working folder are the caller's.
-    The output of ranks appears here, byte for byte and in whole lines.
+    The output of ranks appears here, byte for byte and in whole lines. The beginning of a line,
+    such as a prompt, appears when its rank is quiet.
 
     A rank is a process as torchrun's is: `sys.exit(0)` and `os._exit(0)` return None, any other
     exit is a failure, what is registered with `atexit` runs, multiprocessing starts processes as
@@ -244,8 +245,11 @@ def start(
 def start_rank(
     env: RankEnv, config: LaunchConfig, own_server: server.ForkServerClient | None
 ) -> RankHandle:
+    # a world that is kept may outlive a redirection; rounds are counted in lines of stdout
+    are_apart = kept.are_kept() or isinstance(config.output, Path) or config.output == ROUNDS
+    are_one = share_a_file() and not are_apart
     shown = EVERY_RANK if config.output == ROUNDS else config.output
-    outputs, ends = open_pipes(env.rank, shown)
+    outputs, ends = open_pipes(env.rank, shown, are_one)
     try:
         if config.bare:
             ends.append(Connection(os.dup(0), writable=False))

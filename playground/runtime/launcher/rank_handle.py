@@ -14,7 +14,7 @@ from playground.runtime import errors
 from playground.runtime.backends.backend import Backend
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.flight_recorder.activity import Activity
-from playground.runtime.flight_recorder.box import View, is_ending, is_stopped
+from playground.runtime.flight_recorder.box import View, is_asleep, is_ending, is_stopped
 from playground.runtime.flight_recorder.idle import Sleep
 from playground.runtime.launcher.keeper import StoreKeeper
 from playground.runtime.launcher.output import Output
@@ -199,9 +199,9 @@ class RankHandle:
             output.relay_all()
 
     def relay_parts(self) -> None:
-        """Pass on what has waited long enough."""
+        """Pass on the beginnings of lines that have waited long enough for their ends."""
         for output in self.outputs:
-            output.relay_part(lambda: False)
+            output.relay_part(lambda: is_asleep(self.process.pid))
 
     def close(self) -> None:
         """Wait for the end of its process, and let go of all that belongs to it."""

@@ -47,7 +47,6 @@ from playground.runtime.errors import LOST_PEER, PeerDisconnected, PlaygroundErr
 from playground.runtime.flight_recorder.activity import look
 from playground.runtime.forks import close_in_children, keep_from_programs
 from playground.runtime.frames import RUNNERS, is_program
-from playground.runtime.launcher.output import print_lines
 from playground.runtime.rank.preemption import (
     clear_preemption,
     leave_to_launcher,
@@ -75,6 +74,8 @@ Event = dict[str, Any]
 """A rank's report: names and values of its choice."""
 Progress = Callable[[int, Event], None]
 """Takes (rank, event): what a rank reports of its progress."""
+JOINED = "joined"
+"""What a rank reports when its program has formed a process group."""
 _listeners: list[Callable[[Event], None]] = []
 
 
@@ -261,7 +262,6 @@ def handles_sigterm() -> bool:
 
 def main(line: Connection, env: RankEnv, backend: str) -> None:
     """The life of a rank."""
-    print_lines()
     launcher = Launcher(line, env.rank, env.size)
     launcher.send("up")
     report_to(partial(launcher.send, "report"))

@@ -32,6 +32,7 @@ from playground.runtime.inheritance import read_inheritance
 from playground.runtime.rank.default_device import set_default_device
 from playground.runtime.rank.generators import is_seeded_by_program, seed_generators
 from playground.runtime.rank.process import has_children
+from playground.runtime.rank.rank import JOINED, report
 from playground.runtime.rendezvous.connections import (
     StrangerConnected,
     let_ranks_connect,
@@ -434,6 +435,8 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
             under_way.forming = None
     for member in members:
         member.close_store()
+        if member.is_left_to_program:
+            report(**{JOINED: True})
     hooks.begin_world()
 
 
