@@ -308,7 +308,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     if isinstance(error, PlaygroundError):
         return error
     whole = traceback.TracebackException.from_exception(error)
-    innermost = whole.stack[-1]
+    innermost = whole.stack[-1:]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
     if missing := backends.explain_missing_device(error):
@@ -320,7 +320,8 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
     kind = PeerDisconnected if lost else RankFailed
     failed = kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
-    failed.refusal = describe_refusal(error, innermost)
+    for frame in innermost:
+        failed.refusal = describe_refusal(error, frame)
     return failed
 
 
