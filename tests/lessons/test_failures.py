@@ -248,9 +248,7 @@ def test_a_run_that_is_slow_is_asked_why(
         time.sleep(0.1)
     varying = re.compile(r" +|\w+\.py:\d+|--pid \d+")
     form = [varying.sub(" ", line).strip() for line in shown]
-    assert [
-        varying.sub(" ", without_times(line)).strip() for line in told.out.splitlines()
-    ] == form
+    assert [varying.sub(" ", without_times(line)).strip() for line in told.out.splitlines()] == form
 
 
 def test_the_first_program_is_a_deadlock_that_names_rank_2(
