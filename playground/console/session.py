@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from playground.console.tables import Text
     from playground.runtime.flight_recorder.diagnosis import Diagnosis
     from playground.runtime.launcher.entry import Around, CommandWorld
-    from playground.runtime.rank.rank import Event, Progress
+    from playground.runtime.rank.reports import Event, Progress
 
 
 def to_document(content: Mapping[str, object]) -> str:

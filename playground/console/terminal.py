@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from playground.console.tables import Table
     from playground.console.text import Prose
-    from playground.runtime.rank.rank import Event
+    from playground.runtime.rank.reports import Event
 
 NARROWEST = 40
 """Columns: no terminal is taken to be narrower, because nothing would be legible."""

@@ -12,7 +12,6 @@ Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al., FSDP, 202
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -295,35 +294,3 @@ def train(method: Replicated, batches: torch.Tensor) -> list[float]:
             method.after_step(last=index == len(batches))
         figures.append([*held, counter.sent])
     return figures[0]
-
-
-def compare(rank: int, size: int) -> None:
-    """Train a model in one process, and copies of it by each method; print KiB and differences."""
-    torch.manual_seed(1234)
-    start = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4))).double()
-    batches = torch.randn(5, 8 * size, 64, dtype=torch.float64)
-    alone = copy.deepcopy(start)
-    optimizer = torch.optim.Adam(alone.parameters())
-    for batch in batches:
-        optimizer.zero_grad()
-        alone(batch).square().mean().backward()
-        optimizer.step()
-    if rank == 0:
-        print("KiB     parameters  gradients  optimizer       sent  from one process")
-    methods: Any = {**METHODS}
-    methods["bf16"] = partial(Zero3, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for name, method in methods.items():
-        model = copy.deepcopy(start)
-        figures = train(method(model), batches.chunk(size, dim=1)[rank])
-        pairs = zip(alone.parameters(), model.parameters(), strict=True)
-        apart = max((one - other).abs().max().item() for one, other in pairs)
-        if rank == 0:
-            kib = "".join(f"{value / 1024:11.1f}" for value in figures)
-            print(f"{name:7}{kib}  {apart:.{3 if name == 'bf16' else 12}f}")
-
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    compare(dist.get_rank(), dist.get_world_size())
-    dist.barrier()  # gives gloo's threads time to free the last gather's tensors: they need the GIL
-    dist.destroy_process_group()

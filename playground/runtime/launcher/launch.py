@@ -26,7 +26,7 @@ from playground.runtime.rank.preemption import (
     await_preemption,
     raise_if_preempted,
 )
-from playground.runtime.rank.rank import Progress
+from playground.runtime.rank.reports import Progress
 from playground.runtime.rank.work import Assignment, prepare_work
 from playground.runtime.rendezvous.environment import RankEnv
 from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, MAX_RANKS, listen

@@ -32,6 +32,7 @@ from playground.runtime.inheritance import read_inheritance
 from playground.runtime.rank.default_device import set_default_device
 from playground.runtime.rank.generators import is_seeded_by_program, seed_generators
 from playground.runtime.rank.process import has_children
+from playground.runtime.rank.reports import JOINED, report
 from playground.runtime.rendezvous.connections import (
     StrangerConnected,
     let_ranks_connect,
@@ -74,12 +75,9 @@ class Member:
         timeout: float,
         joined: bool = False,
         meets: bool = True,
-        when_formed: Callable[[], object] = bool,
     ) -> None:
         """Wait for the others, `timeout` seconds at most, if it `meets` them here and not where its
-        program forms a world. `when_formed` is called when the program has formed one. Raises
-        `RendezvousTimeout`."""
-        self.when_formed = when_formed
+        program forms a world. Raises `RendezvousTimeout`."""
         self.env, self.backend, self.joined = env, backends.get_backend(backend), joined
         self.box = open_box(env.rank, env.size, env.rendezvous.place)
         self.groups_formed = 0
@@ -438,7 +436,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
     for member in members:
         member.close_store()
         if member.is_left_to_program:
-            member.when_formed()
+            report(**{JOINED: True})
     hooks.begin_world()
 
 

@@ -26,7 +26,7 @@ from playground.runtime.program import (
     parse,
     path_of_new_interpreter,
 )
-from playground.runtime.rank.rank import JOINED
+from playground.runtime.rank.reports import JOINED
 from playground.runtime.remote import file_of, remote
 from playground.tools.run.options import FILES, NO_LIMIT, ProgramOptions
 
