@@ -94,8 +94,8 @@ class Lesson:
         from playground.console.options import COMMON
         from playground.console.session import session_command
 
-        about: dict[str, Any] = {"help": self.help, "short_help": self.teaches}
         size, least, only = self.default_size, self.min_size, self.options or COMMON
         return session_command(
-            self.name, *decorators, only=only, size=size, min_size=least, **about
-        )
+            self.name, *decorators, only=only, size=size, min_size=least, help=self.help,
+            short_help=self.teaches,
+        )  # fmt: skip
