@@ -257,13 +257,14 @@ def test_what_a_lesson_cannot_do_is_one_line(
 
 def test_its_constants_are_options_with_their_comments(run_cli: Run) -> None:
     shown = " ".join(run_cli("p2p", "--help").out.split())
-    tag = "a tag: a receive with a tag takes only a message with the same tag"
-    assert f"--parcel INTEGER {tag} [default: 1] --letter INTEGER another tag [default: 2]" in shown
+    parcel = "the tag of a parcel: a receive with a tag takes only a message with the same tag"
+    assert f"--parcel INTEGER {parcel} [default: 7]" in shown
+    assert "--letter INTEGER the tag of a letter [default: 8]" in shown
 
 
 def test_a_constant_has_the_value_that_is_given(run_cli: Run) -> None:
     """With one tag for both, messages keep their order."""
-    same = run_cli("p2p", "--letter", 1)
+    same = run_cli("p2p", "--letter", 7)
     assert "Rank 1 has data -4.0 after tags, expected 4.0\n" in same.out
     assert "Rank 1: largest difference from the expected data 8.0\n" in same.out
 
