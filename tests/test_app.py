@@ -94,31 +94,23 @@ def test_p2p_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:
     assert (shown.code, shown.err) == (0, "")
 
 
-def test_a_group_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:
-    lines = run_cli("collectives", "--only", "groups", "-n", 2).out.splitlines()
-    assert [line for line in lines if line.startswith("Rank ")] == [
-        "Rank 0 has data 2.0",
-        "Rank 1 has data 2.0",
-    ]
-
-
 def test_only_picks_steps_in_the_lesson_s_order(run_cli: Run) -> None:
-    shown = json.loads(
-        run_cli("collectives", "--only", "all_reduce", "--only", "scatter", "-n", 3, "--json").out
-    )
-    assert [step["name"] for step in shown["steps"]] == ["scatter", "all_reduce"]
-    assert shown["steps"][1]["ranks"] == [{"before": rank + 1.0, "after": 6.0} for rank in range(3)]
+    names = ("remote_reference", "remote_call")
+    words = (word for name in names for word in ("--only", name))
+    shown = json.loads(run_cli("rpc", *words, "--json").out)
+    assert [step["name"] for step in shown["steps"]] == ["remote_call", "remote_reference"]
+    assert [len(step["ranks"]) for step in shown["steps"]] == [3, 3]
 
 
 def test_json_is_one_document(run_cli: Run) -> None:
     started = time.monotonic()
-    shown = run_cli("collectives", "--json", "-n", 2)
+    shown = run_cli("rpc", "--json", "-n", 2)
     took = time.monotonic() - started
     document = json.loads(shown.out)
-    about = {"lesson": "collectives", "backend": "gloo", "device": "cpu", "world_size": 2}
+    about = {"lesson": "rpc", "backend": "gloo", "device": "cpu", "world_size": 2}
     assert document.keys() == {*about, "seconds", "steps"}
     assert document.items() >= about.items()
-    assert [step["name"] for step in document["steps"]] == list(LESSONS["collectives"].steps)
+    assert [step["name"] for step in document["steps"]] == list(LESSONS["rpc"].steps)
     assert all(len(step["ranks"]) == 2 for step in document["steps"])
     assert 0 < document["seconds"] <= round(took, 3)
 
@@ -263,7 +255,7 @@ def test_a_world_that_contradicts_itself_is_refused(
 def test_a_hang_ends_with_exit_code_1_and_the_stacks(
     run_cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = run_cli("collectives", "-n", 4, "--timeout", "0.001")
+    shown = run_cli("rpc", "-n", 4, "--timeout", "0.001")
     assert shown.code == 1
     assert "no sign of life for 0.001 s" in shown.err
     assert "fork_server.py" not in shown.err  # where ranks wait that have not begun is a line
@@ -272,7 +264,7 @@ def test_a_hang_ends_with_exit_code_1_and_the_stacks(
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (["collectives", "--only", "all_g"], "all_gather"),
+        (["rpc", "--only", "remote_c"], "remote_call"),
         (["p2"], "p2p"),
         (["sgd", "--syn"], "--sync"),
     ],

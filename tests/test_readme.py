@@ -102,7 +102,7 @@ HEAVIER = (
 """Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test,
 is in the suite (that of the site's pages: tests/site/test_site.py). That they can be run as they
 stand: tests/lessons/test_commands_named.py."""
-EXACT = ("collectives", "allreduce")
+EXACT = ("allreduce",)
 """Commands whose numbers are the same in every run."""
 FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
 SMALLER = {

@@ -3,8 +3,8 @@ imports another loads it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from playground.console.units import plural
@@ -39,10 +39,6 @@ class Lesson:
     """World size unless the user asks for another."""
     min_size: int = 1
     """Smallest world in which it makes sense."""
-    brief: Sequence[str] = ()
-    """Steps that are shown; the others with --wide or --only. All, if it is empty."""
-    says: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Lines each rank has to say after a step, by the step's name, as tutorials print them."""
     options: Sequence[str] = ()
     """Those of every run that it has: fields of `RunOptions`; without any, the common ones."""
     folder: str = ""

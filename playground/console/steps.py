@@ -11,33 +11,20 @@ from playground.console.lesson import Lesson
 from playground.console.options import only_option
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell, numbers
-from playground.console.text import RANK, Styled, heading, prose
-from playground.console.units import plural
+from playground.console.text import heading, prose
 from playground.runtime.remote import remote
 
 MANY = 6
 """Number of columns from which on values that all ranks share are shown once, below the table."""
 
 
-def step_texts(
-    name: str, about: str, returned: Sequence[object], says: Sequence[str] = ()
-) -> Texts:
-    """One step: what it does, then what every rank had before and after, and each line that all of
-    them say."""
+def step_texts(name: str, about: str, returned: Sequence[object]) -> Texts:
+    """One step: what it does, then what every rank had before and after."""
     ranks = [each if isinstance(each, Mapping) else vars(each) for each in returned]
     head = prose(heading(name), f": {about}")
     if refused := [rank["refused"] for rank in ranks if "refused" in rank]:
         return [head, f"  the backend refuses: {refused[0]}"]
-    texts = [head, *rank_texts(ranks)]
-    for line in says:
-        before, _, after = line.partition("{rank}")
-        # a step that a reader has changed may return other names
-        with contextlib.suppress(KeyError):
-            texts += [
-                prose(before, Styled(str(rank), RANK), after.format(**values))
-                for rank, values in enumerate(ranks)
-            ]
-    return texts
+    return [head, *rank_texts(ranks)]
 
 
 def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
@@ -91,17 +78,8 @@ def steps_command(lesson: Lesson) -> click.Command:
         session.say(f"{lesson.name}: {session.world}")
         by_rank = session.launch(RUN_STEPS, steps, session.run.seed)
         by_step = dict(zip((step.name for step in steps), zip(*by_rank, strict=True), strict=True))
-        brief = by_step if only or session.run.wide else lesson.brief or by_step
-        for step in (step for step in steps if step.name in brief):
-            session.say(
-                "",
-                *step_texts(
-                    step.name, step.summary, by_step[step.name], lesson.says.get(step.name, ())
-                ),
-            )
-        if rest := [name for name in by_step if name not in brief]:
-            more = plural(len(rest), "more step")
-            session.say("", f"{more} with --wide, or one with --only: {', '.join(rest)}.")
+        for step in steps:
+            session.say("", *step_texts(step.name, step.summary, by_step[step.name]))
         shown = ", ".join(by_step)
         # without all steps, or where a reader has changed one or a backend refuses it
         with contextlib.suppress(LookupError, TypeError):

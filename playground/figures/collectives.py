@@ -62,9 +62,7 @@ REDUCE_BROADCAST, ALL_TO_ALL, RING = (
 )
 SGD = FigureRun("sgd", remote("playground.figures.ranks:sgd_step"), 4)
 HELLO = FigureRun("hello", remote("playground.lessons.hello.lesson:who_am_i"), 3)
-REDUCE_SCATTER = FigureRun(
-    "reduce-scatter", remote("playground.lessons.collectives.lesson:reduce_scatter"), 4
-)
+REDUCE_SCATTER = FigureRun("reduce-scatter", remote("playground.figures.ranks:reduce_scatter"), 4)
 RPC = FigureRun("rpc", remote("playground.lessons.rpc.lesson:remote_call"), 2)
 TENSOR = FigureRun("tensor", remote("playground.figures.ranks:sharded_mlp"), 2)
 CONTEXT = FigureRun(
@@ -308,11 +306,9 @@ def one_world(run: Evidence) -> Scene:
 @figure("reduce-scatter", "collectives/reduce_scatter", REDUCE_SCATTER)
 def reduce_scatter(run: Evidence) -> Scene:
     ranks = range(len(run.results))
-    given = boxes(tuple(row["before"]) for row in run.results)
-    sums = boxes(((row["after"],) for row in run.results), "value")
     return bands_scene(
         "reduce_scatter: rank r gets the sum of all elements r",
-        [Band(given, label="before"), Band(sums, meant_arrows(ranks, ranks), "after")],
+        [before_band(run.results), after_band(run.results, meant_arrows(ranks, ranks))],
         f"dist.reduce_scatter on {len(ranks)} ranks: values before and after are those of the run.",
         DASHED,
     )

@@ -61,19 +61,16 @@ class Held:
 
 
 def six_collectives(rank: int, size: int) -> dict[str, Held]:
-    """Run each of `SIX` as the lesson does."""
-    outcomes = {name: getattr(collectives, name)(rank, size) for name in SIX}
-    return {
-        name: Held(as_numbers(each["before"]), as_numbers(each["after"]))
-        for name, each in outcomes.items()
-    }
+    """Run each of `SIX` as the lesson does: rank r has r + 1, but the root of scatter a list."""
+    before: dict[str, tuple[float, ...]] = dict.fromkeys(SIX, (rank + 1.0,))
+    before["scatter"] = tuple(other + 1.0 for other in range(size)) if rank == 0 else ()
+    return {name: Held(before[name], tuple(getattr(collectives, name)(rank, size))) for name in SIX}
 
 
-def as_numbers(value: object) -> tuple[float, ...]:
-    """A number, a list of numbers or nothing, as a tuple."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (float(str(value)),)
+def reduce_scatter(rank: int, size: int) -> Held:
+    """Run it as the lesson does: rank r has r + 1 times 1, 2, …"""
+    before = tuple((rank + 1.0) * (other + 1) for other in range(size))
+    return Held(before, tuple(collectives.reduce_scatter(rank, size)))
 
 
 def sharded_mlp(rank: int, size: int) -> dict[str, tuple[float, ...]]:

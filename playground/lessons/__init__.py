@@ -14,7 +14,6 @@ from playground.console.lesson import Lesson
 
 SEEDED = ("size", "backend", "timeout", "seed", "wide", "as_json", "see")
 """Options of lessons whose results depend on the seed."""
-HAS_DATA = "Rank {rank} has data {after}"
 ORIGINS, SHAPES = "Where it came from", "Other shapes"
 FURTHER = "Long runs, slow links"
 """Parts beside the path."""
@@ -37,12 +36,8 @@ PATH = (
     lesson(
         name="collectives",
         teaches="groups, and what each collective leaves on every rank",
-        shown="of {ranks}, rank 0 has {all_reduce[0][after]} after all_reduce, "
-        "{all_gather[0][after]} after all_gather, and {reduce_scatter[0][after]} after "
-        "reduce_scatter",
+        is_program=True,
         default_size=4,
-        brief=("groups", "scatter", "all_reduce", "all_gather"),
-        says={"groups": (HAS_DATA,)},
     ),
     lesson(
         name="sgd",

@@ -58,9 +58,9 @@ def test_who_wants_no_colour_gets_no_escape_sequence(monkeypatch: pytest.MonkeyP
 def test_a_pipe_gets_plain_text_or_colour_if_that_is_forced(
     run_cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "\033" not in run_cli("collectives", "--only", "gather").out
+    assert "\033" not in run_cli("rpc", "--only", "remote_call").out
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\033[1;36mgather\033[0m: " in run_cli("collectives", "--only", "gather").out
+    assert "\033[1;36mremote_call\033[0m: " in run_cli("rpc", "--only", "remote_call").out
 
 
 @pytest.mark.parametrize(("columns", "expected"), [("100", 100), ("7", 40), ("", 80), ("many", 80)])

@@ -18,17 +18,7 @@ from playground.lessons import LESSONS
 
 DIGITS = ("--dataset", "digits")
 COMMANDS: list[tuple[Any, ...]] = [
-    (
-        "collectives",
-        "-n",
-        8,
-        "--only",
-        "all_gather_object",
-        "--only",
-        "all_to_all",
-        "--only",
-        "reduce_operations",
-    ),
+    ("rpc", "-n", 8),
     ("allreduce", "-n", 8, "--algorithm", "ring"),
     ("scale", "--alpha", "2e-5", "--beta", "1e-9"),
 ]

@@ -25,7 +25,8 @@ OF_OTHERS = {
 }  # fmt: skip
 """Options of pytest, of WSL, of the old launcher, of sbatch."""
 FILES_OF_OTHERS = {
-    "around.py", "ddp.py", "hang.py", "parallel.py", "src/ddp.py", "swap.py", "train.py",
+    "accuracy.py", "around.py", "ddp.py", "hang.py", "parallel.py", "src/ddp.py", "swap.py",
+    "train.py",
 }  # fmt: skip
 """Files of the tutorials', and those that the reader writes."""
 
@@ -64,7 +65,7 @@ def test_the_commands_that_a_page_names_have_these_options(page: Path) -> None:
 def test_what_is_not_there_is_found() -> None:
     for call, wrong in (
         ("hello --ranks 2", "--ranks"),
-        ("collectives --only all_redcue", "all_redcue"),
+        ("rpc --only remote_cal", "remote_cal"),
         ("ladder --steps many", "many"),
     ):
         with pytest.raises(click.UsageError, match=wrong):

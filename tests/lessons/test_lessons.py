@@ -19,10 +19,8 @@ from boards import source_of
 from fixtures import Run, Worlds
 from gpus import shown
 from processes import free_port
-from ranks import needs_shm
 
 from playground.lessons import LESSONS
-from playground.lessons.collectives.further import REDUCTIONS
 from playground.lessons.context.page import ContextSettings
 from playground.lessons.ddp import lesson as ddp
 from playground.lessons.experts.page import ExpertsSettings
@@ -38,13 +36,6 @@ from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.training.data import Images
 from playground.training.step_settings import LadderSettings
-
-TABLED = [
-    (lesson, step)
-    for lesson in ("collectives", "rpc")
-    for step in LESSONS[lesson].steps
-    if step != "reduce_operations"
-]
 
 
 def steps_of(lesson: str, *names: str) -> list[Remote]:
@@ -68,48 +59,15 @@ def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:
     return table
 
 
-@pytest.mark.parametrize("lesson", ["collectives", "rpc"])
+@pytest.mark.parametrize("lesson", ["rpc"])
 def test_steps_leave_what_their_tables_say(lesson: str, world: Worlds) -> None:
-    steps = [step for name, step in TABLED if name == lesson]
+    steps = LESSONS[lesson].steps
     tables = {step: docstring_table(lesson, step) for step in steps}
     for size in {len(table) for table in tables.values()}:
         chosen = [step for step in steps if len(tables[step]) == size]
         by_rank = world(size).run(run_steps, steps_of(lesson, *chosen))
         for step, results in zip(chosen, zip(*by_rank, strict=True), strict=True):
             assert list(results) == tables[step], step
-
-
-@pytest.mark.parametrize(
-    ("size", "backend"), [(1, "gloo"), (3, "gloo"), pytest.param(3, "shm", marks=needs_shm)]
-)
-def test_collectives_in_any_world(size: int, backend: str, world: Worlds) -> None:
-    steps = list(LESSONS["collectives"].steps)
-    by_rank = world(size, backend=backend).run(run_steps, steps_of("collectives"))
-    by_step = dict(zip(steps, zip(*by_rank, strict=True), strict=True))
-    everyone = [float(rank + 1) for rank in range(size)]
-    after = {step: [rank.get("after") for rank in results] for step, results in by_step.items()}
-    assert after["groups"] == [min(2.0, size)] * min(2, size) + [1.0] * (size - 2)
-    assert after["scatter"] == everyone
-    assert after["gather"] == [everyone] + [None] * (size - 1)
-    assert after["reduce"] == [sum(everyone)] + [None] * (size - 1)
-    assert after["all_reduce"] == [sum(everyone)] * size
-    assert after["broadcast"] == [1.0] * size
-    assert after["all_gather"] == [everyone] * size
-    assert after["reduce_scatter"] == [sum(everyone) * (rank + 1) for rank in range(size)]
-    assert after["all_to_all"] == [[10.0 * r + rank for r in range(size)] for rank in range(size)]
-    assert [rank["arrived"] for rank in by_step["barrier"]] == [size] * size
-    assert after["all_gather_object"] == [[list(range(r)) for r in range(size)]] * size
-
-
-def test_every_reduce_operation_is_right_or_refused(world: Worlds) -> None:
-    results = world(3).run(run_steps, steps_of("collectives", "reduce_operations"))
-    for [result] in results:
-        outcomes = result["after"]
-        assert set(outcomes) == set(REDUCTIONS)
-        for name in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
-            assert outcomes[name] == REDUCTIONS[name][1]([1, 2, 3])
-        assert outcomes["AVG"] == 2.0 or str(outcomes["AVG"]).startswith(("refused: ", "wrong: "))
-        assert outcomes["PREMUL_SUM"].startswith("refused: ")  # gloo has none
 
 
 def step_that_draws(rank: int, size: int) -> dict[str, float]:
@@ -339,7 +297,7 @@ def ranks_by_step(document: Any) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lesson", ["collectives", "allreduce", "rpc"])
+@pytest.mark.parametrize("lesson", ["allreduce", "rpc"])
 def test_a_lesson_leaves_what_it_leaves_on_gloo(lesson: str, run_cli: Run, pair: int) -> None:
     here = ranks_by_step(shown(run_cli, lesson, "-n", pair))
     there = ranks_by_step(json.loads(run_cli(lesson, "-n", pair, "--json").out))
@@ -351,8 +309,3 @@ def test_a_lesson_leaves_what_it_leaves_on_gloo(lesson: str, run_cli: Run, pair:
     for name in compared:
         for ours, theirs in zip(here[name], there[name], strict=True):
             assert ours.get("after") == theirs.get("after"), name
-    if lesson == "collectives":  # operations that gloo does not have
-        total, reduced = pair * (pair + 1) / 2, here["reduce_operations"][0]["after"]
-        assert "monitored" in here["monitored_barrier"][0]["refused"]
-        assert (reduced["AVG"], reduced["PREMUL_SUM"]) == (total / pair, 2 * total)
-        assert not any(str(outcome).startswith("wrong") for outcome in reduced.values())

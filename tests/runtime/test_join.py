@@ -20,9 +20,9 @@ from playground.runtime.rank.steps import run_steps
 
 def test_torchrun_gives_what_our_own_launcher_gives(world: Worlds, fork_program: Fork) -> None:
     torchrun = ("torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port())
-    program = fork_program(*torchrun, "-m", "playground", "collectives", "--json")
-    steps = list(LESSONS["collectives"].steps)
-    ours = world(2).run(run_steps, [LESSONS["collectives"].remote(step) for step in steps])
+    program = fork_program(*torchrun, "-m", "playground", "rpc", "--json")
+    steps = list(LESSONS["rpc"].steps)
+    ours = world(2).run(run_steps, [LESSONS["rpc"].remote(step) for step in steps])
     out, err = program.communicate(timeout=ENOUGH)
     assert program.returncode == 0, err
     theirs = {step["name"]: step["ranks"] for step in json.loads(out)["steps"]}

@@ -1,190 +1,152 @@
-"""Collectives: operations that every rank of a group takes part in, and what each leaves on every
-rank.
+"""Collectives: all ranks of a group make the same call, and each gets its part of the result.
 
-    torchrun --nproc-per-node 4 lesson.py
+Each function below shows the call that it is named after. It returns a list: the numbers that this
+rank has afterwards. Its table shows four ranks, before and after.
+
     python -m playground collectives
-    python -m playground collectives --only all_reduce --only groups -n 3
+    torchrun --nproc-per-node 4 lesson.py
 
-The tables show the run with as many ranks as they have rows. The first six are the tutorial's. The
-last three do what all_gather, reduce_scatter and all_to_all do, on one tensor instead of a list.
+    Rank 0 has [1.0] after broadcast, expected [1.0]
+    Rank 1 has [1.0] after broadcast, expected [1.0]
+    Rank 2 has [1.0] after broadcast, expected [1.0]
+    Rank 3 has [1.0] after broadcast, expected [1.0]
+    …
+    Rank 0: largest difference from the expected numbers 0.0
+
 Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions
 """
-
-from __future__ import annotations
-
-import warnings
 
 import torch
 import torch.distributed as dist
 
 
-def mine(rank: int) -> torch.Tensor:
-    """The tensor a rank starts with: its number, counted from one."""
-    return torch.full((1,), float(rank + 1))
+def broadcast(rank, size):
+    """Every rank gets rank 0's tensor.
 
-
-def empty(size: int) -> list[torch.Tensor]:
-    """Memory for one value from every rank."""
-    return [torch.zeros(1) for _ in range(size)]
-
-
-def values(tensors: list[torch.Tensor]) -> list[float]:
-    return [tensor.item() for tensor in tensors]
-
-
-def groups(rank: int, size: int) -> dict[str, object]:
-    """`new_group` makes a smaller group. Every rank of the world must call it, in the same order,
-    member or not.
-
-    Here ranks 0 and 1 add up ones. A rank outside gets a handle with which it can do nothing: in
-    that group it has the rank -1, and an operation on it changes nothing.
-
-    | rank | before | after | rank_in_group |
-    |------|--------|-------|---------------|
-    | 0    | 1.0    | 2.0   | 0             |
-    | 1    | 1.0    | 2.0   | 1             |
-    | 2    | 1.0    | 1.0   | -1            |
-    | 3    | 1.0    | 1.0   | -1            |
+    | rank | before | after |
+    |------|--------|-------|
+    | 0    | [1.0]  | [1.0] |
+    | 1    | [2.0]  | [1.0] |
+    | 2    | [3.0]  | [1.0] |
+    | 3    | [4.0]  | [1.0] |
     """
-    group = dist.new_group([0, 1][:size])
-    tensor = torch.ones(1)
-    before = tensor.item()
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch warns a rank outside the group, which is the point here
-        dist.all_reduce(tensor, group=group)
-    return {"before": before, "after": tensor.item(), "rank_in_group": dist.get_rank(group)}
+    tensor = torch.tensor([rank + 1.0])
+    dist.broadcast(tensor, src=0)
+    return tensor.tolist()
 
 
-def scatter(rank: int, size: int) -> dict[str, object]:
-    """The root deals out a list, one tensor to each rank.
+def reduce(rank, size):
+    """Rank 0 gets the sum. The other ranks' tensors are undefined afterwards: do not read them.
+
+    | rank | before | after  |
+    |------|--------|--------|
+    | 0    | [1.0]  | [10.0] |
+    | 1    | [2.0]  | []     |
+    | 2    | [3.0]  | []     |
+    | 3    | [4.0]  | []     |
+    """
+    tensor = torch.tensor([rank + 1.0])
+    dist.reduce(tensor, dst=0, op=dist.ReduceOp.SUM)
+    return tensor.tolist() if rank == 0 else []
+
+
+def all_reduce(rank, size):
+    """Every rank gets the sum.
+
+    | rank | before | after  |
+    |------|--------|--------|
+    | 0    | [1.0]  | [10.0] |
+    | 1    | [2.0]  | [10.0] |
+    | 2    | [3.0]  | [10.0] |
+    | 3    | [4.0]  | [10.0] |
+    """
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
+    return tensor.tolist()
+
+
+def scatter(rank, size):
+    """Rank 0 has a list with one tensor for each rank. Rank r gets tensor r.
 
     | rank | before               | after |
     |------|----------------------|-------|
-    | 0    | [1.0, 2.0, 3.0, 4.0] | 1.0   |
-    | 1    | None                 | 2.0   |
-    | 2    | None                 | 3.0   |
-    | 3    | None                 | 4.0   |
+    | 0    | [1.0, 2.0, 3.0, 4.0] | [1.0] |
+    | 1    | []                   | [2.0] |
+    | 2    | []                   | [3.0] |
+    | 3    | []                   | [4.0] |
     """
-    dealt = [mine(r) for r in range(size)] if rank == 0 else None
-    tensor = torch.zeros(1)
-    dist.scatter(tensor, dealt, src=0)
-    return {"before": values(dealt) if dealt else None, "after": tensor.item()}
+    tensors = [torch.tensor([r + 1.0]) for r in range(size)] if rank == 0 else None
+    received = torch.zeros(1)
+    dist.scatter(received, tensors, src=0)
+    return received.tolist()
 
 
-def gather(rank: int, size: int) -> dict[str, object]:
-    """The root collects one tensor from each rank.
+def gather(rank, size):
+    """Rank 0 gets a list with every rank's tensor.
 
     | rank | before | after                |
     |------|--------|----------------------|
-    | 0    | 1.0    | [1.0, 2.0, 3.0, 4.0] |
-    | 1    | 2.0    | None                 |
-    | 2    | 3.0    | None                 |
-    | 3    | 4.0    | None                 |
+    | 0    | [1.0]  | [1.0, 2.0, 3.0, 4.0] |
+    | 1    | [2.0]  | []                   |
+    | 2    | [3.0]  | []                   |
+    | 3    | [4.0]  | []                   |
     """
-    collected = empty(size) if rank == 0 else None
-    dist.gather(mine(rank), collected, dst=0)
-    return {"before": mine(rank).item(), "after": values(collected) if collected else None}
+    tensor = torch.tensor([rank + 1.0])
+    received = [torch.zeros(1) for _ in range(size)] if rank == 0 else None
+    dist.gather(tensor, received, dst=0)
+    return torch.cat(received).tolist() if rank == 0 else []
 
 
-def reduce(rank: int, size: int) -> dict[str, object]:
-    """The root gets the sum. What the others' tensors hold afterwards is not defined, so only the
-    root shows it.
-
-    | rank | before | after |
-    |------|--------|-------|
-    | 0    | 1.0    | 10.0  |
-    | 1    | 2.0    | None  |
-    | 2    | 3.0    | None  |
-    | 3    | 4.0    | None  |
-    """
-    tensor = mine(rank)
-    dist.reduce(tensor, dst=0, op=dist.ReduceOp.SUM)
-    return {"before": mine(rank).item(), "after": tensor.item() if rank == 0 else None}
-
-
-def all_reduce(rank: int, size: int) -> dict[str, object]:
-    """Every rank gets the sum: the operation that averages gradients.
-
-    | rank | before | after |
-    |------|--------|-------|
-    | 0    | 1.0    | 10.0  |
-    | 1    | 2.0    | 10.0  |
-    | 2    | 3.0    | 10.0  |
-    | 3    | 4.0    | 10.0  |
-    """
-    tensor = mine(rank)
-    dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
-    return {"before": mine(rank).item(), "after": tensor.item()}
-
-
-def broadcast(rank: int, size: int) -> dict[str, object]:
-    """Every rank gets the root's tensor.
-
-    | rank | before | after |
-    |------|--------|-------|
-    | 0    | 1.0    | 1.0   |
-    | 1    | 2.0    | 1.0   |
-    | 2    | 3.0    | 1.0   |
-    | 3    | 4.0    | 1.0   |
-    """
-    tensor = mine(rank)
-    dist.broadcast(tensor, src=0)
-    return {"before": mine(rank).item(), "after": tensor.item()}
-
-
-def all_gather(rank: int, size: int) -> dict[str, object]:
-    """Every rank collects one tensor from each rank.
+def all_gather(rank, size):
+    """Every rank gets a list with every rank's tensor.
 
     | rank | before | after                |
     |------|--------|----------------------|
-    | 0    | 1.0    | [1.0, 2.0, 3.0, 4.0] |
-    | 1    | 2.0    | [1.0, 2.0, 3.0, 4.0] |
-    | 2    | 3.0    | [1.0, 2.0, 3.0, 4.0] |
-    | 3    | 4.0    | [1.0, 2.0, 3.0, 4.0] |
+    | 0    | [1.0]  | [1.0, 2.0, 3.0, 4.0] |
+    | 1    | [2.0]  | [1.0, 2.0, 3.0, 4.0] |
+    | 2    | [3.0]  | [1.0, 2.0, 3.0, 4.0] |
+    | 3    | [4.0]  | [1.0, 2.0, 3.0, 4.0] |
     """
-    collected = empty(size)
-    dist.all_gather(collected, mine(rank))
-    return {"before": mine(rank).item(), "after": values(collected)}
+    tensor = torch.tensor([rank + 1.0])
+    received = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(received, tensor)
+    return torch.cat(received).tolist()
 
 
-def reduce_scatter(rank: int, size: int) -> dict[str, object]:
-    """The lists of all are added up, element by element; rank r gets element r. The first half of a
-    ring all-reduce.
+def reduce_scatter(rank, size):
+    """Every rank has a list with one tensor for each rank. Rank r gets the sum of all tensors r.
 
-    | rank | before                   | after |
-    |------|--------------------------|-------|
-    | 0    | [1.0, 2.0, 3.0, 4.0]     | 10.0  |
-    | 1    | [2.0, 4.0, 6.0, 8.0]     | 20.0  |
-    | 2    | [3.0, 6.0, 9.0, 12.0]    | 30.0  |
-    | 3    | [4.0, 8.0, 12.0, 16.0]   | 40.0  |
+    | rank | before                 | after  |
+    |------|------------------------|--------|
+    | 0    | [1.0, 2.0, 3.0, 4.0]   | [10.0] |
+    | 1    | [2.0, 4.0, 6.0, 8.0]   | [20.0] |
+    | 2    | [3.0, 6.0, 9.0, 12.0]  | [30.0] |
+    | 3    | [4.0, 8.0, 12.0, 16.0] | [40.0] |
     """
-    given = [mine(rank) * (r + 1) for r in range(size)]
-    tensor = torch.zeros(1)
-    dist.reduce_scatter(tensor, given, op=dist.ReduceOp.SUM)
-    return {"before": [(rank + 1.0) * (r + 1) for r in range(size)], "after": tensor.item()}
+    tensors = [torch.tensor([(rank + 1.0) * (r + 1)]) for r in range(size)]
+    received = torch.zeros(1)
+    dist.reduce_scatter(received, tensors, op=dist.ReduceOp.SUM)
+    return received.tolist()
 
 
-def all_to_all(rank: int, size: int) -> dict[str, object]:
-    """Every rank has a tensor for every rank: rank r's element s becomes rank s's element r, a
-    transposition.
+def all_to_all(rank, size):
+    """Every rank has a list with one tensor for each rank. Rank r gets a list with all tensors r.
 
-    | rank | before                   | after                    |
-    |------|--------------------------|--------------------------|
-    | 0    | [0.0, 1.0, 2.0, 3.0]     | [0.0, 10.0, 20.0, 30.0]  |
-    | 1    | [10.0, 11.0, 12.0, 13.0] | [1.0, 11.0, 21.0, 31.0]  |
-    | 2    | [20.0, 21.0, 22.0, 23.0] | [2.0, 12.0, 22.0, 32.0]  |
-    | 3    | [30.0, 31.0, 32.0, 33.0] | [3.0, 13.0, 23.0, 33.0]  |
+    | rank | before                   | after                   |
+    |------|--------------------------|-------------------------|
+    | 0    | [0.0, 1.0, 2.0, 3.0]     | [0.0, 10.0, 20.0, 30.0] |
+    | 1    | [10.0, 11.0, 12.0, 13.0] | [1.0, 11.0, 21.0, 31.0] |
+    | 2    | [20.0, 21.0, 22.0, 23.0] | [2.0, 12.0, 22.0, 32.0] |
+    | 3    | [30.0, 31.0, 32.0, 33.0] | [3.0, 13.0, 23.0, 33.0] |
     """
-    given = [torch.full((1,), 10.0 * rank + r) for r in range(size)]
-    received = empty(size)
-    dist.all_to_all(received, given)
-    return {"before": values(given), "after": values(received)}
+    tensors = [torch.tensor([10.0 * rank + r]) for r in range(size)]
+    received = [torch.zeros(1) for _ in range(size)]
+    dist.all_to_all(received, tensors)
+    return torch.cat(received).tolist()
 
 
-def all_gather_tensor(rank: int, size: int) -> dict[str, object]:
-    """Every rank's shard, one after the other in one tensor.
+def all_gather_into_tensor(rank, size):
+    """all_gather with one tensor instead of a list: every rank's shard, in the order of the ranks.
 
     | rank | before     | after                                    |
     |------|------------|------------------------------------------|
@@ -194,58 +156,185 @@ def all_gather_tensor(rank: int, size: int) -> dict[str, object]:
     | 3    | [3.0, 3.5] | [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5] |
     """
     shard = torch.tensor([rank, rank + 0.5])
-    whole = torch.empty(size * len(shard))
-    dist.all_gather_into_tensor(whole, shard)
-    return {"before": shard.tolist(), "after": whole.tolist()}
+    received = torch.zeros(size * len(shard))
+    dist.all_gather_into_tensor(received, shard)
+    return received.tolist()
 
 
-def reduce_scatter_tensor(rank: int, size: int) -> dict[str, object]:
-    """The tensors of all are added up; each rank gets its shard of the sum.
+def reduce_scatter_tensor(rank, size):
+    """reduce_scatter with one tensor instead of a list: rank r gets shard r of the sum.
 
-    | rank | before               | after  |
-    |------|----------------------|--------|
-    | 0    | [1.0, 2.0, 3.0, 4.0] | [10.0] |
-    | 1    | [2.0, 4.0, 6.0, 8.0] | [20.0] |
-    | 2    | [3.0, 6.0, 9.0, 12.0] | [30.0] |
+    | rank | before                 | after  |
+    |------|------------------------|--------|
+    | 0    | [1.0, 2.0, 3.0, 4.0]   | [10.0] |
+    | 1    | [2.0, 4.0, 6.0, 8.0]   | [20.0] |
+    | 2    | [3.0, 6.0, 9.0, 12.0]  | [30.0] |
     | 3    | [4.0, 8.0, 12.0, 16.0] | [40.0] |
     """
-    whole = (rank + 1) * torch.arange(1.0, size + 1)
-    shard = torch.empty(1)
-    dist.reduce_scatter_tensor(shard, whole)
-    return {"before": whole.tolist(), "after": shard.tolist()}
+    tensor = (rank + 1) * torch.arange(1.0, size + 1)
+    shard = torch.zeros(1)
+    dist.reduce_scatter_tensor(shard, tensor, op=dist.ReduceOp.SUM)
+    return shard.tolist()
 
 
-def all_to_all_single(rank: int, size: int) -> dict[str, object]:
-    """Parts of different sizes: rank r sends r elements to every rank, and all say how many they
-    expect from each.
+def all_to_all_single(rank, size):
+    """all_to_all with one tensor, in parts of different lengths: rank r sends r numbers to each.
 
-    | rank | sent | after                          |
-    |------|------|--------------------------------|
-    | 0    | 0    | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
-    | 1    | 4    | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
-    | 2    | 8    | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
-    | 3    | 12   | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
+    | rank | numbers sent | after                          |
+    |------|--------------|--------------------------------|
+    | 0    | 0            | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
+    | 1    | 4            | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
+    | 2    | 8            | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
+    | 3    | 12           | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
     """
-    given = torch.full((size * rank,), float(rank))
-    sizes_there = list(range(size))
-    received = torch.empty(sum(sizes_there))
-    dist.all_to_all_single(received, given, sizes_there, [rank] * size)
-    return {"sent": len(given), "after": received.tolist()}
+    tensor = torch.full((rank * size,), float(rank))
+    lengths_sent = [rank] * size
+    lengths_received = [*range(size)]
+    received = torch.zeros(sum(lengths_received))
+    dist.all_to_all_single(
+        received, tensor, output_split_sizes=lengths_received, input_split_sizes=lengths_sent
+    )
+    return received.tolist()
 
 
-STEPS = (
-    *(groups, scatter, gather, reduce, all_reduce, broadcast, all_gather),
-    *(reduce_scatter, all_to_all, all_gather_tensor, reduce_scatter_tensor, all_to_all_single),
-)  # fmt: skip
+def groups(rank, size):
+    """Ranks 0 and 1 form a group, and add up ones. All ranks call new_group, members or not.
+
+    | rank | before | after |
+    |------|--------|-------|
+    | 0    | [1.0]  | [2.0] |
+    | 1    | [1.0]  | [2.0] |
+    | 2    | [1.0]  | [1.0] |
+    | 3    | [1.0]  | [1.0] |
+    """
+    tensor = torch.ones(1)
+    group = dist.new_group([0, 1])
+    if rank in (0, 1):
+        dist.all_reduce(tensor, group=group)
+    return tensor.tolist()
 
 
-def print_steps(rank: int, world_size: int) -> None:
-    """Run every step, and print what it leaves on this rank."""
-    for step in STEPS:
-        print(f"Rank {rank}, {step.__name__}: {step(rank, world_size)['after']}")
+def asynchronous(rank, size):
+    """With async_op=True, a call returns a handle at once. The result is there after wait().
+
+    Two all_reduces run at the same time: a sum and a maximum. All ranks start them in this order.
+
+    | rank | before     | after       |
+    |------|------------|-------------|
+    | 0    | [1.0, 1.0] | [10.0, 4.0] |
+    | 1    | [2.0, 2.0] | [10.0, 4.0] |
+    | 2    | [3.0, 3.0] | [10.0, 4.0] |
+    | 3    | [4.0, 4.0] | [10.0, 4.0] |
+    """
+    total, largest = torch.tensor([rank + 1.0]), torch.tensor([rank + 1.0])
+    total_handle = dist.all_reduce(total, op=dist.ReduceOp.SUM, async_op=True)
+    largest_handle = dist.all_reduce(largest, op=dist.ReduceOp.MAX, async_op=True)
+    # here the rank may compute, with any other tensor
+    total_handle.wait()
+    largest_handle.wait()
+    return [total.item(), largest.item()]
+
+
+def operations(rank, size):
+    """The sum, product, minimum and maximum of one number per rank.
+
+    | rank | before | after                |
+    |------|--------|----------------------|
+    | 0    | [1.0]  | [6.0, 4.0, 1.0, 2.0] |
+    | 1    | [2.0]  | [6.0, 4.0, 1.0, 2.0] |
+    | 2    | [1.0]  | [6.0, 4.0, 1.0, 2.0] |
+    | 3    | [2.0]  | [6.0, 4.0, 1.0, 2.0] |
+    """
+    results = []
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+        tensor = torch.tensor([1.0 + rank % 2])
+        dist.all_reduce(tensor, op=op)
+        results.append(tensor.item())
+    return results
+
+
+def bitwise(rank, size):
+    """AND, OR and XOR of an integer's bits. Bit 0 is set on every rank, bit r + 1 on rank r only.
+
+    | rank | before | after       |
+    |------|--------|-------------|
+    | 0    | [3]    | [1, 31, 30] |
+    | 1    | [5]    | [1, 31, 30] |
+    | 2    | [9]    | [1, 31, 30] |
+    | 3    | [17]   | [1, 31, 30] |
+    """
+    results = []
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        tensor = torch.tensor([1 + 2 ** (rank + 1)])
+        dist.all_reduce(tensor, op=op)
+        results.append(tensor.item())
+    return results
+
+
+def broadcast_object(rank, size):
+    """broadcast of a Python object, here a dictionary. It returns the value in the dictionary.
+
+    | rank | before      | after |
+    |------|-------------|-------|
+    | 0    | {'lr': 0.1} | [0.1] |
+    | 1    | {}          | [0.1] |
+    | 2    | {}          | [0.1] |
+    | 3    | {}          | [0.1] |
+    """
+    objects = [{"lr": 0.1} if rank == 0 else {}]
+    dist.broadcast_object_list(objects, src=0)
+    return [objects[0]["lr"]]
+
+
+def all_gather_object(rank, size):
+    """all_gather of objects, whose sizes may differ. It returns the length of each string.
+
+    | rank | before | after        |
+    |------|--------|--------------|
+    | 0    | ''     | [0, 1, 2, 3] |
+    | 1    | 'x'    | [0, 1, 2, 3] |
+    | 2    | 'xx'   | [0, 1, 2, 3] |
+    | 3    | 'xxx'  | [0, 1, 2, 3] |
+    """
+    received = [""] * size
+    dist.all_gather_object(received, "x" * rank)
+    return [len(each) for each in received]
+
+
+def run(rank, size):
+    assert size > 1, "the group has two ranks: start 2 or more"
+    numbers = [r + 1.0 for r in range(size)]
+    total, bits = sum(numbers), 2 ** (size + 1)
+    difference = 0.0
+    for function, expected in (
+        (broadcast, [1.0]),
+        (reduce, [total] if rank == 0 else []),
+        (all_reduce, [total]),
+        (scatter, [rank + 1.0]),
+        (gather, numbers if rank == 0 else []),
+        (all_gather, numbers),
+        (reduce_scatter, [(rank + 1) * total]),
+        (all_to_all, [10.0 * r + rank for r in range(size)]),
+        (all_gather_into_tensor, [r / 2 for r in range(2 * size)]),
+        (reduce_scatter_tensor, [(rank + 1) * total]),
+        (all_to_all_single, [float(r) for r in range(size) for _ in range(r)]),
+        (groups, [2.0] if rank < 2 else [1.0]),
+        (asynchronous, [total, float(size)]),
+        (operations, [float(size + size // 2), 2.0 ** (size // 2), 1.0, 2.0]),
+        (bitwise, [1, bits - 1, bits - 2 + size % 2]),
+        (broadcast_object, [0.1]),
+        (all_gather_object, [*range(size)]),
+    ):
+        if dist.get_backend() == "nccl" and function is bitwise:
+            continue  # nccl has no bitwise operations
+        data = function(rank, size)
+        for value, right in zip(data, expected, strict=True):
+            difference = max(difference, abs(value - right))
+        print(f"Rank {rank} has {data} after {function.__name__}, expected {expected}")
+    print(f"Rank {rank}: largest difference from the expected numbers {difference}")
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    print_steps(dist.get_rank(), dist.get_world_size())
+    dist.init_process_group()
+    run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
