@@ -17,31 +17,77 @@ from playground.algorithms.cost_model import times_sent
 from playground.algorithms.traffic import sent_by
 from playground.runtime.tap import Call, Observer
 
+_one_at_a_time = threading.Lock()
+"""Held by a thread that hands bytes to a link."""
+
 
 class Link(Observer):
     """The only link of this rank; messages go over it one after the other. `gbit`: its speed in
     10^9 bits per second. It carries what `all_reduce` sends or, as an observer, whatever the rank
-    calls: no call that blocks ends earlier than the link would have carried its bytes.
+    calls:
 
-    Only bytes are simulated. The latency, and the work of the processor, are those of the backend.
+    - A call that blocks ends no earlier than the link would have carried its bytes.
+    - An asynchronous one returns at once, and a wait for it ends no earlier: meanwhile the program
+      computes.
+    - What DistributedDataParallel, or a hook of its, calls in a backward pass delays the end of
+      that pass. What torch calls in C++ elsewhere blocks.
+
+    A rank that the link delays sleeps. Only bytes are simulated. The latency, and the work of the
+    processor, are those of the backend. A receive ends when its message is there: the link delays
+    only the sender.
     """
+
+    looks_inside = True
 
     def __init__(self, gbit: float) -> None:
         self.seconds_per_byte = 8e-9 / gbit
         self.free = 0.0
         self.ends: dict[int, float] = {}
         """When the link will have carried the bytes of a call, by its number."""
+        self.backwards: list[list[Call]] = []
+        """Of each backward pass under way, the asynchronous calls in it: on a GPU threads of
+        autograd's call some."""
 
     def carry(self, nbytes: float) -> float:
         """The moment when the link will have carried so many bytes more."""
-        self.free = max(self.free, time.monotonic()) + nbytes * self.seconds_per_byte
-        return self.free
+        with _one_at_a_time:
+            self.free = max(self.free, time.monotonic()) + nbytes * self.seconds_per_byte
+            return self.free
 
     def begun(self, call: Call) -> None:
-        self.ends[call.number] = self.carry(sent_by(call))
+        if nbytes := sent_by(call):
+            self.ends[call.number] = self.carry(nbytes)
+
+    def returned(self, call: Call) -> None:
+        if self.backwards:
+            self.backwards[-1].append(call)
+        elif call.in_cpp and not call.is_functional:
+            self.deliver([call])
 
     def done(self, calls: Sequence[Call]) -> None:
-        wait_until(max(self.ends.pop(call.number) for call in calls))
+        if calls[0].blocks and not calls[0].is_torchs:
+            self.deliver(calls)
+
+    def waited(self, calls: Sequence[Call]) -> None:
+        self.deliver(calls)
+
+    def failed(self, calls: Sequence[Call], error: BaseException) -> None:
+        for call in calls:
+            self.ends.pop(call.number, None)
+
+    def dropped(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self.ends.pop(call.number, None)
+
+    def deliver(self, calls: Sequence[Call]) -> None:
+        """Wait until the link has carried these calls."""
+        wait_until(max((self.ends.pop(call.number, 0.0) for call in calls), default=0.0))
+
+    def backward_begun(self) -> None:
+        self.backwards.append([])
+
+    def backward_ended(self) -> None:
+        self.deliver([call for call in self.backwards.pop() if call.is_left_to_backward])
 
     def all_reduce(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
         """`all_reduce(tensor, …, group=None, async_op=False)` over this link, as by a ring."""

@@ -30,8 +30,8 @@ class Lesson:
     is_program: bool = False
     """Whether its command runs `lesson.py` as it is, as `run` runs a script. Its options, and
     what is shown, are then the program's."""
-    data: str = ""
-    """The data that must be on this host before its ranks start: "mnist", or none."""
+    needs_mnist: bool = False
+    """Whether MNIST, or digits, must be on this host before its ranks start."""
     shown: str = ""
     """Conclusion in the last line of its output, with values of the run: `conclude` fills them in.
     Those of a row of steps are by step and rank: {scatter[0][after]}."""
@@ -79,7 +79,7 @@ class Lesson:
 
     @property
     def steps(self) -> list[str]:
-        return [*rank_functions(self.module()), *self.further]
+        return [] if self.is_program else [*rank_functions(self.module()), *self.further]
 
     @property
     def help(self) -> str:
@@ -94,8 +94,8 @@ class Lesson:
         from playground.console.options import COMMON
         from playground.console.session import session_command
 
-        about = {"help": self.help, "short_help": self.teaches}
         size, least, only = self.default_size, self.min_size, self.options or COMMON
         return session_command(
-            self.name, *decorators, only=only, size=size, min_size=least, **about
-        )
+            self.name, *decorators, only=only, size=size, min_size=least,
+            help=self.help, short_help=self.teaches,
+        )  # fmt: skip

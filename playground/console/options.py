@@ -36,8 +36,7 @@ from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import UsageError
 from playground.runtime.files import NO_LINK, follow_own_links
 from playground.runtime.flags import Flag, flag, flags_of
-from playground.runtime.launcher.launch import MAX_RANKS
-from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, MAX_RANKS
 
 MEGABYTE = 2**20
 ALL = "all"
@@ -84,6 +83,28 @@ class FileOrFolder(click.Path):
 FILE = FileOrFolder(path_type=Path)
 
 
+class FlagOrFile(click.Option):
+    """An option that is a flag, or is followed by a file with one of these endings: what follows
+    otherwise is no part of it. (click would take the next word, whatever it is.) As a flag, its
+    value is the path `-`."""
+
+    def __init__(self, *args: Any, endings: Collection[str], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.endings = tuple(endings)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        for spelling in self.opts:
+            option = parser._long_opt[spelling]
+            option.process = functools.partial(self.process_next, option.process)
+
+    def process_next(self, store: Callable[[str, Any], None], value: Any, state: Any) -> None:
+        if isinstance(value, str) and not value.endswith(self.endings):
+            state.rargs.insert(0, value)
+            value = self.flag_value
+        store(value, state)
+
+
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda command: functools.reduce(
         lambda decorated, each: each(decorated), reversed(decorators), command
@@ -118,6 +139,12 @@ def make_option(name: str, about: Flag, hint: Any, default: Any) -> Callable[[An
         known = about.choices or ()
         return names_option(*spellings, name, known=known, help=about.help, default=default)
     is_shown = hint is not bool and default not in (None, ())
+    if about.endings:
+        return click.option(
+            *spellings, name,
+            cls=FlagOrFile, endings=about.endings, type=FILE, is_flag=False, flag_value="-",
+            default=default, metavar=f"[FILE{'|'.join(about.endings)}]", help=about.help,
+        )  # fmt: skip
     return click.option(
         *spellings,
         name,
@@ -315,7 +342,7 @@ HEADINGS = {
 def format_options(
     command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
-    """Write the command's own options first, then those of `HEADINGS`."""
+    """Write the command's own options first, then those of `HEADINGS`, then its subcommands."""
     params = {
         "--help" if "--help" in param.opts else param.name: param
         for param in command.get_params(ctx)
@@ -329,3 +356,5 @@ def format_options(
         if rows := [records[name] for name in records if name in names]:
             with formatter.section(heading):
                 formatter.write_dl(rows)
+    if isinstance(command, click.Group):
+        command.format_commands(ctx, formatter)

@@ -1,4 +1,5 @@
-"""One run of a command: its world, what it says, and the document it ends with."""
+"""One run of a command: its world, what it says, and the document it ends with. What runs a world
+is imported when a world is needed: a command that only tells its options does without."""
 
 from __future__ import annotations
 
@@ -12,19 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from playground.console import terminal
 from playground.console.options import COMMON, RunOptions, options, pack_options
-from playground.console.tables import Text
 from playground.console.terminal import Bar
 from playground.runtime import signals
 from playground.runtime.errors import RankFailed, RankTimeout
-from playground.runtime.flight_recorder.diagnosis import Diagnosis
-from playground.runtime.launcher.entry import Around, CommandWorld
-from playground.runtime.rank.rank import Event, Progress
+
+if TYPE_CHECKING:
+    from playground.console.tables import Text
+    from playground.runtime.flight_recorder.diagnosis import Diagnosis
+    from playground.runtime.launcher.entry import Around, CommandWorld
+    from playground.runtime.rank.reports import Event, Progress
 
 
 def to_document(content: Mapping[str, object]) -> str:
@@ -71,6 +74,8 @@ class Ending:
 def run_to_its_end(world: CommandWorld, fn: Callable[..., Any], *args: Any, **how: Any) -> Ending:
     """Run a function whose ranks may fail or stand still, and keep what is said about them.
     Arguments: see `CommandWorld.run`."""
+    from playground.runtime.flight_recorder.diagnosis import Diagnosis
+
     logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
     results, error = None, None
     logger.addHandler(warnings)
@@ -103,6 +108,8 @@ class Session:
 
     @functools.cached_property
     def world(self) -> CommandWorld:
+        from playground.runtime.launcher.entry import CommandWorld  # not for --help
+
         world = CommandWorld(
             self.run.size,
             default_size=self.default_size,
@@ -165,14 +172,15 @@ def session_command(
     only: Sequence[str] = COMMON,
     size: int = 2,
     min_size: int = 1,
+    kind: type[click.Command] = click.Command,
     **about: Any,
-) -> Callable[[Callable[..., None]], click.Command]:
+) -> Callable[[Callable[..., None]], Any]:
     """A decorator that makes a function the command `name`, with those options of every run that
     are named by `only`, and then with `decorators`. The function is called with the `Session` of
     the run, of `size` ranks unless more or fewer are asked for, and with the values of
-    `decorators`. `about`: further arguments of `click.command`."""
+    `decorators`. `kind` is the class of the command, `about` has further arguments of it."""
 
-    def decorate(function: Callable[..., None]) -> click.Command:
+    def decorate(function: Callable[..., None]) -> Any:
         @functools.wraps(function)
         def with_session(run: RunOptions, **values: Any) -> None:
             session = Session(name, run, default_size=size, min_size=min_size)
@@ -180,7 +188,7 @@ def session_command(
                 function(session, **values)
 
         pack = pack_options("run", RunOptions, *only, shown={"size": str(size)})
-        make: Callable[..., click.Command] = click.command(name, click.Command, **about)
+        make: Callable[..., Any] = click.command(name, kind, **about)
         return make(options(pack, *decorators)(with_session))
 
     return decorate

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from playground.runtime.rank.rank import Event
-
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from playground.console.tables import Table
     from playground.console.text import Prose
+    from playground.runtime.rank.reports import Event
 
 NARROWEST = 40
 """Columns: no terminal is taken to be narrower, because nothing would be legible."""
@@ -38,14 +37,15 @@ def width() -> int:
     return max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
 
 
-def say(*texts: str | Prose | Table, wide: bool = False) -> None:
-    """Print each on lines of its own to stdout: prose wrapped at the terminal's width, tables
-    within it unless `wide`. While a bar is shown, it appears above the bar: it is written to
-    `sys.stdout`, which the bar has in its hands."""
+def say(*texts: str | Prose | Table, wide: bool = False, err: bool = False) -> None:
+    """Print each on lines of its own to stdout, or plain to stderr: prose wrapped at the terminal's
+    width, tables within it unless `wide`. While a bar is shown, it appears above the bar: it is
+    written to `sys.stdout`, which the bar has in its hands."""
     from playground.console.rendering import render
 
-    sys.stdout.write(render(texts, width(), wide=wide, colour=None))
-    sys.stdout.flush()
+    stream = sys.stderr if err else sys.stdout
+    stream.write(render(texts, width(), wide=wide, colour=False if err else None))
+    stream.flush()
 
 
 def is_same_terminal() -> bool:

@@ -33,7 +33,8 @@ from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAG
 from playground.exercises.guard import Guard, hidden
 from playground.exercises.observation import POISON, RESULT, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
-from playground.runtime.rank.rank import LOST_PEER, report
+from playground.runtime.errors import LOST_PEER
+from playground.runtime.rank.reports import report
 from playground.runtime.tap import Call, Observer, observing
 from playground.runtime.tap.replacement import Wrap, replaced
 

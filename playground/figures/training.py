@@ -17,7 +17,6 @@ from playground.figures.collectives import DASHED
 from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
 from playground.figures.ways import CountedStep, WaysSettings
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
-from playground.lessons.ladder.page import LadderResult, LadderSettings, Rung
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, Slot, bubble, span, typical_step
 from playground.runtime.remote import remote
@@ -46,6 +45,7 @@ from playground.trace.render import (
 from playground.trace.render.timeline import LABELS, lay_out
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
+from playground.training.step_settings import LadderResult, LadderSettings, Rung
 
 if TYPE_CHECKING:
     from playground.figures.ranks import SgdStep
@@ -89,7 +89,7 @@ FLAT, OVERLAPPED = (
 )
 LADDER = FigureRun(
     "ladder",
-    remote("playground.lessons.ladder.measure:run"),
+    remote("playground.training.step_times:run"),
     2,
     on_digits(LadderSettings, steps=30),
 )

@@ -6,29 +6,42 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from playground.play.cells import Outcome, cells, evaluate, given, guarded
+from playground.runtime.constants import Value, put_values
 
 FORM_OR_LEAVE = "dist.init_process_group", "dist.destroy_process_group"
 IS_MAIN = "__name__ == '__main__'"
 KEEP_VARIABLES = "globals().update(locals())"
 
 
-def run_board(
-    file: str, step: str, arguments: Sequence[str], rank: int, size: int, number: int, source: str
-) -> Outcome:
-    """Run `source`, the program in `file`, with these `arguments`; or `step(rank, size)` of it."""
+@dataclass(frozen=True)
+class Board:
+    """The program of a lesson, or `step(rank, size)` of it."""
+
+    file: Path
+    step: str = ""
+    arguments: tuple[str, ...] = ()
+    constants: tuple[tuple[str, Value], ...] = ()
+    """Names of constants, and the values that they have instead of those in the file."""
+
+
+def run_board(board: Board, rank: int, size: int, number: int, source: str) -> Outcome:
+    """Run `source`, the text of the board."""
+    file = str(board.file)
 
     def run() -> str | None:
         from playground.runtime.backends import on_device
 
         names = vars(cells)
         kept, words = {name: names[name] for name in given & {*names}}, sys.argv
-        sys.argv = [file, *arguments]
+        sys.argv = [file, *board.arguments]
         try:
             with on_device():
-                return evaluate(to_cell(ast.parse(source, file), step), file)
+                tree = put_values(ast.parse(source, file), dict(board.constants))
+                return evaluate(to_cell(tree, board.step), file)
         except SystemExit as end:
             if isinstance(end.code, str):
                 print(end.code, file=sys.stderr)  # as the interpreter does

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from playground.console import terminal
 from playground.console.rendering import render_markdown
@@ -12,32 +11,36 @@ from playground.exercises.exercise import find_exercise
 from playground.exercises.verdict import tell_lines
 from playground.exercises.work import check_text
 from playground.lessons import LESSONS
+from playground.play.boards import Board
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher.kept import keeping_worlds
 from playground.runtime.remote import file_of
 from playground.runtime.untrusted import printable
+from playground.tools.run.command import read_values
 
 OWN_GROUPS = re.compile(r"init_process_group\([^)]*\bstore=")
 
 
-def find_program(words: Sequence[str]) -> tuple[Path, str, list[str]]:
-    """The file that the name of a lesson stands for, the step of it that is named next, if one is,
-    and the arguments of the program. Raises `UsageError` for another name, and for a program that
-    forms one process group after the other: at the prompt there is one, which stays."""
+def find_program(words: Sequence[str]) -> Board:
+    """What the name of a lesson stands for, and the words after it: a step of it, arguments, or
+    options for its constants. Raises `UsageError` for another name, and for a program that forms
+    one process group after the other: at the prompt there is one, which stays."""
     name, *arguments = words or [""]
     if name not in LESSONS:
         raise UsageError(f"there is no lesson {name!r}: choose one of {', '.join(LESSONS)}")
     lesson = LESSONS[name]
     if arguments and arguments[0] in lesson.steps:
         step, *arguments = arguments
-        return file_of(lesson.remote(step).module), step, arguments
+        return Board(file_of(lesson.remote(step).module), step, tuple(arguments))
     file = file_of(lesson.module())
     if OWN_GROUPS.search(file.read_text(encoding="utf-8")):
         raise UsageError(
             f"%lesson {name} needs a process group for each step: name one, as in %lesson {name} "
             f"{lesson.steps[0]} ({', '.join(lesson.steps)})"
         )
-    return file, "", arguments
+    if lesson.is_program:
+        return Board(file, constants=read_values(lesson, arguments))
+    return Board(file, arguments=tuple(arguments))
 
 
 def begin_exercise(name: str, is_notebook: bool) -> tuple[str, str]:

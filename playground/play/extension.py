@@ -54,7 +54,8 @@ Every cell runs on all ranks, with rank, size, torch, dist, device; what begins 
                              recorded in full: what tensors held, and what was computed
   %why                       what the ranks did when a cell was interrupted, who waits for whom
   %retry                     run the last cell again
-  %lesson zero               run a lesson's program, or a step of it: %lesson p2p ring
+  %lesson zero               run a lesson's program, or a function of it: %lesson p2p ring;
+                             with other constants: %lesson zero --steps 2
   %exercise ring             a task, and its stub in the next cell, which is judged when it is run
   x?   x??                   what x is on rank 0, and its source;  %%time  measures a cell
 Ctrl-C ends a cell on every rank, and leaves the variables; Ctrl-D ends the ranks."""
@@ -270,10 +271,10 @@ class PlayMagics(Magics):
         """Run a lesson's program, or a step of it. Its objects are in the namespace then."""
         from playground.play.course import find_program
 
-        file, step, arguments = self.ask(lambda world: find_program(shlex.split(line)))
-        text = file.read_text(encoding="utf-8")
-        self.ask(lambda world: world.texts.update({file.name: text}))
-        self.run(text, self.on_ranks, partial(run_board, str(file), step, arguments))
+        board = self.ask(lambda world: find_program(shlex.split(line)))
+        text = board.file.read_text(encoding="utf-8")
+        self.ask(lambda world: world.texts.update({board.file.name: text}))
+        self.run(text, self.on_ranks, partial(run_board, board))
 
     @line_cell_magic
     def exercise(self, line: str, cell: str | None = None) -> None:

@@ -183,7 +183,8 @@ class LogReader:
         than `format`, and none before it has begun. Raises `ValueError` if it is another or no log,
         or shorter than it says."""
         self.file = file
-        weakref.finalize(self, os.close, file)
+        # not at exit, where threads may still read it
+        weakref.finalize(self, os.close, file).atexit = False
         title, capacity, words, text, *_ = self.read_header()
         if title.to_bytes(8, "little", signed=True) not in (format.title, bytes(8)):
             raise ValueError("it is no log, or one of another version")

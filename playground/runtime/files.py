@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from playground.runtime.errors import UsageError
 
@@ -119,12 +120,22 @@ def follow_own_links(file: Path) -> Path:
     return file.resolve()
 
 
+@contextlib.contextmanager
+def writing(file: Path, *, append: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to: what was in it is gone, unless `append`. It is opened through no link but
+    the user's own. An `OSError` of the block, such as that of a full disk, names the file."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC) | NO_LINK
+    try:
+        with open(os.open(follow_own_links(file), flags, 0o666), "wb") as opened:
+            yield opened
+    except OSError as error:
+        error.filename = error.filename or str(file)
+        raise
+
+
 def write_file(file: Path, content: bytes) -> None:
-    """Write a file, through no link but the user's own. Raises `OSError`."""
-    descriptor = os.open(
-        follow_own_links(file), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK, 0o666
-    )
-    with open(descriptor, "wb") as opened:
+    """Write a file, through no link but the user's own. Raises `OSError`, which names the file."""
+    with writing(file) as opened:
         opened.write(content)
 
 

@@ -40,6 +40,9 @@ class Flag:
     shown_default: str = ""
     """What --help shows as the default, where that is not the field's."""
     metavar: str | None = None
+    endings: Collection[str] = ()
+    """Of an option that is a flag, or is followed by a file: the endings by which such a file is
+    known. Without a file, its value is the path `-`."""
     needs: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """By field: values with which the option has an effect; `ANY` but None."""
 

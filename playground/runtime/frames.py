@@ -21,12 +21,14 @@ RUNNERS = (
     in_package("runtime", ""),
     in_package("testing", ""),
     in_package("play", ""),
+    in_package("explain", ""),
     in_package("trace", "record", ""),
 )
 """Modules of ours that run a program or record it: no traceback shows them."""
 CARRIERS = (
     in_package("lessons", "rpc", "agent.py"),
     in_package("algorithms", "background.py"),
+    in_package("algorithms", "link.py"),
     in_package("algorithms", "collectives.py"),
     in_package("algorithms", "messages.py"),
     in_package("lessons", "all_reduce", "trace.py"),
@@ -44,12 +46,21 @@ PACKAGES = tuple(os.path.join(os.sep, name, "") for name in ("site-packages", "d
 """Names of such folders: a virtual environment may also see packages elsewhere, torch among
 them."""
 
+_programs: set[str] = set()
+
+
+def add_program(file: str) -> None:
+    """From now on, this file is a program's wherever it lies, in `site-packages` for example."""
+    _programs.add(os.path.abspath(file))
+
 
 def is_program(path: str) -> bool:
     """Whether code of this file is the program's. The boards and their commands are programs."""
     if path.startswith("<"):  # of no file
         return False
     path = os.path.abspath(path)
+    if path in _programs:
+        return True
     if path.startswith(PACKAGE):
         return not path.startswith((*RUNNERS, *CARRIERS))
     return not path.startswith(INSTALLED) and not is_in_packages(path)

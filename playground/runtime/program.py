@@ -15,6 +15,7 @@ import builtins
 import importlib.util
 import os
 import runpy
+import shlex
 import sys
 import types
 import zipfile
@@ -25,13 +26,16 @@ from pathlib import Path
 
 from playground.runtime.constants import Value, put_values
 from playground.runtime.errors import UsageError
+from playground.runtime.frames import add_program
+from playground.runtime.imports import HiddenPackages, set_threads
 from playground.runtime.remote import ROOT, syntax_errors_in_one_line
 from playground.runtime.rendezvous.environment import RUN_ID
 from playground.runtime.upstream import find_modules_as_here, run_module_as_main
 
 SHARED = {"torch", "torchvision", "torchaudio", "numpy"}
-"""Packages that are imported once for all ranks: importing them reads neither a rank's environment
-nor its files."""
+"""Packages that are imported once for all ranks: importing them reads none of a rank's files, and
+what they read of its environment is read again (`HiddenPackages`)."""
+PACKAGE = __name__.partition(".")[0]
 COMPILER = ["torch._dynamo", "torch._inductor.compile_fx"]
 """What torch.compile imports when it is first used; a DistributedDataParallel, the first of it."""
 
@@ -95,6 +99,16 @@ class Program:
         if found and found.submodule_search_locations:
             return find_main(Path(next(iter(found.submodule_search_locations))))
         return Path(found.origin) if found and found.origin else None
+
+    def find_namesake(self) -> Path | None:
+        """A package or module of the program's project that has our name, if there is one."""
+        places = [
+            Path(folder, name)
+            for folder in self.first_folders
+            for name in (PACKAGE, f"{PACKAGE}.py")
+        ]
+        others = [each for each in places if each.resolve() != ROOT / PACKAGE]
+        return next((each for each in others if each.exists()), None)
 
     def run(self) -> None:
         """Be, in this process, what `python` is when it runs the program."""
@@ -198,15 +212,23 @@ def describe_place(rank: int, size: int, run: str, restarts: int) -> Mapping[str
 def run_program(rank: int, size: int, program: Program, run: str, restarts: int) -> None:
     """In a rank: run the program. `run` is the id of a run whose ranks we have started; empty in a
     world that somebody else has."""
-    import torch
-
-    from playground.runtime.rank.world import choose_device
-
     if run:
         os.environ.update(describe_place(rank, size, run, restarts))
-        threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-        if threads.isdecimal():
-            torch.set_num_threads(int(threads))
+        if os.environ.get("OMP_NUM_THREADS"):
+            set_threads()
     if program.uses_device:
+        from playground.runtime.rank.world import choose_device
+
         choose_device()
-    program.run()
+    if file := program.locate():
+        add_program(str(file))
+    HiddenPackages(sorted(SHARED), shlex.join(program.words) if rank == 0 else "")
+    try:
+        program.run()
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == PACKAGE and (theirs := program.find_namesake()):
+            raise UsageError(
+                f"{error}: the program's own {theirs} has the name of the package that runs it, "
+                "and is not found: rename it, or use torchrun"
+            ) from error
+        raise

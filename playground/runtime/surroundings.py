@@ -39,9 +39,10 @@ def open_standard_streams() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (it stays open)
+            file = io.FileIO(number, "w" if number else "r", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(file, encoding="utf-8", write_through=True))
 
 
 def replace_unencodable() -> None:

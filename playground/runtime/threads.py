@@ -1,16 +1,105 @@
-"""Threads of ours in a rank: each watches or waits, and neither calls an operation nor releases
-one. Whether a thread is harmless is told by its class alone: any other may call operations,
-whatever its name.
+"""Threads of ours in the process of a program. Each watches or waits, and neither calls an
+operation nor releases one: the proof of a deadlock leaves them aside.
+
+A program that looks at its threads must find its own. So these are not in `threading.enumerate()`,
+and they take no signal: one that the program waits for with `signal.sigwait` reaches the program.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import os
+import signal
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+SYNCHRONOUS = {
+    signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS,
+    signal.SIGTRAP,
+}  # fmt: skip
+"""Signals that a thread causes itself. They are never blocked: `faulthandler` explains them."""
 
 
-class OurThread(threading.Thread):
-    """A thread that the proof of a deadlock leaves aside."""
+class OurThread:
+    """A thread that neither a program nor the proof of a deadlock sees."""
+
+    def __init__(
+        self,
+        target: Callable[..., object],
+        args: Sequence[Any] = (),
+        *,
+        name: str,
+        daemon: bool = False,
+    ) -> None:
+        """`daemon`: the end of the process does not wait for it."""
+        self.target, self.args = target, args
+        self.name = name
+        self.daemon = daemon
+        self.ident: int | None = None
+        self.native_id = 0
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        with signals_blocked():  # a thread inherits what its creator blocks
+            _thread.start_new_thread(self.run, ())
+        self.begun.wait()
+
+    def run(self) -> None:
+        self.ident, self.native_id = _thread.get_ident(), _thread.get_native_id()
+        running[self.ident] = self
+        self.begun.set()
+        try:
+            self.target(*self.args)
+        finally:
+            del running[self.ident]
+            self.ended.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, `timeout` seconds at most."""
+        self.ended.wait(timeout)
 
 
-class OurTimer(OurThread, threading.Timer):
-    """The same, after a time."""
+class OurTimer(OurThread):
+    """A thread that calls a function after some seconds, unless it is cancelled before."""
+
+    def __init__(
+        self,
+        seconds: float,
+        function: Callable[..., object],
+        args: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(self.call_later, name="timer", daemon=True)
+        self.seconds, self.cancelled = seconds, threading.Event()
+        self.function, self.given = function, args
+
+    def call_later(self) -> None:
+        if not self.cancelled.wait(self.seconds):
+            self.function(*self.given)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+running: dict[int, OurThread] = {}
+"""Those that run, by their `threading.get_ident()`."""
+os.register_at_fork(after_in_child=running.clear)
+
+
+def join_our_threads() -> None:
+    """Wait for those that are no daemons."""
+    for thread in [*running.values()]:
+        if not thread.daemon:
+            thread.join()
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """In this block, no signal comes, and threads that are started never take one. What is sent
+    meanwhile comes afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - SYNCHRONOUS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

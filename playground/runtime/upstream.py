@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib.util
 import inspect
 import io
 import multiprocessing
@@ -24,17 +25,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import process, reduction, spawn
 from multiprocessing.context import set_spawning_popen
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NoReturn
 
 
 def python_command(code: str) -> list[str]:
-    """The command of a Python like this one, with its flags, that runs `code`.
+    """The command of a Python like this one, with its flags, that runs `code`. Its streams are not
+    buffered (-u), those of C included.
 
     Source: subprocess._args_from_interpreter_flags (Python 3.11)
     """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [os.fsdecode(spawn.get_executable()), *flags, "-c", code]
+    return [os.fsdecode(spawn.get_executable()), *flags, "-u", "-c", code]
 
 
 def is_importing_program() -> bool:
@@ -157,7 +159,7 @@ def run_pickled(work: int, fds: list[int]) -> None:
     Source: multiprocessing.spawn._main (Python 3.11)
     """
     inherited[:] = fds
-    spawn._main(work, os.dup(work))
+    spawn._main(work, work)  # which needs its parent's end for a process of its own kind only
 
 
 def forget_parent() -> None:
@@ -192,7 +194,7 @@ def run_exit_functions() -> None:
     atexit._run_exitfuncs()
 
 
-def end_interpreter(code: int, spared: Mapping[str, Any]) -> NoReturn:
+def end_interpreter(code: int, spared: Mapping[str, ModuleType]) -> NoReturn:
     """End this process as the interpreter ends a program: threads, exit functions, and then all
     modules but the `spared` are taken down. What C++ would do after that is left out.
 
@@ -248,6 +250,39 @@ def takes_remote_calls() -> bool:
     """
     api = sys.modules.get("torch.distributed.rpc.api")
     return bool(api and api._is_current_rpc_agent_set())
+
+
+def read_jit_again() -> None:
+    """Have `torch.jit` obey PYTORCH_JIT as it now is in the environment.
+
+    Source: torch.jit._state.EnabledProxy (torch 2.15)
+    """
+    from torch.jit import _state
+
+    _state._enabled.__init__()
+
+
+def read_logs_again() -> None:
+    """Have torch's loggers obey TORCH_LOGS and TORCH_LOGS_OUT as they now are in the environment.
+
+    Source: torch._logging._internal._init_logs (torch 2.15)
+    """
+    from torch._logging import _internal
+
+    _internal.log_state.clear()
+    _internal._init_logs()
+
+
+def read_allocator_again(settings: str) -> None:
+    """Have the allocator of the accelerator's memory obey these settings, as those in
+    PYTORCH_ALLOC_CONF.
+
+    Source: torch._C._accelerator_setAllocatorSettings (torch 2.15)
+    """
+    import torch
+
+    if torch.accelerator.is_available():
+        torch._C._accelerator_setAllocatorSettings(settings)
 
 
 STORE_MAKER = "_create_c10d_store"
@@ -361,6 +396,15 @@ def default_store() -> Any:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()
+
+
+def find_torch() -> str:
+    """The file of the package torch, which need not be imported.
+
+    Source: importlib.util.find_spec (Python 3.11)
+    """
+    spec = importlib.util.find_spec("torch")
+    return (spec.origin if spec else "") or ""
 
 
 def is_below_inplace() -> bool:

@@ -63,6 +63,11 @@ class PreparedData:
         counts = f"{self.train:,} + {self.test:,}" if self.test else f"{self.train:,}"
         return f"{self.name} ({counts} {self.kind}; {self.why})"
 
+    @property
+    def torchvision_root(self) -> Path:
+        """The folder for `torchvision.datasets.MNIST`, which finds the files below it."""
+        return self.folder.parents[1]
+
     def settings(self, asked: Settings) -> Settings:
         """The settings `asked` for, on this data."""
         return replace(asked, folder=self.folder, dataset=self.name, limit=self.limit)
@@ -131,8 +136,9 @@ def prepare(
 
 
 def raw_folder(data_dir: Path, name: str) -> Path:
-    """Where a dataset's files lie in `data_dir`: MNIST's where torchvision puts them too."""
-    return data_dir / {"mnist": "MNIST", "digits": "digits"}[name] / "raw"
+    """Where a dataset's files are in `data_dir`: MNIST's where torchvision looks for them in
+    `data_dir`, digits where it looks for MNIST in the folder `digits` of `data_dir`."""
+    return data_dir / {"mnist": "MNIST", "digits": "digits/MNIST"}[name] / "raw"
 
 
 def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> PreparedData:

@@ -8,6 +8,7 @@ FSDP, 2023, arXiv 2304.11277
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -208,6 +209,8 @@ class Zero3(Zero2):
 
     def __init__(self, model: nn.Module, param_dtype: Any = None, reduce_dtype: Any = None) -> None:
         super().__init__(model)
+        # torch 2.13 alone warns of a module whose inputs need no gradients, as an embedding's
+        warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         self.param_dtype = param_dtype
         for index, (module, _) in enumerate(self.units()):
             module.register_forward_pre_hook(partial(self.before_forward, index))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,11 +12,14 @@ import torch
 import torch.distributed as dist
 from fixtures import Worlds
 from torch import nn
+from torch.distributed import _functional_collectives
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.algorithms import load_all_reduce
+from playground.algorithms import link, load_all_reduce
 from playground.algorithms.link import Link
 from playground.runtime.tap import observing
+from playground.runtime.tap.replacement import replaced
 from playground.training.sync import OverlappedSync
 
 GBIT, NBYTES = 0.001, 4000
@@ -86,3 +91,67 @@ def gradients(rank: int, size: int, link: Link | None) -> list[list[float]]:
 
 def test_gradients_are_the_same(world: Worlds) -> None:
     assert world(2).run(gradients, Link(1.0)) == world(2).run(gradients, None)
+
+
+def order_of_waits(rank: int, size: int) -> dict[str, list[str]]:
+    """When the link makes the program wait: told in place of sleeping."""
+    told: list[str] = []
+    noted = lambda moment: told.append("waits") if moment > 0 else None  # noqa: E731
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    hooked = DistributedDataParallel(nn.Linear(3, 2))
+    hooked.register_comm_hook(None, allreduce_hook)
+    found = {}
+
+    def asynchronous() -> None:
+        work: Any = dist.all_reduce(torch.ones(2), async_op=True)
+        told.append("computes")
+        work.wait()
+
+    def future() -> None:
+        work: Any = dist.all_reduce(torch.ones(2), async_op=True)
+        future = work.get_future()
+        told.append("computes")
+        future.wait()
+
+    def functional() -> None:
+        total = _functional_collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+        told.append("computes")
+        total + 1
+
+    def batch() -> None:
+        other = 1 - rank
+        calls = [dist.P2POp(dist.isend, torch.ones(2), other)]
+        calls += [dist.P2POp(dist.irecv, torch.ones(2), other)]
+        works = dist.batch_isend_irecv(calls)
+        told.append("computes")
+        for work in works:
+            work.wait()
+
+    def subgroup() -> None:
+        dist.all_reduce(torch.ones(2), group=group)
+
+    def backward(model: nn.Module) -> None:
+        loss = model(torch.ones(2, 3)).sum()
+        told.clear()  # what forward broadcasts
+        loss.register_hook(lambda _: told.append("computes"))
+        loss.backward()
+
+    group = dist.new_group([0, 1])
+    programs: dict[str, Callable[[], None]] = {
+        "asynchronous": asynchronous, "future": future, "functional": functional, "batch": batch,
+        "subgroup": subgroup, "ddp": partial(backward, model), "hook": partial(backward, hooked),
+    }  # fmt: skip
+    with replaced(link, "wait_until", lambda _: noted):
+        for name, program in programs.items():
+            with observing(Link(GBIT)):
+                told.clear()
+                program()
+            found[name] = [*told]
+    return found
+
+
+def test_a_program_computes_until_it_waits(world: Worlds) -> None:
+    """What was begun goes over the link meanwhile. A receive is not delayed."""
+    for found in world(2).run(order_of_waits):
+        assert found.pop("subgroup") == ["waits"]
+        assert set(map(tuple, found.values())) == {("computes", "waits")}, found

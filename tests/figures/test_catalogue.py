@@ -15,7 +15,6 @@ from playground.figures.command import chapter_files
 from playground.figures.figure import Evidence
 from playground.figures.ranks import SIX
 from playground.figures.training import steps_of_attempts
-from playground.lessons.ladder.page import candidates
 from playground.lessons.parameter_server.page import MODES
 from playground.lessons.pipeline.page import SCHEDULES
 from playground.runtime.remote import ROOT
@@ -23,6 +22,7 @@ from playground.trace.analyse import ref_of
 from playground.trace.record import COMPUTE, MOVE
 from playground.trace.render import ARROW, BOX, STYLES, Mark, Scene
 from playground.trace.render.renderers import to_svg
+from playground.training.step_settings import candidates
 
 QUICK = ("ring", "collectives", "sgd", "hello", "tensor", "context")
 """Runs of a few milliseconds."""

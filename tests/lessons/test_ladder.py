@@ -19,22 +19,7 @@ import torch.nn.functional as F
 from fixtures import Run, Worlds
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from playground.lessons.ladder.measure import (
-    WARM_UP,
-    StepMessages,
-    TimedReplica,
-    count_messages,
-    new_rung,
-    run,
-)
-from playground.lessons.ladder.page import (
-    PARTS,
-    LadderSettings,
-    Rung,
-    agreement,
-    hidden_text,
-    result_texts,
-)
+from playground.console.step_times import agreement, hidden_text, result_texts
 from playground.lessons.sgd.lesson import Net
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
@@ -42,6 +27,19 @@ from playground.runtime.remote import Remote
 from playground.runtime.tap import Call, observing
 from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import DDP, GRAD_SYNCS
+from playground.training.step_settings import (
+    PARTS,
+    LadderSettings,
+    Rung,
+)
+from playground.training.step_times import (
+    WARM_UP,
+    StepMessages,
+    TimedReplica,
+    count_messages,
+    new_rung,
+    run,
+)
 from playground.training.sync import AllReduce
 
 NAMES = [*GRAD_SYNCS, DDP]

@@ -27,17 +27,17 @@ from playground.lessons.context.page import ContextSettings
 from playground.lessons.ddp import lesson as ddp
 from playground.lessons.experts.page import ExpertsSettings
 from playground.lessons.hello import lesson as hello
-from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.mesh.page import MeshSettings, shapes_for
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.sgd import lesson as sgd
 from playground.lessons.tensor.page import TensorSettings
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.backends.nccl import format_version, nccl_version
-from playground.runtime.rank.rank import hearing
+from playground.runtime.rank.reports import hearing
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.training.data import Images
+from playground.training.step_settings import LadderSettings
 
 TABLED = [
     (lesson, step)

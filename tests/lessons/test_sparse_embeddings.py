@@ -12,19 +12,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.lesson import BertConfig
-from playground.lessons.ladder.measure import TimedReplica, count_messages, new_rung
-from playground.lessons.ladder.page import BERT, candidates
-from playground.lessons.ladder.sparse_embeddings import (
+from playground.testing import World
+from playground.training.grad_syncs import SPARSE
+from playground.training.replicas import flatten
+from playground.training.sparse_embeddings import (
     PADDING,
     SparseEmbeddings,
     TokenBert,
     ZipfSequences,
     use_sparse_gradients,
 )
-from playground.testing import World
-from playground.training.grad_syncs import SPARSE
-from playground.training.replicas import flatten
 from playground.training.step import training_step
+from playground.training.step_settings import BERT, candidates
+from playground.training.step_times import TimedReplica, count_messages, new_rung
 from playground.training.sync import GradSync
 
 STEPS: list[list[list[int]]] = [

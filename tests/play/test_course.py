@@ -16,7 +16,7 @@ import pytest
 from playground.exercises.exercise import CATALOGUE
 from playground.lessons import LESSONS
 from playground.play import cells
-from playground.play.boards import run_board, to_cell
+from playground.play.boards import Board, run_board, to_cell
 from playground.play.course import begin_exercise, find_program, judge
 from playground.play.html import with_html
 from playground.play.recordings import NOTHING, Player, read_flight_recorders, record_cell
@@ -153,9 +153,8 @@ def test_a_recording_is_written_to_a_file(
 
 
 def run_lesson(world: PlayWorld, *words: str) -> Run:
-    file, step, arguments = find_program(words)
-    how = partial(run_board, str(file), step, arguments)
-    return world.run_cell(file.read_text(), 3, run=how)
+    board = find_program(words)
+    return world.run_cell(board.file.read_text(), 3, run=partial(run_board, board))
 
 
 def test_a_lesson_runs_in_the_world_that_stands(
@@ -177,6 +176,20 @@ def test_a_lesson_runs_in_the_world_that_stands(
     assert told(run) == ["[0-1] 2.0", "[2]   1.0"]
 
 
+def test_constants_of_a_lesson_are_set_at_the_prompt(
+    world: PlayWorld, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert told(run_lesson(world, "p2p", "--letter", "1")) == []
+    assert "Rank 1 has data -4.0 after tags, expected 4.0\n" in capfd.readouterr().out
+    assert told(world.run_cell("LETTER")) == ["[0-2] 1"]
+    for words, said in (
+        (("--letter", "x"), "Invalid value for '--letter': 'x' is not a valid integer"),
+        (("--lettre", "1"), "No such option '--lettre'"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            find_program(["p2p", *words])
+
+
 def test_a_program_that_exits_says_why(
     world: PlayWorld, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -188,7 +201,7 @@ def test_an_error_in_a_lesson_has_its_line_and_leaves_what_there_was(world: Play
     source = (
         "def fail(rank):\n    part = 5 + rank\n    1 / 0\n\nif __name__ == '__main__':\n    fail(1)"
     )
-    how = partial(run_board, "/somewhere/program.py", "", ())
+    how = partial(run_board, Board(Path("/somewhere/program.py")))
     lines = told(world.run_cell(source, 3, run=how))
     assert 'File "/somewhere/program.py", line 3, in fail' in "\n".join(lines)
     assert told(world.run_cell("part, rank")) == ["[0]   (6, 0)", "[1]   (6, 1)", "[2]   (6, 2)"]
@@ -197,10 +210,10 @@ def test_an_error_in_a_lesson_has_its_line_and_leaves_what_there_was(world: Play
 @pytest.mark.parametrize("name", [name for name in LESSONS if name != "failures"])
 def test_every_board_can_be_a_cell(name: str) -> None:
     """No variable that is left takes the name of what the program defines."""
-    file, step, arguments = find_program([name])
-    tree = to_cell(ast.parse(file.read_text()), step)
-    compile(tree, str(file), "exec")
-    assert arguments == []
+    board = find_program([name])
+    tree = to_cell(ast.parse(board.file.read_text()), board.step)
+    compile(tree, str(board.file), "exec")
+    assert board == Board(board.file)
     text = ast.unparse(tree)
     assert "init_process_group(" not in text
     kept = [
@@ -226,7 +239,8 @@ def test_a_wrong_name_lists_the_right_ones() -> None:
         find_program([])
     with pytest.raises(UsageError, match=r"name one, as in %lesson failures fit \(fit, gossip, "):
         find_program(["failures"])
-    assert find_program(["failures", "count"])[1:] == ("count", [])
+    board = find_program(["failures", "count"])
+    assert board == Board(board.file, "count")
     with pytest.raises(UsageError, match="no exercise 'swp': did you mean swap"):
         begin_exercise("swp", True)
 

@@ -23,8 +23,9 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     def begin(**sources: str) -> ForkServerClient:
         for name, source in sources.items():
             (tmp_path / f"{name}.py").write_text(source)
-        client = ForkServerClient([str(tmp_path), *find_modules_as_here()], list(sources))
-        monkeypatch.setattr(server, "_server", [client])
+        client = ForkServerClient([str(tmp_path), *find_modules_as_here()], list(sources), {})
+        client.meet()
+        monkeypatch.setattr(server, "_servers", [client])
         clients.append(client)
         return client
 

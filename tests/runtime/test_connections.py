@@ -10,8 +10,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -121,13 +122,15 @@ def sum_by_groups(rank: int, size: int) -> list[float]:
     """In the world, in groups that are made in every way that this torch knows of gloo, and in a
     world that the function forms itself."""
     sums = []
-    for make in (
+    ways: list[Callable[[], Any]] = [
         lambda: None,
         lambda: dist.new_group(list(range(size))),
         lambda: init_device_mesh("cpu", (1, size)).get_group(1),
-        *[lambda: dist.split_group(split_ranks=[[*range(size)]])] * (TORCH >= (2, 15)),
         lambda: dist.init_process_group("gloo"),
-    ):
+    ]
+    if TORCH >= (2, 15):
+        ways.insert(3, lambda: dist.split_group(split_ranks=[[*range(size)]]))
+    for make in ways:
         tensor = torch.tensor([rank + 1.0])
         dist.all_reduce(tensor, group=make())
         sums.append(tensor.item())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import textwrap
 from collections import Counter
 from dataclasses import replace
@@ -26,12 +27,19 @@ from widths import too_wide
 
 from playground.runtime.flight_recorder import (
     BACKWARD,
+    BUFFERS,
+    ISSUED,
     NEW_GROUP,
     Doing,
+    Kind,
     Operation,
     RankState,
 )
-from playground.runtime.flight_recorder.diagnosis import diagnose, find_mismatch
+from playground.runtime.flight_recorder.diagnosis import (
+    diagnose,
+    explain_failure,
+    find_mismatch,
+)
 from playground.runtime.untrusted import unpickle
 
 SUM, BARRIER = collective("all_reduce"), collective("barrier")
@@ -287,7 +295,7 @@ def look_at_right_programs(number: int, share: float, rng: random.Random) -> int
                 states = gloo.states()
                 found = diagnose(states)
                 assert found is None or (
-                    found.kind in ("straggler", "in progress") and not found.proved
+                    found.kind in ("straggler", "in progress", Kind.UNWAITED) and not found.proved
                 ), str(found)
                 rank = rng.choice(gloo.ranks)
                 states[rank] = replace(
@@ -335,3 +343,144 @@ def test_wrong_programs_are_diagnosed() -> None:
     assert total["culprit"] >= 0.98 * total["stands"]
     assert total["few"] >= 0.9 * total["stands"]
     assert total["proved"] >= 0.95 * total["stands"]
+
+
+# --- where the calls of ranks first differ ---
+
+SUM_2, BACKWARD_2, FORWARD_2 = (collective(name) for name in ("all_reduce", BACKWARD, BUFFERS))
+
+
+def call(*calls: tuple[Operation, int], waits: bool = False, rank: int = 0) -> RankState:
+    """A rank that has called these, each in a line of this number; `waits`: and is in the last."""
+    counts: Counter[Any] = Counter()
+    operations = []
+    for number, (one, line) in enumerate(calls):
+        operations.append(
+            replace(one, index=counts[one.channel], line=f"train.py:{line} in step", issued=number)
+        )
+        counts[one.channel] += 1
+    return RankState(
+        rank=rank,
+        doing=Doing.IN_OPERATION if waits else Doing.FINISHED,
+        operations=tuple(operations),
+        waits_for=operations[-1] if waits else None,
+        counts=counts,
+    )
+
+
+STEP = (FORWARD_2, 41), (BACKWARD_2, 42)
+SKIPPED = "rank 1 has called DDP's backward (train.py:42), which rank 0 has not"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind", "told"),
+    [
+        ([*STEP, (SUM_2, 50)], [*STEP, *STEP], Kind.BESIDE_DDP,
+         "rank 0 has called all_reduce (train.py:50) where rank 1 has called DDP's forward (:41)"),
+        ([*STEP, (FORWARD_2, 46), *STEP], [*STEP, *STEP, (SUM_2, 50)], Kind.ALONE,
+         "rank 0 has called DDP's forward (train.py:46), which rank 1 has not"),
+        ([*STEP, (FORWARD_2, 46), (FORWARD_2, 46), *STEP], [*STEP, *STEP], Kind.ALONE,
+         "rank 0 has called DDP's forward and 1 more (train.py:46), which rank 1 has not"),
+        ([*STEP, (FORWARD_2, 41), *STEP], [*STEP, *STEP, *STEP], Kind.SKIPPED, SKIPPED),
+        ([*STEP, (SUM_2, 45), *STEP], [*STEP, *STEP], Kind.ABSENT,
+         "rank 0 has called all_reduce (train.py:45), which rank 1 has not"),
+        ([(replace(BACKWARD_2, tag=1), 42)], [(replace(BACKWARD_2, tag=2), 43)], Kind.MODELS,
+         "rank 0 has called DDP's backward of model 1 (train.py:42) where rank 1 has called "
+         "DDP's backward of model 2 (:43)"),
+    ],
+)  # fmt: skip
+def test_what_gloo_has_mixed_is_told_by_the_first_difference(
+    first: list[tuple[Operation, int]], second: list[tuple[Operation, int]], kind: Kind, told: str
+) -> None:
+    found = find_mismatch([call(*first), call(*second, rank=1)])
+    assert found
+    assert (found.kind, found.sentence) == (kind, textwrap.fill(told, 80))
+    assert found.cure == kind.cure
+
+
+@pytest.mark.parametrize("forgotten", range(5))
+def test_the_place_of_a_call_is_known_although_earlier_ones_are_not(forgotten: int) -> None:
+    """The ring holds the latest calls of a rank, and of another one more."""
+    states = [
+        call(*STEP, *STEP, *STEP, (SUM_2, 45), *STEP), call(*STEP, *STEP, *STEP, *STEP, rank=1)
+    ]  # fmt: skip
+    states[0] = replace(states[0], operations=states[0].operations[forgotten:])
+    found = find_mismatch(states)
+    assert found
+    assert found.sentence.startswith("rank 0 has called all_reduce (train.py:45)")
+
+
+def test_a_deadlock_names_the_first_difference_if_ranks_have_passed_it() -> None:
+    ahead = call(*STEP, (FORWARD_2, 46), (FORWARD_2, 41), waits=True)
+    behind = call(*STEP, *STEP, waits=True, rank=1)
+    found = diagnose([ahead, behind])
+    assert found
+    assert found.proved
+    assert found.sentence == textwrap.fill(
+        "deadlock: rank 0 is in DDP's forward (train.py:41) where rank 1 is in DDP's backward "
+        "(:42)", 80
+    )  # fmt: skip
+    assert found.difference == "rank 0 has called DDP's forward (train.py:46), which rank 1 has not"
+    assert f"before that: {found.difference}" in " ".join(str(found).split())
+    assert found.cure == Kind.ALONE.cure
+
+
+def test_one_that_ranks_stand_at_is_not_told_twice() -> None:
+    found = diagnose(run([SUM_2, SUM_2], [SUM_2, BARRIER]))
+    assert found
+    assert found.difference == ""
+
+
+# --- why an operation failed ---
+
+
+def die(state: RankState, end: str) -> RankState:
+    return replace(state, doing=Doing.DEAD, end=end)
+
+
+def test_the_operations_are_named_in_which_a_process_was_aborted() -> None:
+    states = [call(*STEP, waits=True), call((FORWARD_2, 41), (SUM_2, 50), waits=True, rank=1)]
+    found = explain_failure([states[0], die(states[1], "was killed by SIGABRT")])
+    assert found
+    assert not found.proved
+    assert (found.kind, found.culprits) == (Kind.BESIDE_DDP, (0, 1))
+    assert re.search(r"0 +DDP's backward #0 +train.py:42", found.table)
+    assert re.search(r"1 +all_reduce #0 +train.py:50", found.table)
+
+
+def test_what_was_aborted_although_all_call_the_same_is_named() -> None:
+    states = [call(*STEP, waits=True), call(*STEP, waits=True, rank=1)]
+    found = explain_failure([states[0], die(states[1], "was killed by SIGABRT")])
+    assert found
+    assert (found.kind, found.culprits) == (Kind.ABORTED, (1,))
+    assert found.sentence == textwrap.fill(
+        "rank 1 was killed by SIGABRT in DDP's backward (train.py:42) while rank 0 is in DDP's "
+        "backward (:42)", 80
+    )  # fmt: skip
+    assert explain_failure([states[0], die(states[1], "was killed by SIGKILL")]) is None
+
+
+def test_a_closed_connection_is_explained_by_the_rank_that_has_ended() -> None:
+    states = [call(*STEP, *STEP, waits=True), call(*STEP, rank=1)]
+    found = explain_failure([die(states[0], "failed: Connection closed by peer"), states[1]])
+    assert found
+    assert (found.kind, found.culprits, found.proved) == (Kind.ENDED, (1,), False)
+    assert found.sentence.startswith("rank 1 has finished (train.py:42) while rank 0 is in DDP's")
+
+
+def test_a_send_that_nobody_waited_for_is_named() -> None:
+    sent = call((send(1), 5))
+    sent = replace(sent, operations=(replace(sent.operations[0], state=ISSUED),))
+    lost = die(call((receive(0), 7), waits=True, rank=1), "failed: Connection closed by peer")
+    found = explain_failure([sent, lost])
+    assert found
+    assert (found.kind, found.culprits) == (Kind.UNWAITED, (0,))
+    assert found.sentence == textwrap.fill(
+        "rank 0 has called send to rank 1 and not waited for it (train.py:5) where rank 1 is in "
+        "recv from rank 0 (:7)", 80
+    )  # fmt: skip
+
+
+def test_an_error_of_the_program_is_explained_by_nothing() -> None:
+    states = [call(*STEP, waits=True), die(call(*STEP, rank=1), "failed: ValueError")]
+    assert explain_failure(states) is None

@@ -23,6 +23,8 @@ from processes import (
 )
 from programs import ForkedProgram
 
+from playground.runtime.flight_recorder.box import find_boxes
+
 TRAINING = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
 MEASURING = (
     "bench",
@@ -42,13 +44,12 @@ compiler."""
 
 
 def wait_for_ranks(process: subprocess.Popen[str] | ForkedProgram, count: int) -> list[int]:
-    """The ranks of a run: what the fork server has forked, as soon as they are `count` and meet
-    each other."""
+    """The ranks of a run, which have flight recorders, as soon as they are `count` and meet each
+    other."""
     deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         members = [int(pid) for pid in session_members(process.pid)]
-        parents = {pid: parent_of(pid) for pid in members}
-        ranks = [pid for pid in members if parents[pid] != process.pid and parents[pid] in members]
+        ranks = [view.pid for view in find_boxes(members)]
         if len(ranks) == count and all(listening([rank]) for rank in ranks):
             return ranks
         time.sleep(0.05)

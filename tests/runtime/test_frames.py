@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from playground.runtime.frames import PACKAGE, is_program, is_raised_by_torch, is_standard
+from playground.runtime.frames import (
+    PACKAGE,
+    add_program,
+    is_program,
+    is_raised_by_torch,
+    is_standard,
+)
 
 STDLIB = sysconfig.get_path("stdlib")
 
@@ -33,6 +39,14 @@ STDLIB = sysconfig.get_path("stdlib")
 )
 def test_the_program_s_files(path: str, known: bool) -> None:
     assert is_program(path) == known
+
+
+def test_a_program_is_one_wherever_it_lies() -> None:
+    file = "/opt/site-packages/mypackage/train.py"
+    assert not is_program(file)
+    add_program(file)
+    assert is_program(file)
+    assert not is_program("/opt/site-packages/mypackage/model.py")
 
 
 def test_the_standard_library_holds_no_packages() -> None:

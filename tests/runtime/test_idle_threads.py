@@ -85,7 +85,7 @@ def hang_beside_idle_threads(rank: int, size: int, name: str) -> None:
 
 def skip_a_batch(rank: int, size: int) -> None:
     """The loaders of both ranks have workers."""
-    loader = DataLoader(range(6), num_workers=1, multiprocessing_context="fork")  # type: ignore[arg-type]
+    loader = DataLoader(range(6), num_workers=1, multiprocessing_context="fork")
     model = DistributedDataParallel(nn.Linear(1, 1))
     for number, batch in enumerate(loader):
         if rank == 0 or number != 3:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ddp_mistakes import MISTAKES
 from fixtures import Fork, Worlds
 from processes import ENOUGH, by_hand, free_port, is_first_epoch
 
 from playground.lessons import LESSONS
+from playground.runtime.flight_recorder import Kind
 from playground.runtime.rank.steps import run_steps
 
 
@@ -74,3 +76,17 @@ def test_a_taken_master_port_is_explained(
     assert (blocked.code, blocked.out) == (2, "")
     explained = f"cannot listen on 127.0.0.1:{port} (Address already in use): choose another port"
     assert blocked.err == f"playground: {explained}\n"
+
+
+def test_a_rank_that_gloo_has_aborted_is_explained_on_the_first_that_is_left(
+    fork_program: Fork, tmp_path: Path
+) -> None:
+    script = MISTAKES["early-stop"]
+    (tmp_path / "train.py").write_text(script.text)
+    port = free_port()
+    words = "playground", "run", str(tmp_path / "train.py")
+    ranks = [fork_program(*words, **by_hand(rank, 3, port)) for rank in range(3)]
+    told = [program.communicate(timeout=ENOUGH)[1] for program in ranks]
+    named = [script.is_named_by(err) for err in told]
+    assert sum(named) == 1, "\n".join(told)
+    assert f"\n{Kind.BESIDE_DDP.cure}\n" in told[named.index(True)]

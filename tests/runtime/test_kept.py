@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import decimal
 import gc
+import importlib
+import logging
 import os
+import random
+import resource
 import signal
 import socket
 import sys
@@ -13,7 +18,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -72,12 +79,39 @@ def test_no_message_of_one_launch_is_received_in_the_next() -> None:
     assert launch(pass_a_message, 2) == [42.0, 42.0]
 
 
-def draw(rank: int, size: int) -> float:
-    return torch.rand(1).item()
+def draw(rank: int, size: int) -> list[float]:
+    return [torch.rand(1).item(), random.random(), np.random.rand()]
 
 
-def test_every_launch_draws_the_numbers_that_a_new_process_draws() -> None:
-    assert launch(draw, 2) == launch(draw, 2) == launch(draw, 2, fresh=True)
+def seed_and_draw(rank: int, size: int) -> list[float]:
+    torch.manual_seed(rank)
+    random.seed(rank)
+    np.random.seed(rank)
+    return draw(rank, size)
+
+
+def test_every_function_draws_other_numbers_on_every_rank_as_in_new_processes() -> None:
+    before = launch(pid, 2)
+    seeded = launch(seed_and_draw, 2)
+    drawn = [numbers for _ in range(2) for numbers in launch(draw, 2)]
+    drawn += launch(draw, 2, fresh=True) + seeded
+    assert launch(seed_and_draw, 2) == seeded
+    assert launch(pid, 2) == before
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == len(drawn)
+
+
+def test_a_module_that_seeds_at_its_import_seeds_every_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seeds_itself.py").write_text(
+        "import torch\ntorch.manual_seed(0)\ndef draw(rank, size): return torch.rand(1).item()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    seeds_itself = importlib.import_module("seeds_itself")
+    first = launch(seeds_itself.draw, 2)
+    assert first[0] == first[1]
+    assert launch(seeds_itself.draw, 2) == first
 
 
 CHANGES: list[Callable[[], object]] = [
@@ -95,21 +129,37 @@ CHANGES: list[Callable[[], object]] = [
     lambda: setattr(torch.backends.mkldnn, "enabled", False),
     lambda: torch.set_flush_denormal(True),
     lambda: warnings.simplefilter("ignore"),
+    lambda: logging.getLogger().setLevel(logging.DEBUG),
+    lambda: logging.getLogger().addHandler(logging.NullHandler()),
+    lambda: logging.disable(logging.CRITICAL),
+    lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)),
+    lambda: os.nice(1),
+    lambda: setattr(decimal.getcontext(), "prec", 3),
+    lambda: np.seterr(all="raise"),
+    lambda: np.set_printoptions(precision=2),
+    lambda: torch.set_printoptions(precision=2),
+    lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
+    lambda: setattr(dist, "all_reduce", print),
+    lambda: setattr(torch, "rand", print),
+    lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}),
+    lambda: signal.setitimer(signal.ITIMER_REAL, 1000, 1000),
 ]
 
 
 def find_unnoticed(rank: int, size: int) -> list[int]:
     """The changes that are not noticed, each in a child of the rank."""
+    from playground.runtime.rank.generators import seed_generators
     from playground.runtime.rank.world import ProcessState
 
     found = []
     for number, change in enumerate(CHANGES):
         if (child := os.fork()) == 0:
+            seed_generators()
             state = ProcessState()
             state.begin()
-            new = state.is_unchanged()
+            new = not state.find_changes()
             change()
-            os._exit(new and not state.is_unchanged())
+            os._exit(new and bool(state.find_changes()))
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 1:
             found.append(number)
     return found
@@ -142,6 +192,12 @@ def fail(rank: int, size: int) -> None:
     raise ValueError("this rank has had enough")
 
 
+def read_mask(rank: int, size: int) -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 def change_folder(rank: int, size: int) -> None:
     os.chdir("/")
 
@@ -152,6 +208,25 @@ def test_a_world_that_failed_or_was_changed_is_not_kept(fn: Callable[[int, int],
     with contextlib.suppress(RankFailed):
         launch(fn, 2)
     assert set(launch(pid, 2)).isdisjoint(before)
+
+
+def test_why_a_world_is_not_kept_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    launch(pid, 2)
+    with caplog.at_level(logging.DEBUG, "playground"):
+        launch(change_folder, 2)
+    assert "the world is not kept: rank 0 of 2 has changed: working folder" in caplog.messages
+
+
+def test_a_world_is_kept_for_a_caller_who_is_as_before() -> None:
+    before = launch(pid, 2)
+    mask = os.umask(0o077)
+    try:
+        assert set(launch(pid, 2)).isdisjoint(before)
+        assert launch(read_mask, 2) == [0o077] * 2
+    finally:
+        os.umask(mask)
+    assert launch(pid, 2) == before
+    assert launch(read_mask, 2) == [mask] * 2
 
 
 def test_a_world_that_died_while_it_waited_is_replaced() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
+import math
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -17,8 +22,19 @@ from fixtures import Run
 from hypothesis import given, settings, strategies as st
 
 from playground import RankFailed, RankTimeout, launch
-from playground.runtime.launcher.output import READ_AT_ONCE, Output, end_lines, open_lines
+from playground.runtime.launcher import output as output_module
+from playground.runtime.launcher.output import (
+    FLOOD_GAP,
+    LONGEST_LINE,
+    PATIENCE,
+    QUIET,
+    READ_AT_ONCE,
+    REST,
+    Output,
+    end_lines,
+)
 
+LONG = 3 * LONGEST_LINE
 LINE = re.compile(r"rank (\d+) line (\d+) x{60}")
 
 
@@ -237,11 +253,113 @@ def test_a_line_without_an_end_is_passed_on_before_it_fills_the_memory() -> None
     assert len(relayed([(0, b"x" * READ_AT_ONCE)] * 17)) == 17 * READ_AT_ONCE
 
 
-def test_a_stream_that_lacks_a_character_gets_another() -> None:
-    ours, theirs = os.pipe()
-    with open(ours, "rb") as reader, open(theirs, "wb"):
-        print("β per byte, é is not", file=open_lines(theirs, "latin-1"))
-        assert reader.readline() == b"\\u03b2 per byte, \xe9 is not\n"
+def print_long_lines(rank: int, size: int) -> None:
+    for _ in range(3):
+        print(str(rank) * LONG)
+        print("short")
+
+
+def test_lines_longer_than_what_is_kept_of_one_stay_whole(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    launch(print_long_lines, 3)
+    lines = Counter(capfd.readouterr().out.splitlines())
+    assert lines == {"short": 9} | {str(rank) * LONG: 3 for rank in range(3)}
+
+
+class Tee:
+    """A stream that can do no more than `print` asks of one."""
+
+    def __init__(self) -> None:
+        self.written = ""
+
+    def write(self, text: str) -> None:
+        self.written += text
+
+
+def test_a_stream_need_only_be_one_that_can_be_printed_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    tee = Tee()
+    monkeypatch.setattr(sys, "stdout", tee)
+    launch(print_everywhere, 1)
+    assert tee.written == "to stdout 0\npast Python\nwithout an end"
+
+
+def print_before_an_end_that_is_none(rank: int, size: int) -> None:
+    os.write(1, b"descriptor, ")
+    sys.stdout.buffer.write(b"buffer, ")
+    print("text, ", end="")
+    ctypes.CDLL(None).printf(b"C, ")
+    subprocess.run(["printf", "child"], check=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_is_printed_is_there_at_once_and_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RankFailed, match="SIGKILL"):
+        launch(print_before_an_end_that_is_none, 1)
+    assert capfd.readouterr().out == "descriptor, buffer, text, C, child"
+
+
+class Parts(io.StringIO):
+    """Tells its parts apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.parts.append(text)
+        return len(text)
+
+
+def test_a_part_of_a_line_is_passed_on_when_its_rank_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(output_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(sys, "stdout", parts := Parts())
+    ours, theirs = Pipe(duplex=False)
+    output = Output(0, "stdout", ours)
+    with ours, theirs:
+        for arrived, passed, sleeps, is_shown in (
+            (b"name? ", QUIET / 2, True, False),  # there may be more
+            (b"", QUIET, False, False),  # between two writes
+            (b"", QUIET, True, True),
+            (b"busy", QUIET * 2, False, False),
+            (b"", PATIENCE, False, True),
+        ):
+            if arrived:
+                os.write(theirs.fileno(), arrived)
+                output.relay()
+            now += passed
+            assert output.seconds_left(now) < QUIET
+            before = len(parts.parts)
+            output.relay_part(partial(bool, sleeps))
+            assert (len(parts.parts) > before) == is_shown
+    assert parts.parts == ["name? ", "busy"]
+    assert output.seconds_left(now) == math.inf
+
+
+def test_a_pipe_that_is_never_dry_is_read_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(output_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(sys, "stdout", Parts())
+    ours, theirs = Pipe(duplex=False)
+    output = Output(0, "stdout", ours)
+    reads = 0
+    with ours, theirs:
+        for _ in range(1000):
+            os.write(theirs.fileno(), b"a line\n")
+            if output.is_read(now):
+                output.relay()
+                reads += 1
+            now += REST / 10
+        assert reads < 200
+        now += FLOOD_GAP
+        for _ in range(10):  # a line now and then is passed on at once
+            os.write(theirs.fileno(), b"a line\n")
+            assert output.is_read(now)
+            output.relay()
+            now += FLOOD_GAP
 
 
 def test_without_a_console_there_is_nothing_to_write_to(monkeypatch: pytest.MonkeyPatch) -> None:

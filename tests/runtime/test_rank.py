@@ -82,3 +82,25 @@ def nothing_to_send(rank: int, size: int) -> Any:
 def test_a_result_that_does_not_pickle_is_explained() -> None:
     with pytest.raises(RankFailed, match="returned what cannot be sent to the launcher"):
         launch(nothing_to_send, 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "nccl2 requires at least one CUDA device",
+        "ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+        "Distributed package doesn't have NCCL built in",
+    ],
+)
+def test_nccl_without_a_gpu_is_told_in_a_line_and_with_the_program_s_own(message: str) -> None:
+    """By what torch 2.13 to 2.15 say."""
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError(message)
+    failed = failure(caught.value, 0, 2)
+    assert failed.headline == (
+        "rank 0 of 2 failed: the program asks for nccl, and this machine shows no GPU: leave the "
+        "backend out: torch chooses gloo here, and nccl where there are GPUs"
+    )
+    place, line = str(failed).splitlines()[1:]
+    assert place.startswith(f'  File "{__file__}"')
+    assert line.strip() == "raise RuntimeError(message)"

@@ -202,7 +202,9 @@ def test_a_world_that_replaced_another_is_kept_and_counts_anew() -> None:
 
 
 def children_of_the_server() -> set[int]:
-    pid = server.running_server().pid
+    client = server.running_server()
+    client.meet()
+    pid = client.pid
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 

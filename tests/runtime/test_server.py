@@ -20,6 +20,7 @@ from processes import ENOUGH, is_alive
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.launcher import server
+from playground.tools.failures.page import list_family
 
 
 def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
@@ -154,19 +155,20 @@ def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(
 
 def test_a_server_that_was_killed_is_named_and_replaced(begin: Begin) -> None:
     client = begin(busy="import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(ForkServerFailed, match="was killed by SIGKILL: out of memory"):
+    with pytest.raises(ForkServerFailed, match="has ended without an answer: out of memory"):
         client.fork([])
     assert not client.is_running()
     with contextlib.ExitStack() as ended:
         again = server.running_server()
         ended.callback(again.end)
+        again.meet()
         assert again.pid != client.pid
         assert again.is_running()
 
 
 def test_nobody_waits_for_the_answer_of_a_server_killed_in_the_midst_of_it(begin: Begin) -> None:
     killed = "import os; os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), 9))"
-    with pytest.raises(ForkServerFailed, match="was killed by SIGKILL"):
+    with pytest.raises(ForkServerFailed, match="has ended without an answer"):
         begin(fatal=killed).fork([])
 
 
@@ -182,3 +184,14 @@ def test_what_is_registered_with_atexit_runs_when_the_server_is_released(
     server.release()
     assert is_gone(client.pid)
     assert (tmp_path / "left").read_text() == "yes"
+
+
+def test_who_is_kept_by_a_launcher_is_found_though_the_server_is_no_child_of_it(
+    begin: Begin,
+) -> None:
+    client = begin()
+    process = server.ForkedProcess(time.sleep, (60,))
+    family = [*list_family(os.getpid())]
+    assert {client.pid, process.pid} <= {*family}
+    assert len(family) == len({*family})
+    process.kill()

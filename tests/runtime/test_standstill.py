@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -68,16 +70,15 @@ def in_its_own_code(rank: int, size: int, file: Path) -> None:
     dist.barrier()
 
 
-def send_that_nobody_keeps(rank: int, size: int, file: Path) -> None:
+def send_that_nobody_keeps(rank: int, size: int) -> None:
     """The receiver comes when the Work has gone, and with it the message."""
     if rank == 0:
         dist.isend(torch.ones(10**6), 1)
     dist.barrier()
     if rank == 1:
-        work = dist.irecv(torch.zeros(10**6), 0)
-        assert work
-        with contextlib.suppress(RuntimeError):  # rank 0 has ended by then
-            work.wait()
+        dist.recv(torch.zeros(10**6), 0)
+    else:
+        time.sleep(FOREVER)
 
 
 def too_many_tags(rank: int, size: int, file: Path) -> None:
@@ -124,6 +125,71 @@ def test_a_run_that_stands_still_is_told_of_and_goes_on(
         assert launch(fn, 2, args=(tmp_path / "go on",), timeout=FOREVER) == [None, None]
     assert len(said) == 1
     assert [words for words in told if words not in said[0]] == []
+
+
+class ToldError(Exception):
+    """Ends a run that would stand still for ever."""
+
+
+class Ends(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise ToldError(" ".join(record.getMessage().split()))
+
+
+def find_what_is_told(fn: Callable[..., None], *args: object) -> str:
+    logger, handler = logging.getLogger("playground"), Ends()
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(ToldError) as told:
+            launch(fn, 2, args=args, timeout=FOREVER)
+    finally:
+        logger.removeHandler(handler)
+    return str(told.value)
+
+
+def one_rank_too_many(rank: int, size: int) -> None:
+    dist.init_process_group("gloo", rank=rank, world_size=3)
+
+
+def one_rank_too_many_by_the_environment(rank: int, size: int) -> None:
+    os.environ["WORLD_SIZE"] = "3"
+    dist.init_process_group("gloo")
+
+
+def one_rank_too_many_in_a_file(rank: int, size: int, path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=3)
+
+
+def ports_of_their_own(rank: int, size: int) -> None:
+    """Each rank asks the system for a free one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.environ["MASTER_PORT"] = str(server.getsockname()[1])
+    dist.init_process_group("gloo")
+
+
+TOO_FEW = "ranks 0-1 are in init_process_group, which waits for rank 2 of 3: there are 2 (test_"
+
+
+@pytest.mark.parametrize("fn", [one_rank_too_many, one_rank_too_many_by_the_environment])
+def test_a_world_of_more_ranks_than_there_are_is_told(fn: Callable[[int, int], None]) -> None:
+    assert TOO_FEW in find_what_is_told(fn)
+
+
+def test_a_world_in_a_file_of_more_ranks_than_there_are_is_told(tmp_path: Path) -> None:
+    assert TOO_FEW in find_what_is_told(one_rank_too_many_in_a_file, tmp_path / "store")
+
+
+def test_ranks_that_look_for_each_other_at_different_ports_are_told() -> None:
+    told = find_what_is_told(ports_of_their_own)
+    assert "probably a deadlock: rank" in told
+    assert told.count("in init_process_group at 127.0.0.1:") == 2
+    assert "whether other processes join that world" in told
+
+
+def test_a_send_that_nobody_waits_for_is_told() -> None:
+    assert "rank 0 has called send to rank 1 and not waited for it (test_" in find_what_is_told(
+        send_that_nobody_keeps
+    )
 
 
 def computes(rank: int, size: int) -> None:

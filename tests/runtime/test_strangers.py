@@ -20,7 +20,7 @@ from playground.runtime.flight_recorder import (
     Operation,
     RankState,
 )
-from playground.runtime.flight_recorder.diagnosis import find_mismatch
+from playground.runtime.flight_recorder.diagnosis import explain_failure
 
 FOREVER = 300.0
 
@@ -104,7 +104,7 @@ def test_a_message_to_nobody_is_told_of_a_rank_that_died_in_it() -> None:
         RankState(rank=0, doing=Doing.FINISHED),
         RankState(rank=1, doing=Doing.DEAD, end="was killed by SIGSEGV", operations=(lost,)),
     ]
-    found = find_mismatch(states)
+    found = explain_failure(states)
     assert found
     assert (found.kind, found.culprits, found.line) == (Kind.STRANGER, (1,), "ring.py:7")
     assert "rank 1 has called send to rank 2 of 2, which does not exist" in found.sentence

@@ -17,6 +17,7 @@ import contextlib
 import inspect
 import math
 import os
+import queue
 import signal
 import threading
 import time
@@ -25,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
+from multiprocessing import get_context
 from random import Random
 from typing import Any
 
@@ -35,6 +37,7 @@ from torch.distributed import ProcessGroup, _functional_collectives, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 MOST_DAWDLING = 0.004
 """Seconds: some looks of an eager launcher's."""
@@ -1137,13 +1140,113 @@ def fully_sharded(player: Player) -> None:
     check_all(model.weight.grad.full_tensor(), mean)
 
 
-@step(0)
+@step(2)
 def functional(player: Player) -> None:
+    """Several at once, whose results are used later, and one that is gathered in another
+    dimension."""
     group = player.group()
     if group.handle is not None:
         total = _functional_collectives.all_reduce(torch.ones(3), "sum", group.handle)
+        row = torch.full((1, 1), group.number + 1.0)
+        every = _functional_collectives.all_gather_single(row, 1, group.handle)
         player.dawdle()
         check_all(total * 1, group.size)
+        assert every.flatten().tolist() == [number + 1 for number in range(group.size)]
+
+
+QUEUES: tuple[Callable[[], Any], ...] = queue.Queue, queue.SimpleQueue, get_context("fork").Queue
+
+
+@step(3)
+def a_thread_that_is_woken(player: Player) -> None:
+    """A rank waits for the answer to what a thread of its own sends, which only waits in a queue:
+    another thread, or the main thread just before it waits, wakes it."""
+    first, second = player.draw.sample(range(player.size), 2)
+    way, made = (
+        player.draw.choice(["main", "thread", "pool", "process"]),
+        player.draw.choice(QUEUES),
+    )
+    tag, pause = player.tag, player.own.uniform(0, MOST_DAWDLING)
+    beside = player.beside.handle
+    player.beside_before.join() if player.beside_before else None
+    if player.rank == second:
+        dist.recv(got := torch.zeros(3), first, beside, tag)
+        check_all(got, 7)
+        player.dawdle()
+        dist.send(torch.full((3,), 8.0), first, tag=tag)
+    if player.rank != first:
+        return
+    waiting = made() if way != "process" else get_context("fork").Queue()
+    pool = ThreadPoolExecutor(2)
+
+    def act() -> None:
+        assert waiting.get() == 7
+        dist.send(torch.full((3,), 7.0), second, beside, tag)
+
+    def wake() -> None:
+        time.sleep(pause)
+        waiting.put(7)
+
+    pool.submit(int).result()  # its worker has nothing to do from then on
+    acting = pool.submit(act)
+    if way == "main":
+        waiting.put(7)
+    elif way == "pool":
+        pool.submit(wake)
+    elif way == "thread":
+        threading.Thread(target=wake).start()
+    else:
+        child = get_context("fork").Process(target=wake)
+        child.start()
+    dist.recv(got := torch.zeros(3), second, tag=tag)
+    check_all(got, 8)
+    acting.result()
+    if way == "process":
+        child.join()
+    if player.own.random() < 0.5:
+        pool.shutdown()
+    else:
+        player.unfinished.append(pool.shutdown)  # meanwhile it is idle
+
+
+@step(1)
+def a_signal_that_is_waited_for(player: Player) -> None:
+    """A thread sends what another rank waits for once a signal comes that all threads block."""
+    first, second = player.draw.sample(range(player.size), 2)
+    tag, pause = player.tag, player.own.uniform(0, MOST_DAWDLING)
+    if player.rank == second:
+        dist.recv(got := torch.zeros(3), first, tag=tag)
+        check_all(got, 7)
+    if player.rank == first:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+
+        def act() -> None:
+            signal.sigwait({signal.SIGUSR2})
+            dist.send(torch.full((3,), 7.0), second, tag=tag)
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        time.sleep(pause)
+        signal.pthread_kill(thread.ident or 0, signal.SIGUSR2)
+        thread.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@step(0.2)
+def batches_of_workers(player: Player) -> None:
+    """Some ranks have loaders with workers, which are slow now and then."""
+    workers: dict[str, Any] = {}
+    if player.own.random() < 0.5:
+        workers = {"num_workers": 1, "multiprocessing_context": "fork"}
+    pause = player.own.uniform(0, MOST_DAWDLING)
+    data: Any = range(3)
+    for _ in DataLoader(data, collate_fn=partial(load, pause), **workers):
+        check_sum(player)
+
+
+def load(pause: float, batch: list[int]) -> int:
+    time.sleep(pause)
+    return batch[0]
 
 
 @step(0)

@@ -3,7 +3,6 @@ what is seen of processes."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +15,13 @@ Begin = Callable[..., ForkServerClient]
 
 
 def is_gone(pid: int) -> bool:
-    """Whether that child of ours ends, soon."""
+    """Whether that process ends, soon."""
     deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         try:
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if state_of(pid) in "ZX":  # nobody has waited for it yet
                 return True
-        except ChildProcessError:  # whoever ended it has waited for it
+        except OSError:
             return True
         time.sleep(0.01)
     return False

@@ -127,9 +127,9 @@ class Run:
 
     def find(self, target: str) -> list[int]:
         """The processes that are meant; ranks in their order."""
-        servers = [
-            pid for pid in children(self.process.pid) if b"fork_server" in read(pid, "cmdline")
-        ]
+        forks = [pid for pid in self.members() if b"fork_server" in read(pid, "cmdline")]
+        ranks = {rank for pid in forks for rank in children(pid)}
+        servers = [pid for pid in forks if pid not in ranks]
         if target == RANK:
             return [
                 rank

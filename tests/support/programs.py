@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import io
 import json
 import os
 import pty
@@ -128,6 +129,11 @@ def open_to_write(number: int) -> TextIO:
     return open(number, "w", encoding="utf-8", closefd=False)
 
 
+def open_unbuffered(number: int) -> TextIO:
+    file = io.FileIO(number, "w", closefd=False)
+    return io.TextIOWrapper(file, encoding="utf-8", write_through=True)
+
+
 def run_module(
     line: Connection,
     module: str,
@@ -197,6 +203,7 @@ def serve_when_asked(asked: socket.socket) -> NoReturn:
             code, kept, environ = json.loads(message)
             os.environ.clear()
             os.environ.update(environ)
+            sys.stdout, sys.stderr = map(open_unbuffered, (1, 2))  # it is run with -u
             for descriptor, number in zip(descriptors, (0, kept), strict=True):
                 if descriptor != number:
                     os.dup2(descriptor, number, inheritable=number == 0)

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ddp_mistakes import MISTAKES
 from processes import ENOUGH
 from widths import too_wide
 
+from playground.runtime.backends import LEAVE_OUT
 from playground.runtime.errors import UsageError
+from playground.runtime.flight_recorder import Kind
 from playground.runtime.flight_recorder.box import process_status
 from playground.tools.doctor import ERROR, WARNING, Finding, run_checks
 from playground.tools.doctor.script import CHECKS, ScriptFacts, examine, sets_walked
@@ -177,7 +180,7 @@ def test_a_script_that_hangs_is_stopped_when_its_time_is_up(tmp_path: Path) -> N
 RUNS_ON = """
 import subprocess
 from playground.runtime.flight_recorder.box import TIME_LIMIT
-from playground.runtime.rank.rank import report
+from playground.runtime.rank.reports import report
 child = subprocess.Popen(["sleep", "1000"])
 open(f"{sys.argv[1]}/{rank}", "w").write(str(child.pid))
 dist.barrier()
@@ -302,3 +305,34 @@ names.add("c"), sorted([name for name in names])
 
 def test_sets_are_found_where_their_order_counts() -> None:
     assert sets_walked(ast.parse(SETS)) == [3, 4, 5, 6, 7]
+
+
+def test_an_aborted_operation_is_one_finding_with_its_cause_and_cure(tmp_path: Path) -> None:
+    script = MISTAKES["uneven-batches-then-a-metric"]
+    text = script.text.replace('"gloo"', "").replace("import torch\n", "import torch  # cuda\n", 1)
+    _, [finding] = find_in(tmp_path, text)
+    assert (finding.check, finding.severity) == ("agreement", ERROR)
+    assert finding.saw == (
+        "on 2 ranks: rank 0 has called DDP's backward (train.py:15) where rank 1 has called "
+        "all_reduce (:17)"
+    )
+    assert finding.fix == Kind.BESIDE_DDP.cure
+
+
+def test_what_it_proposes_for_a_failure_shows_more(tmp_path: Path) -> None:
+    _, [finding] = find_in(tmp_path, HEAD + "dist.barrier()\n[][rank]\n")
+    path = tmp_path / "train.py"
+    assert finding.fix == f"python -m playground run -n 2 {path} shows the traceback"
+
+
+def test_without_a_gpu_a_script_for_nccl_is_to_leave_the_backend_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    source = "import torch.distributed as dist\ndist.init_process_group('nccl')  # cuda\n"
+    _, [finding] = find_in(tmp_path, source)
+    assert finding.saw.endswith(
+        " of 2 failed: the program asks for nccl, and this machine shows no GPU (train.py:2 in "
+        "<module>)"
+    )
+    assert finding.fix == LEAVE_OUT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
@@ -10,6 +11,7 @@ from programs import Outcome
 
 from playground.console.lesson import Lesson
 from playground.tools.run.command import lesson_command
+from playground.training import prepare
 
 Ask = Callable[..., Outcome]
 
@@ -20,7 +22,12 @@ def ask(capfd: pytest.CaptureFixture[str]) -> Ask:
 
     def run(name: str, *words: str) -> Outcome:
         lesson = Lesson(
-            name=name, package="tests.support.lessons", teaches="", default_size=2, is_program=True
+            name=name,
+            package="tests.support.lessons",
+            teaches="",
+            default_size=2,
+            is_program=True,
+            needs_mnist=name == "numbers",
         )
         code = 0
         try:
@@ -50,3 +57,16 @@ def test_on_nccl_a_lesson_is_on_its_gpu_and_draws_what_it_draws_on_the_cpu(ask: 
     ]
     drawn = [line for line in lines if "cuda" not in line]
     assert drawn == [line for line in sorted(here.out.splitlines()) if "cpu" not in line]
+
+
+def test_the_data_is_there_before_ranks_start(
+    ask: Ask, tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where MNIST is out of reach, digits are in its place, and stderr says why."""
+    monkeypatch.setenv(prepare.DATA_DIR, str(data_dir))
+    monkeypatch.setenv(prepare.MIRROR, str(tmp_path))
+    ran = ask("numbers", "--no-test", "--batch-sizes", "2,3")
+    assert (ran.code, ran.out) == (0, "600 images, (2, 3) at a time\n" * 2)
+    looking, found = ran.err.splitlines()
+    assert looking == "looking for MNIST"
+    assert found.startswith("data: digits (600 + 200 images; MNIST could not be fetched: ")

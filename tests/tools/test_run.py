@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -12,13 +14,16 @@ import sys
 import textwrap
 import time
 import zipfile
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
 from fixtures import Fork, Ran, Run, Save, Start
 from processes import ENOUGH, by_hand, free_port, session_ends, session_members
 from programs import ForkedProgram, Outcome
+from terminal import open_terminal
 
+from playground.runtime.files import temporary_folder
 from playground.runtime.remote import file_of
 from playground.tools.failures.page import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
 
@@ -28,6 +33,10 @@ import torch
 import torch.distributed as dist
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 """
+APART = (
+    "playground: no rank has formed a process group: these were 2 independent runs of {}. "
+    "torch.distributed.init_process_group() makes them one (python -m playground read ddp)\n"
+)
 GONE = 2.0
 """Seconds after which no process is left of a run whose launcher was ended."""
 
@@ -67,7 +76,8 @@ def test_a_script_finds_what_it_finds_under_torchrun(
         (tmp_path / name).mkdir()
     ours = start_cli("run", *how, *words[0], "ours", OMP_NUM_THREADS="1")
     other = fork_program("torch.distributed.run", *words[1], "torchruns", OMP_NUM_THREADS="1")
-    assert (ours.communicate(timeout=ENOUGH), ours.returncode) == (("", ""), 0)
+    assert ours.communicate(timeout=ENOUGH) == ("", APART.format("sub/dump.py"))
+    assert ours.returncode == 0
     assert (other.communicate(timeout=ENOUGH)[0], other.returncode) == ("", 0)
     for rank in ("0", "1"):
         found, given = (
@@ -118,7 +128,7 @@ def test_it_reads_what_this_command_reads(save: Save, run_script: Run) -> None:
             run()
         """
     )
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, APART.format("train.py"))
     assert sorted(done.out.split("\n")) == ["", "", r"['one\n', 'two\n']"]
 
 
@@ -165,7 +175,7 @@ def test_each_rank_has_its_own_hash_seed_if_it_is_spawned(save: Save, run_it: Ra
     assert len({*forks.out.splitlines()}) == 1
     assert "a set is walked in its own order (train.py:3), which forks share" in forks.err
     assert len({*spawned.out.splitlines()}) > 1
-    assert (forks.code, spawned.code, spawned.err) == (0, 0, "")
+    assert (forks.code, spawned.code, spawned.err) == (0, 0, APART.format("train.py"))
 
 
 # --- how it ends ---
@@ -178,7 +188,8 @@ ENDS = {
     ),
     "a rank leaves early": (
         "dist.init_process_group('gloo')\nif rank == 2:\n    sys.exit(0)\ndist.barrier()", 1,
-        r"deadlock: rank 2 has finished where ranks 0-1 are in barrier\s+\(train\.py:9\)",
+        r"rank [01] of 3 failed: RuntimeError: .* Connection closed by peer(?s:.*)\n"
+        r"rank 2 has finished while ranks? [01-]+ (is|are) in barrier\s+\(train\.py:9\)",
     ),
     "a rank never comes": (
         "if rank != 2:\n    dist.init_process_group('gloo')", 1,
@@ -230,7 +241,8 @@ def test_its_handler_of_sigterm_is_called(save: Save, fork_program: Fork) -> Non
         program = fork_program("playground", "run", "-n", "2", *grace, "train.py")
         assert [program.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
         program.send_signal(signal.SIGTERM)
-        assert program.communicate(ENOUGH) == ("caught\n" * 2, "")
+        told = "" if code else APART.format("train.py")
+        assert program.communicate(ENOUGH) == ("caught\n" * 2, told)
         assert program.returncode == code
 
 
@@ -287,7 +299,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_every_rank(
 def test_nothing_is_left_when_the_launcher_is_ended(
     save: Save, fork_program: Fork, number: signal.Signals
 ) -> None:
-    save(HEAD + 'os.fork()\nprint("ready", flush=True)\ntime.sleep(100)\n')
+    save(HEAD + 'os.fork()\nos.write(1, b"ready\\n")\ntime.sleep(100)\n')
     program = fork_program("playground", "run", "-n", "2", "train.py")
     assert [program.stdout.readline() for _ in range(4)] == ["ready\n"] * 4
     program.send_signal(number)
@@ -338,8 +350,9 @@ def test_a_program_of_break_is_named_as_break_names_it(
     limit = ("--timeout", 1.5) if expected.symptom == TIMEOUT else ()
     ran = run_it("-n", 3, *limit, save(plain_script(name)))
     said = " ".join(ran.err.split())
-    if expected.symptom == DEADLOCK:
-        assert said.startswith("playground: deadlock: ")
+    if expected.symptom == DEADLOCK:  # or a rank has ended that another waits for
+        lost = r"rank \d of 3 failed: RuntimeError: .* Connection closed by peer"
+        assert re.match(f"playground: (deadlock: |{lost})", said)
     if expected.symptom == FAILURE:
         assert expected.words in said
     if expected.symptom not in (FAILURE, DEADLOCK, TIMEOUT):
@@ -406,10 +419,184 @@ def test_it_is_restarted_recorded_and_its_output_goes_to_files(save: Save, run_i
 
 def test_the_output_of_rank_0_alone(save: Save, run_it: Ran) -> None:
     save(HEAD + "print('of', rank)\nprint('error of', rank, file=sys.stderr)")
-    assert run_it("--output", "first", "train.py") == Outcome(0, "of 0\n", "error of 0\n")
+    told = "error of 0\n" + APART.format("train.py")
+    assert run_it("--output", "first", "train.py") == Outcome(0, "of 0\n", told)
     refused = run_it("--output", "none", "train.py")
     assert (refused.code, refused.out) == (2, "")
     assert "'none' is none of ranks, first, files DIR" in refused.err
+
+
+def test_another_users_link_is_not_written_through(save: Save, run_it: Ran) -> None:
+    save("print('of a rank')")
+    with temporary_folder("shared") as folder:
+        folder.chmod(0o1777)
+        (folder / "diary").write_text("dear diary")
+        (folder / "rank0.stdout").symlink_to(folder / "diary")
+        os.lchown(folder / "rank0.stdout", 65534, 65534)
+        ran = run_it("-n", 1, "--output", "files", folder, "train.py")
+        assert (folder / "diary").read_text() == "dear diary"
+    why = f"{folder}/rank0.stdout: it is another user's link"
+    assert ran == Outcome(2, "", f"playground: --output files {folder}: {why}\n")
+
+
+def test_a_full_disk_names_the_file(save: Save, run_it: Ran, tmp_path: Path) -> None:
+    save("print('of a rank')")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.stdout").symlink_to("/dev/full")
+    ran = run_it("-n", 1, "--output", "files", "logs", "train.py")
+    assert ran == Outcome(1, "", "playground: No space left on device: logs/rank0.stdout\n")
+
+
+def test_without_torch_distributed_these_are_independent_runs(save: Save, run_it: Ran) -> None:
+    save("print('trained')")
+    ran = run_it("train.py")
+    assert ran == Outcome(0, "trained\n" * 2, APART.format("train.py"))
+    assert run_it("-n", 1, "train.py") == Outcome(0, "trained\n", "")
+    save("import torch.distributed as dist\ndist.init_process_group('gloo')\nexit()")
+    assert run_it("train.py") == Outcome(0, "", "")
+
+
+ORDER = """
+import os, sys
+for number in range(100):
+    print("out", number)
+    print("err", number, file=sys.stderr)
+os.write(1, b"descriptor, ")
+sys.stdout.buffer.write(b"buffer, ")
+print("text", end="")
+os._exit(0)
+"""
+
+
+def test_stdout_and_stderr_keep_their_order_where_both_go_to_one_file(
+    save: Save, tmp_path: Path
+) -> None:
+    save(ORDER)
+    words = [sys.executable, "-m", "playground", "run", "-n", "1", "train.py"]
+    with open(tmp_path / "log", "w") as log:
+        subprocess.run(words, stdout=log, stderr=log, check=True, timeout=ENOUGH)
+    lines = [f"{stream} {number}\n" for number in range(100) for stream in ("out", "err")]
+    assert (tmp_path / "log").read_text() == "".join(lines) + "descriptor, buffer, text"
+
+
+ENCODED = """
+import sys
+print(sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors, type(sys.stdout.buffer).__name__)
+print("\\udcff \\u03b2")
+"""
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"LC_ALL": "C"},
+        {"LC_ALL": "C.UTF-8"},
+        {"PYTHONIOENCODING": "latin-1:xmlcharrefreplace"},
+        {"PYTHONIOENCODING": "utf-8:strict"},
+    ],
+)
+def test_streams_are_those_of_python_u(save: Save, environ: dict[str, str]) -> None:
+    """The encoding, what becomes of characters that it lacks, and the bytes."""
+    save(ENCODED)
+    there = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG"))}
+    for name in ("PYTHONIOENCODING", "PYTHONUTF8"):
+        there.pop(name, None)
+    ours, pythons = (
+        subprocess.run(
+            [sys.executable, *words, "train.py"],
+            env=there | environ, capture_output=True, timeout=ENOUGH,
+        )
+        for words in (["-m", "playground", "run", "-n", "1"], ["-u"])
+    )  # fmt: skip
+    assert (ours.returncode, ours.stdout) == (pythons.returncode, pythons.stdout)
+    assert (b"UnicodeEncodeError" in ours.stderr) == (b"UnicodeEncodeError" in pythons.stderr)
+
+
+def read_until(terminal: int, words: bytes) -> bytes:
+    shown = b""
+    while words not in shown:
+        assert wait([terminal], ENOUGH), shown
+        shown += os.read(terminal, 2**16)
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "answer", "shown"),
+    [
+        ("print('hello,', input('name? '))", b"name? ", b"Ada\n", b"hello, Ada"),
+        (
+            "word = 'at a breakpoint'\nbreakpoint()\npass",
+            b"(Pdb) ",
+            b"p word\n",
+            b"'at a breakpoint'",
+        ),
+    ],
+)
+def test_a_prompt_is_shown_before_its_answer(
+    save: Save, text: str, prompt: bytes, answer: bytes, shown: bytes
+) -> None:
+    save(text)
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "playground", "run", "-n", "1", "train.py"]
+    with subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as program:
+        os.close(theirs)
+        read_until(ours, prompt)
+        os.write(ours, answer)
+        read_until(ours, shown)
+        os.write(ours, b"c\n")  # of the debugger
+        assert program.wait(ENOUGH) == 0
+    os.close(ours)
+
+
+def test_ranks_know_the_size_of_the_terminal(save: Save) -> None:
+    save("import shutil\nprint(*shutil.get_terminal_size())")
+    words = [sys.executable, "-m", "playground", "run", "-n", "1", "train.py"]
+    environ = {**os.environ, "NO_COLOR": "1"}
+    for name in ("COLUMNS", "LINES"):
+        environ.pop(name, None)
+    with open_terminal(width=70) as terminal:
+        subprocess.run(
+            words, stdout=terminal.stream, stderr=terminal.stream, env=environ, check=True,
+            timeout=ENOUGH,
+        )  # fmt: skip
+    assert terminal.shown == f"[rank 0] {70 - len('[rank 0] ')} 24\n"
+
+
+def test_a_module_among_the_installed_packages_has_lines(
+    save: Save, start_cli: Start, tmp_path: Path
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    save(
+        HEAD + "dist.init_process_group('gloo')\nif rank == 0:\n    dist.barrier()\n",
+        "mine/train.py",
+    )
+    (tmp_path / "mine").rename(packages / "mine")
+    ran = start_cli("run", "-n", 2, "-m", "mine.train", PYTHONPATH=str(packages))
+    _, err = ran.communicate(timeout=ENOUGH)
+    assert ran.returncode == 1
+    assert "train.py:8 in <module>" in err
+
+
+SEE_THREAD = """
+import threading, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def work():
+    for _ in range(20):
+        dist.all_reduce(torch.ones(100))
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+def test_ranks_that_call_from_a_thread_are_recorded(save: Save, run_it: Ran) -> None:
+    save(SEE_THREAD)
+    ran = run_it("--see", "run.txt", "train.py")
+    assert ran.code == 0, ran.err
+    assert "all_reduce" in Path("run.txt").read_text()
 
 
 def test_a_run_in_silence_ends_at_its_timeout(save: Save, run_it: Ran) -> None:
@@ -426,6 +613,7 @@ def test_dry_says_what_would_be_run_and_what_would_fail(save: Save, run_it: Ran)
     line = "torchrun --nproc-per-node 3 --max-restarts 2 train.py --lr 'a b'"
     assert (ran.code, ran.err) == (0, "")
     assert f"as does: {line}\n" in ran.out
+    assert "2 checks of its text (device, set order): 1 found something\n" in ran.out
     assert "device: backend gloo is given (train.py:2)" in ran.out
     document = json.loads(run_it("--dry", "--json", "train.py").out)
     assert [each["check"] for each in document["findings"]] == ["device"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -57,6 +58,10 @@ def test_a_run_is_asked_why_it_stands_still(
     assert told.startswith(
         f"rank 0 is in the program while ranks 1-2 are in all_reduce ({SCRIPT}.py:9)\n"
     )
+    named = re.fullmatch(r"where rank 0 is: py-spy dump --pid (\d+)", told.splitlines()[-1])
+    assert named
+    [box] = [box for box in find_boxes(list_family(program.pid)) if box.pid == int(named[1])]
+    assert box.read().rank == 0
 
 
 AGENT = """

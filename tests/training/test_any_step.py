@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings
 from playground.testing import World
 from playground.training.grad_syncs import GRAD_SYNCS, SPARSE
+from playground.training.sparse_embeddings import SparseEmbeddings
 from playground.training.sync import GradSync, new_grad_sync
 from playground.training.zero_sync import SYNCS, clip_grad_norm
 

@@ -25,19 +25,19 @@ from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
-from playground.lessons.ladder.measure import (
-    TimedReplica,
-    count_messages,
-    new_rung,
-    summarize,
-    time_in_turn,
-)
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
 from playground.training.grad_syncs import DDP
 from playground.training.memory import bytes_kept
 from playground.training.settings import FLOAT32
 from playground.training.step import mean_loss_part, training_step
+from playground.training.step_times import (
+    TimedReplica,
+    count_messages,
+    new_rung,
+    summarize,
+    time_in_turn,
+)
 from playground.training.sync import GradSync
 
 

@@ -105,6 +105,10 @@ class Kind(StrEnum):
         "a world of more ranks than there are",
         "pass no world_size and no rank: WORLD_SIZE and RANK are set, and torch reads them",
     )
+    STORES = (
+        "different stores",
+        "give all ranks the same MASTER_ADDR and MASTER_PORT, or the same init_method",
+    )
     UNFORMED = "a world not formed by all", "call init_process_group on all ranks"
     SENDS = (
         "send against send",
@@ -134,10 +138,6 @@ class Kind(StrEnum):
     SUSPENDED = "stopped", "continue that process (kill -CONT PID), or end the run"
     STRAGGLER = "straggler", "look at what that rank does there: the others wait for it"
     UNSEEN = "a rank that is not seen", "look at the output on the host of that rank"
-    UNSENT = (
-        "a send that its rank did not wait for",
-        "keep what isend returns, and wait() for it before the rank ends",
-    )
     ABORTED = (
         "a call that the backend has aborted",
         "make its tensors the same size on all ranks, and for DDP use the same parameters",
@@ -159,7 +159,8 @@ class Operation:
     """Ranks of the world that take part, in the group's order."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
-    """As torch prints it, without "torch.": float32."""
+    """As torch prints it, without "torch.": float32. Of an init_process_group that does not ask for
+    the world that was launched: where it looks for the others."""
     peer: int | None = None
     """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that
     has one. If the group has no such rank: the number that was passed, and `STRANGERS`."""
@@ -187,6 +188,12 @@ class Operation:
         """The number of its peer, if the group has no such rank."""
         is_one = self.kind != COLLECTIVE and self.peer is not None and self.peer > STRANGERS // 2
         return (self.peer or 0) - STRANGERS if is_one else None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it forms another world than was launched: processes may join that from
+        elsewhere."""
+        return self.name == FORM_WORLD and bool(self.dtype)
 
     @property
     def channel(self) -> Channel:

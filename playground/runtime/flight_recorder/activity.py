@@ -26,8 +26,8 @@ from playground.runtime.flight_recorder.box import process_status
 from playground.runtime.flight_recorder.idle import Sleep, find_sleep
 from playground.runtime.frames import in_package, is_standard
 from playground.runtime.rendezvous.connections import tcp_connections
-from playground.runtime.threads import OurThread
-from playground.runtime.upstream import is_foreign, takes_remote_calls
+from playground.runtime.threads import running
+from playground.runtime.upstream import find_torch, is_foreign, takes_remote_calls
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
@@ -173,7 +173,7 @@ def is_between(path: str) -> bool:
 
 def place_in_torch(path: str) -> str:
     """The path of one of torch's files in its folder; empty for others."""
-    folder = os.path.join(os.path.dirname(sys.modules["torch"].__file__ or ""), "")
+    folder = os.path.join(os.path.dirname(find_torch()), "")
     return path.removeprefix(folder) if path.startswith(folder) else ""
 
 
@@ -192,16 +192,18 @@ def find_actor(threads: list[str]) -> tuple[str, list[Sleep]]:
         each.ident: each for each in threading.enumerate()
         if each.ident in frames or not is_foreign(each)
     }  # fmt: skip
-    harmless = OurThread, getattr(sys.modules.get("tqdm._monitor"), "TMonitor", OurThread)
+    monitor = getattr(sys.modules.get("tqdm._monitor"), "TMonitor", ())
+    ours = {*running.values()}
     asleep = []
-    for ident in {*known, *frames} - {main.ident}:
-        if isinstance(thread := known.get(ident), harmless):
+    for ident in {*known, *frames} - {main.ident} - {each.ident for each in ours}:
+        if isinstance(thread := known.get(ident), monitor):
             continue
         sleep = find_sleep(thread, frames[ident]) if thread and ident in frames else None
         if sleep is None:
             return f"what thread {thread.name if thread else 'of _thread'} does", []
         asleep.append(sleep)
-    python = {str(thread.native_id) for thread in known.values()}
+    python = {str(each.native_id) for each in known.values()}
+    python |= {str(each.native_id) for each in ours}
     foreign = any(thread not in python and not is_pool(thread) for thread in threads)
     return "what a thread of C or C++ does" if foreign else "", asleep
 

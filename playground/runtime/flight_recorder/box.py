@@ -45,6 +45,7 @@ from playground.runtime.flight_recorder import (
     channel_of,
 )
 from playground.runtime.flight_recorder.sources import Sources
+from playground.runtime.forks import move_up
 from playground.runtime.untrusted import printable
 
 NAME = "flight-recorder-of-a-rank"
@@ -118,7 +119,7 @@ class Box(EventLog):
 
     def __init__(self, rank: int, size: int, world: str) -> None:
         """Raises `OSError`."""
-        self.file = os.memfd_create(NAME)
+        self.file = move_up(os.memfd_create(NAME))
         os.ftruncate(self.file, FORMAT.size)
         super().__init__(FORMAT, mmap.mmap(self.file, FORMAT.size))
         self.words[PID] = os.getpid()
@@ -389,6 +390,12 @@ def process_status(pid: int, *thread: str) -> list[bytes]:
 def is_stopped(pid: int) -> bool:
     """Whether somebody has stopped this process (SIGSTOP)."""
     return process_status(pid)[:1] == [b"T"]
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether the main thread of this process neither runs nor would, if there were a core for it:
+    it waits for something, has been stopped, or is gone."""
+    return process_status(pid)[:1] not in ([b"R"], [b"D"])
 
 
 def is_ending(pid: int) -> bool:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from playground.runtime.flight_recorder import (
     BUFFERS,
     COLLECTIVE,
-    DONE,
     FORM_WORLD,
     ISSUED,
     NEW_GROUP,
@@ -63,6 +62,7 @@ LATE = {
 """The kind of the diagnosis if others wait for such a rank."""
 ABORT = "SIGABRT"
 """In the words on a rank's end: by a backend that has got what it did not expect, most likely."""
+JOINS = "whether other processes join that world"
 WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 """Columns: of a text, and the most of each cell of a table if there is no room for more."""
 
@@ -186,8 +186,10 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
         return told
     if first := find_first_difference(was):
         return compose_difference(first, draw_last(graph))
-    found = find_unsent(graph, dead) or find_cause(was, is_over=True)
-    if found is None or found.kind != Kind.RUNNING:
+    found = find_cause(was, is_over=True)
+    if found is None or found.kind == Kind.LOST:  # which its failure says itself
+        return None
+    if found.kind != Kind.RUNNING:
         return found
     aborted = {rank for rank in dead & graph.waits.keys() if ABORT in graph.states[rank].end}
     if not aborted:
@@ -195,24 +197,6 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     others = min(graph.waits.keys() - aborted, default=None)
     told = describe(graph, Kind.ABORTED, aborted, min(aborted), others)
     return replace(told, table=draw_last(graph))
-
-
-def find_unsent(graph: WaitGraph, dead: set[int]) -> Diagnosis | None:
-    """A send without `wait()` that its rank has not outlived, if that is what a dead rank has
-    waited for."""
-    for rank in sorted(dead & graph.waits.keys()):
-        wanted = graph.waits[rank].operation
-        sender = graph.states.get(wanted.peer) if wanted.peer is not None else None
-        if wanted.kind != RECEIVE or sender is None or sender.doing != Doing.FINISHED:
-            continue
-        channel = (SEND, wanted.group, rank, wanted.tag, wanted.number)
-        for one in list_known(sender):
-            if is_at(one, channel, wanted.index) and one.state != DONE:
-                what = f"before its {detail(one, Kind.UNSENT)}"
-                act = Predicate(f"has ended {what}", f"have ended {what}", one.line, one.name)
-                parties = [([sender.rank], act), ([rank], find_act(graph, rank, Kind.UNSENT, None))]
-                return compose(Kind.UNSENT, [sender.rank], parties, draw_last(graph), None)
-    return None
 
 
 def draw_last(graph: WaitGraph) -> str:
@@ -258,7 +242,32 @@ def find_cause(states: Sequence[RankState], is_over: bool = False) -> Diagnosis 
         if blocked := judge.find_blocked(judge.waits, set()):
             unknown = None if is_over else list_unknown(graph, blocked)
             return explain(judge, judge.waits, blocked, unknown)
-    return find_late(graph)
+    return find_unformed(graph) or find_late(graph)
+
+
+def find_unformed(graph: WaitGraph) -> Diagnosis | None:
+    """Ranks that form a world of more ranks than there are, if only those are missing."""
+    missing = graph.find_doing(Doing.NOT_SEEN)
+    forming = {
+        rank: wait.operation
+        for rank, wait in sorted(graph.waits.items())
+        if wait.operation.is_elsewhere and wait.missing and wait.missing <= missing
+    }
+    for rank, one in forming.items():
+        alike = [other for other in forming if forming[other].channel == one.channel]
+        absent, there = graph.waits[rank].missing, len(graph.states.keys() - missing)
+        whom = f"rank{'s' * (len(absent) > 1)} {format_ranks(absent)} of {len(one.group)}"
+        what = f"in {one.name}, which waits for {whom}: there are {there}"
+        act = Predicate(f"is {what}", f"are {what}", one.line, one.name)
+        return compose(Kind.TOO_FEW, alike, [(alike, act)], draw_states(graph), None)
+    return None
+
+
+def draw_states(graph: WaitGraph) -> str:
+    """A table of the states of all ranks that are seen."""
+    seen = sorted(graph.states.keys() - graph.find_doing(Doing.NOT_SEEN))
+    rows = {one: list_cells(graph, one) for one in seen}
+    return draw_table(rows, {one: graph.states[one].since for one in seen})
 
 
 def find_firm(graph: WaitGraph) -> list[int]:
@@ -271,7 +280,9 @@ def find_firm(graph: WaitGraph) -> list[int]:
     unknown = {rank for rank, state in graph.states.items() if state.may_act or state.unnamed}
     waits = ((rank, wait) for rank, wait in graph.waits.items() if rank not in unknown)
     return [
-        rank for rank, wait in waits if not (wait.operation.may_give_up or moving & wait.parties)
+        rank
+        for rank, wait in waits
+        if not (wait.operation.may_give_up or wait.operation.is_elsewhere or moving & wait.parties)
     ]
 
 
@@ -284,6 +295,7 @@ def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
             (state.unnamed, True),
             (state.may_act, rank in blocked or state.doing == Doing.FINISHED),
             ("whether data is under way", state.moves),
+            (JOINS, rank in blocked and graph.waits[rank].operation.is_elsewhere),
             ("whether it gives up", rank in blocked and graph.waits[rank].operation.may_give_up),
         )
         for reason in (reason for reason, holds in reasons if holds and reason):
@@ -380,15 +392,16 @@ def look_for_extra(first: Difference, calls: Mapping[int, Calls], place: int) ->
     other = first.met[min(first.culprits)]
     some = {rank for rank, one in first.met.items() if not find_difference(one, other)}
     rest = first.met.keys() - some
-    for callers, others in ((some, rest), (rest, some)):
-        if callers and others and (extra := find_extra(calls, callers, others, place)):
-            names = {one.name for one in extra.calls}
-            if names == {BUFFERS} and len(callers) <= len(others):
-                kind = Kind.ALONE
-            else:
-                kind = Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
-            return replace(first, kind=kind, extra=extra)
-    return first
+    ways = [(some, rest), (rest, some)] if some and rest else []
+    found = [find_extra(calls, callers, others, place) for callers, others in ways]
+    extra = min(filter(None, found), key=lambda each: each.weight, default=None)
+    if extra is None:
+        return first
+    names = {one.name for one in extra.calls}
+    kind = Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
+    if names == {BUFFERS} and len(extra.callers) <= len(extra.others):
+        kind = Kind.ALONE
+    return replace(first, kind=kind, extra=extra)
 
 
 def explain(
@@ -435,6 +448,8 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
         return difference
     if mine.kind != COLLECTIVE and (stray := find_stray(graph, rank, other, mine)):
         return stray
+    if theirs and mine.name == theirs.name == FORM_WORLD:
+        return Kind.STORES
     if NEW_GROUP in (mine.name, theirs and theirs.name):
         return Kind.PARTIAL_GROUP
     if theirs is None:
@@ -497,10 +512,8 @@ def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
         if sent and sent.state == ISSUED:
             act = has_called(sent, Kind.UNWAITED)
             waits = find_act(graph, rank, Kind.UNWAITED, None)
-            rows = {one: list_cells(graph, one) for one in sorted(graph.states)}
-            table = draw_table(rows, {one: graph.states[one].since for one in rows})
             parties = [([mine.peer], act), ([rank], waits)]
-            return compose(Kind.UNWAITED, {mine.peer}, parties, table, None)
+            return compose(Kind.UNWAITED, {mine.peer}, parties, draw_states(graph), None)
     return None
 
 
@@ -577,6 +590,7 @@ def detail(operation: Operation, kind: Kind) -> str:
         * bool(operation.members),
         Kind.UNWAITED: " and not waited for it" * (operation.kind == SEND),
         Kind.STRANGER: ", which does not exist" * (operation.stranger is not None),
+        Kind.STORES: f" at {operation.dtype or 'the place that was launched'}",
         Kind.SHAPES: f" of shape {shape}",
         Kind.ABORTED: f" of shape {shape}" * bool(shape),
         Kind.DTYPES: f" of {operation.dtype}",

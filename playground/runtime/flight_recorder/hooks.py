@@ -17,6 +17,7 @@ import operator
 import os
 import sys
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
@@ -195,13 +196,15 @@ class Hooks(Recorder):
             self.forget_groups()
 
     def forming_world(
-        self, size: int, timeout: timedelta | None
+        self, size: int, timeout: timedelta | None, place: str = ""
     ) -> contextlib.AbstractContextManager[object]:
-        """A block in which this rank waits for all `size` to form a world, `timeout` at most."""
+        """A block in which this rank waits for all `size` to form a world, `timeout` at most. If
+        that is not the one that was launched, by its ranks' numbers, `place` is where it is."""
         if not self.box:
             return contextlib.nullcontext()
-        limited = self.is_limit(timeout)
-        return self.inside(self.box, FORM_WORLD, tuple(range(size)), (), limited=limited)
+        limited, number = self.is_limit(timeout), zlib.crc32(place.encode())
+        ranks = tuple(range(size))
+        return self.inside(self.box, FORM_WORLD, ranks, (), number, limited, place=place)
 
     def find_functions(self) -> None:
         """Record functional collectives from now on, if their module has been imported."""
@@ -233,8 +236,10 @@ class Hooks(Recorder):
             box = None
         if box is None or not isinstance(tensor, Tensor | list):
             return real(*args, **kwargs)
-        several = isinstance(tensor, list)
-        dtype, shape = ("", ()) if several else (tensor.dtype, tuple(map(int, tensor.shape)))
+        dtype: Any = ""
+        shape: tuple[int, ...] = ()
+        if isinstance(tensor, Tensor):
+            dtype, shape = tensor.dtype, tuple(map(int, tensor.shape))
         key = id(group), name, dtype, given.get("src")
         known = box.known.get(key) or self.describe(
             box, key, group, COLLECTIVE, name, dtype, given.get("src"), 0
@@ -652,13 +657,14 @@ class Hooks(Recorder):
         self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...],
         number: int = 0,
         limited: bool = False, may_be_none: bool = False, model: int = 0,
+        place: str = "",
     ) -> Iterator[list[int]]:  # fmt: skip
         """Record a collective of these ranks that takes as long as this block, in which there may
         be others. If it `may_be_none`, it is taken back unless the block clears the list that it is
         in."""
         key = name, ranks, members, number, model
         known = box.known.get(key) or box.describe(
-            key, (COLLECTIVE, name, ranks, "", None, model, number, members)
+            key, (COLLECTIVE, name, ranks, place, None, model, number, members)
         )
         call = box.call(known, 4, limited)
         is_main, around = get_ident() == box.main_thread, box.around

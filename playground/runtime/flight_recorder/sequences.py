@@ -43,6 +43,13 @@ class Extra:
     """At least one, in their order."""
     callers: frozenset[int]
     others: frozenset[int]
+    evidence: int
+    """Number of later calls that are the same without them."""
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """The less, the better it explains a difference."""
+        return len(self.calls), -self.evidence
 
 
 def group_of(channel: Channel) -> Group:
@@ -82,7 +89,7 @@ def find_extra(
             later = [at for at in theirs if at >= start and at + number in mine]
             if later and all(is_same(mine[at + number], theirs[at]) for at in later):
                 calls = tuple(mine[at] for at in range(start, start + number))
-                return Extra(calls, frozenset(callers), frozenset(others))
+                return Extra(calls, frozenset(callers), frozenset(others), len(later))
     return None
 
 

@@ -37,7 +37,11 @@ class Sources:
     def find(self, depth: int = 2) -> int:
         """The number of the innermost line of the program; -1 if there is none. The first `depth`
         frames, this one included, are skipped."""
-        frame: FrameType | None = sys._getframe(depth)
+        return self.find_from(sys._getframe(depth))
+
+    def find_from(self, frame: FrameType | None) -> int:
+        """The number of the innermost line of the program in this frame and those that called
+        it."""
         known = self.numbers
         while frame is not None:
             code = frame.f_code

@@ -19,7 +19,9 @@ thread, callback, timer, call and socket of the process. What is read by whom:
 | the main thread of a rank that is in no operation    | `Examiner.find_deadlock`, `View.progress` |
 | code inside an operation: a backward hook, a handler | `activity.find_visitor`                   |
 | other threads, callbacks, timers, calls              | `activity.find_actor`, also of a rank     |
-|                                                      | that has returned                         |
+|                                                      | that has returned; threads that only      |
+|                                                      | others can wake: `idle`                   |
+| processes from elsewhere that form the same world    | `Operation.is_elsewhere`                  |
 | an operation that gives up at a limit of its own     | `hooks.Hooks.read_group`,                 |
 |                                                      | `hooks.find_timeout`                      |
 | data under way, also of ranks that have come         | `activity.compare`, `diagnosis.find_firm` |

@@ -35,6 +35,8 @@ import warnings
 from multiprocessing.connection import wait
 from typing import NoReturn
 
+from playground.runtime.forks import move_up, receive_fds
+from playground.runtime.imports import environment
 from playground.runtime.rank.process import (
     FROM_TERMINAL,
     begin,
@@ -70,12 +72,18 @@ STREAMS = (1, 2, 0)
 """Numbers of the standard streams, in the order in which a rank is given its own."""
 
 
-def serve(lifeline: int, modules: list[str]) -> NoReturn:
-    """Import `modules`, then fork a rank for each request that arrives at standard input, until
-    that ends."""
+def serve(lifeline: int, modules: list[str], settings: dict[str, str]) -> NoReturn:
+    """Import `modules` with these environment variables, too. Then fork a rank for each request
+    that arrives at standard input, until that ends."""
     kill_at_end_of_file(lifeline, os.getpid())
     open_standard_streams()
     requests = socket.socket(fileno=os.dup(0))
+    with contextlib.suppress(BrokenPipeError), contextlib.ExitStack() as opened:
+        pidfd = os.pidfd_open(os.getpid())
+        opened.callback(os.close, pidfd)
+        socket.send_fds(requests, [MESSAGE.pack(os.getpid())], [pidfd])
+    os.environ.update(settings)
+    environment.update(settings)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     failure = import_all(modules)
@@ -153,7 +161,7 @@ class ForkServer:
 
     def answer(self) -> bool:
         """Take one request and fork; False if there will be no more."""
-        request, fds, flags, _ = socket.recv_fds(self.requests, 1, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        request, fds, flags = receive_fds(self.requests, 1, MAX_FDS)
         if not request:
             return False
         with contextlib.ExitStack() as received:
@@ -206,11 +214,12 @@ class ForkServer:
             for number, descriptor in zip(STREAMS, fds[:streams], strict=False):
                 os.dup2(descriptor, number)
                 os.close(descriptor)
+            kept = [*fds[:streams], *map(move_up, fds[streams:])]
             if streams == len(STREAMS) and os.isatty(0):
                 lead_session()
             if not arrives(work):
                 os._exit(1)
-            run_pickled(work, list(fds))
+            run_pickled(work, kept)
         except BaseException as error:
             end(error)
         end()

@@ -3,24 +3,28 @@ milliseconds.
 
 Only the processes are kept: every launch forms a process group of its own. A world is kept if its
 function returned on every rank and left each process as it had found it (`ProcessState`); else the
-next launch starts a new one. Changes a function makes to modules go unnoticed: `launch(...,
-fresh=True)` is for that. What it registers with `atexit` runs when the world ends.
+next launch starts a new one. It serves a caller whose rights, limits, umask and niceness are those
+that it was started with. Its generators of random numbers are seeded afresh for each function.
+Changes a function makes to modules other than torch's go unnoticed: `launch(..., fresh=True)` is
+for that. What it registers with `atexit` runs when the world ends.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from multiprocessing.connection import wait
 
 from playground.runtime.launcher.rank_handle import RankHandle
+from playground.runtime.launcher.server import Caller, read_caller
 from playground.runtime.launcher.watch import release, stop
 
 MAX_RANKS_KEPT = 32
 """In all worlds together. An idle rank costs some 30 MB."""
-_worlds: dict[tuple[int, str], list[RankHandle]] = {}
+_worlds: dict[tuple[int, str, Caller], list[RankHandle]] = {}
 _wanted = False
 
 
@@ -67,9 +71,9 @@ def end(ranks: list[RankHandle]) -> None:
 
 
 def take(size: int, backend: str) -> list[RankHandle]:
-    """The ranks of a world that is kept; none if there is no such world, or one of its ranks has
-    ended since."""
-    ranks = _worlds.pop((size, backend), [])
+    """The ranks of a world that is kept; none if there is no such world, if this process has
+    changed in what ranks have from it, or if one of them has ended since."""
+    ranks = _worlds.pop((size, backend, read_caller()), [])
     if any(wait([rank.process.sentinel, rank.line], 0) for rank in ranks):
         stop(ranks)
         return []
@@ -77,11 +81,17 @@ def take(size: int, backend: str) -> list[RankHandle]:
 
 
 def keep(ranks: list[RankHandle]) -> bool:
-    """Keep this world, if worlds are to be kept and all its processes are as good as new."""
-    if not _wanted or not all(rank.clean for rank in ranks):
+    """Keep this world, if worlds are to be kept and all its processes are as good as new. Logs why
+    it is not, at the level DEBUG."""
+    if not _wanted or any(rank.vanished for rank in ranks):
         return False
+    for rank in ranks:
+        if rank.changes:
+            words = f"rank {rank.number} of {rank.size} has changed: {', '.join(rank.changes)}"
+            logging.getLogger("playground").debug(f"the world is not kept: {words}")
+            return False
     size, backend = ranks[0].size, ranks[0].backend.name
     while _worlds and size + sum(map(len, _worlds.values())) > MAX_RANKS_KEPT:
         end(_worlds.pop(next(iter(_worlds))))  # the one that has waited longest
-    _worlds[size, backend] = ranks
+    _worlds[size, backend, ranks[0].process.server.caller] = ranks
     return True

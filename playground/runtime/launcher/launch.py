@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -17,7 +16,7 @@ from playground.runtime import backends, surroundings
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.keeper import StoreKeeper, find_place
-from playground.runtime.launcher.output import EVERY_RANK, end_lines, open_pipes
+from playground.runtime.launcher.output import EVERY_RANK, end_lines, open_pipes, share_a_file
 from playground.runtime.launcher.rank_handle import GRACE, RankHandle
 from playground.runtime.launcher.rounds import ROUNDS, OutputInRounds, WorldInRounds
 from playground.runtime.launcher.watch import WorldWatch, ignore_report, interrupt, release, stop
@@ -27,17 +26,14 @@ from playground.runtime.rank.preemption import (
     await_preemption,
     raise_if_preempted,
 )
-from playground.runtime.rank.rank import Progress
+from playground.runtime.rank.reports import Progress
 from playground.runtime.rank.work import Assignment, prepare_work
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, listen
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, MAX_RANKS, listen
 
 OnRestart = Callable[[PlaygroundError, int], None]
 """Takes (failure, count): why a world failed, and how many restarts there have been, the coming one
 included."""
-MAX_RANKS = 128
-"""On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common
-machines."""
 END_LIMIT = 30.0
 """Seconds that the ranks of a program have to end when one has failed, as torchrun gives them."""
 HEAD_START = 5.0
@@ -129,13 +125,15 @@ def launch(
     torchrun, is called without any, unless its first two are called `rank` and `size` or
     `world_size`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, and it may call
     `init_process_group` itself. The environment variables and the working folder are the caller's.
-    The output of ranks appears here, byte for byte and in whole lines.
+    The output of ranks appears here, byte for byte and in whole lines. The beginning of a line,
+    such as a prompt, appears when its rank is quiet.
 
     A rank is a process as torchrun's is: `sys.exit(0)` and `os._exit(0)` return None, any other
     exit is a failure, what is registered with `atexit` runs, multiprocessing starts processes as
-    the platform does. But ranks are forks of one process that has imported torch. Its hash seed is
-    theirs: where each process of torchrun's walks a set of strings in an order of its own, all
-    ranks walk it in the same one.
+    the platform does, and each rank draws random numbers of its own unless it seeds the generators.
+    A rank has the caller's rights, limits, umask and niceness. But ranks are forks of one process
+    that has imported torch. Its hash seed is theirs: where each process of torchrun's walks a set
+    of strings in an order of its own, all ranks walk it in the same one.
 
     Raises `UsageError` before anything is started, or if a rank raises one, which no restart would
     change; `RankFailed` for the first rank that raised or died; `Deadlock`, as soon as it is
@@ -189,7 +187,7 @@ def run_world(
         for rank in ranks:
             rank.assign(work)
         WorldWatch(ranks, config.timeout, config.on_report, notice, bare=config.bare).run()
-        results = [pickle.loads(rank.result or b"") for rank in ranks]
+        results = [rank.load_result() for rank in ranks]
         if reusable and kept.keep(ranks):
             ranks = []
         else:
@@ -244,8 +242,11 @@ def start(
 def start_rank(
     env: RankEnv, config: LaunchConfig, own_server: server.ForkServerClient | None
 ) -> RankHandle:
+    # a world that is kept may outlive a redirection; rounds are counted in lines of stdout
+    are_apart = kept.are_kept() or isinstance(config.output, Path) or config.output == ROUNDS
+    are_one = share_a_file() and not are_apart
     shown = EVERY_RANK if config.output == ROUNDS else config.output
-    outputs, ends = open_pipes(env.rank, shown)
+    outputs, ends = open_pipes(env.rank, shown, are_one)
     try:
         if config.bare:
             ends.append(Connection(os.dup(0), writable=False))

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from playground.runtime import errors
 from playground.runtime.backends.backend import Backend
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
 from playground.runtime.flight_recorder.activity import Activity
-from playground.runtime.flight_recorder.box import View, is_ending, is_stopped
+from playground.runtime.flight_recorder.box import View, is_asleep, is_ending, is_stopped
+from playground.runtime.flight_recorder.idle import Sleep
 from playground.runtime.launcher.keeper import StoreKeeper
 from playground.runtime.launcher.output import Output
-from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
-from playground.runtime.rank.rank import Event
+from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED, find_sender
+from playground.runtime.rank.reports import Event
 from playground.runtime.rank.work import Answer, Assignment
 from playground.runtime.signals import describe_signal
+from playground.runtime.untrusted import unpickle
 
 GRACE = 1.0
 """Seconds a rank has to answer, or to end once asked to, before it is stopped harder."""
 EXIT_LIMIT = 10.0
 """Seconds in which the process of a rank that has hung up ends, and its exit code is known: one
 that was killed first gives its memory back, on a busy machine later than in a second."""
+PLAIN = (
+    Activity, Sleep, *(each for each in vars(errors).values() if isinstance(each, type)),
+)  # fmt: skip
+"""The classes of ours that a rank sends of itself: to make one runs no code of the rank's."""
 
 
 @dataclass(eq=False)
@@ -39,8 +47,9 @@ class RankHandle:
     backend: Backend
     up: bool = False
     result: bytes | None = None
-    clean: bool = False
-    """Whether its process can run something else as a new one would."""
+    changes: list[str] = field(default_factory=list)
+    """What its function has changed of its process. Without changes, the process can run something
+    else as a new one would."""
     stack: str = UNHEARD
     activity: Activity | None = None
     """Its activity besides its main thread, as of the stack. None if it has not answered."""
@@ -51,6 +60,8 @@ class RankHandle:
     box: View | None = None
     keeper: StoreKeeper | None = None
     """What serves the store of its world, and ends with this rank's process."""
+    is_of_other_user: bool = False
+    """Whether its latest message came from it as another user: its program gave its rights away."""
     question: str | None = None
     """The prompt of the question that it waits for an answer to."""
 
@@ -62,10 +73,29 @@ class RankHandle:
         self.assigned += 1
         self.order(work)
 
+    def unpickle(self, content: bytes) -> Any:
+        """What the rank has pickled. To make it may run code of the rank's choice. That is right as
+        long as the rank runs as this process's user; of another one, plain data is taken. Raises
+        whatever the pickle does."""
+        if self.is_of_other_user:
+            return unpickle(content, *PLAIN)
+        return pickle.loads(content)
+
     @property
     def done(self) -> bool:
         """Whether no result is to come from it any more."""
         return self.result is not None
+
+    def load_result(self) -> Any:
+        """What its function has returned. Raises `RankFailed` if that cannot be made here."""
+        try:
+            return self.unpickle(self.result or b"")
+        except Exception as error:
+            words = (
+                f"returned what cannot be read here ({type(error).__name__}: {error}): return "
+                "plain data"
+            )
+            raise RankFailed(self.number, self.size, words) from error
 
     @property
     def died(self) -> bool:
@@ -95,9 +125,15 @@ class RankHandle:
     def receive(self) -> Event | None:
         """Take in one message; return the event if it is a report. Raises `EOFError` or `OSError`
         where the line ends, and for nothing else."""
+        sender, user = find_sender(self.line)
         message = self.line.recv_bytes()
+        if sender != self.process.pid:
+            words = f"is not heard any more: process {sender}, which is not the rank, speaks for it"
+            self.fail(RankFailed(self.number, self.size, words))
+            return None
+        self.is_of_other_user = user != os.getuid()
         try:
-            kind, *content = pickle.loads(message)
+            kind, *content = self.unpickle(message)
         except Exception as error:  # a class of the user's that cannot be made here
             words = (
                 f"sent what cannot be read here ({type(error).__name__}: {error}): report and "
@@ -110,7 +146,7 @@ class RankHandle:
         elif kind == "report":
             return content[0]
         elif kind == "result":
-            self.result, self.clean = content
+            self.result, self.changes = content
         elif kind == "box":
             with contextlib.suppress(OSError, ValueError):  # it is gone, or may not be looked at
                 self.box = View(self.process.pid, *content)
@@ -136,14 +172,11 @@ class RankHandle:
             words = "ranks import this script: put its launch() under if __name__ == '__main__':"
             self.fail(UsageError(words))
         else:
-            how = describe_exit(code, self.backend)
-            self.fail(self.unclean_exit(how) if self.done else self.failed(how))
-
-    def failed(self, how: str) -> RankFailed:
-        return RankFailed(self.number, self.size, how)
+            self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 
     def unclean_exit(self, how: str) -> RankFailed:
-        return self.failed(f"returned its result but did not leave cleanly: {how}")
+        words = f"returned its result but did not leave cleanly: {how}"
+        return RankFailed(self.number, self.size, words)
 
     def answer(self, text: str | None, reason: str = "") -> None:
         """Answer its question: with a line, or with the end of the input."""
@@ -166,9 +199,9 @@ class RankHandle:
             output.relay_all()
 
     def relay_parts(self) -> None:
-        """Pass on what has waited long enough."""
+        """Pass on the beginnings of lines that have waited long enough for their ends."""
         for output in self.outputs:
-            output.relay_part(lambda: False)
+            output.relay_part(lambda: is_asleep(self.process.pid))
 
     def close(self) -> None:
         """Wait for the end of its process, and let go of all that belongs to it."""

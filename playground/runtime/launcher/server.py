@@ -16,16 +16,18 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.flight_recorder.box import is_stopped
-from playground.runtime.forks import close_in_children
+from playground.runtime.forks import close_in_children, receive_fds
+from playground.runtime.imports import read_once
+from playground.runtime.inheritance import Inheritance, read_inheritance
 from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, NO_ROOM, REFUSED
-from playground.runtime.signals import describe_signal
 from playground.runtime.upstream import (
     find_modules_as_here,
     is_importing_program,
@@ -42,17 +44,30 @@ LOOK_INTERVAL, STOPPED_LOOKS = 1.0, 5
 """Seconds between two looks at a server that does not answer, and the number of looks that find it
 stopped before it counts as lost. (After Ctrl-Z and `fg` this process may be awake a moment before
 the server is.)"""
+NO_ANSWER = f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?"
+ENDED = "has ended without an answer: out of memory? (ulimit -v, dmesg)"
+CREDENTIALS = struct.Struct("iII")
+"""Process, user and group."""
 END_LIMIT = 1.0
 """Seconds the server has to say that it ends, before it is killed; and to hang up, if it has
 dropped a request."""
 
 
 class ForkServerClient:
-    """A fork server that imports `modules`, looking for them in `path`. This returns at once;
-    requests wait for the imports."""
+    """A fork server that imports `modules`, looking for them in `path`, with `settings` in its
+    environment. This returns at once; requests wait for the imports.
 
-    def __init__(self, path: list[str], modules: list[str]) -> None:
+    It is no child of this process, whose program may wait for all of its own (`os.wait`): the child
+    that starts it ends at once.
+    """
+
+    def __init__(self, path: list[str], modules: list[str], settings: dict[str, str]) -> None:
         self.ready = False
+        self.pid = 0
+        """Its process id: 0 until it has told that."""
+        self.processes: weakref.WeakSet[ForkedProcess] = weakref.WeakSet()
+        self.caller = read_caller()
+        """What this process was like, which it has from it."""
         with contextlib.ExitStack() as passed_on, contextlib.ExitStack() as ours:
             self.requests, theirs = socket.socketpair()
             ours.enter_context(self.requests)
@@ -66,13 +81,30 @@ class ForkServerClient:
             # It looks for modules where this process does, from the first import on: not in a
             # working folder that happens to hold a `queue.py`.
             code = (
-                f"import sys; sys.path[:] = {path!r}; from playground.runtime.launcher.fork_server "
-                f"import serve; serve({lifeline}, {modules!r})"
+                "import os, sys; os.fork() and os._exit(0); "
+                f"sys.path[:] = {path!r}; from playground.runtime.launcher.fork_server "
+                f"import serve; serve({lifeline}, {modules!r}, {settings!r})"
             )
-            self.pid = spawn(python_command(code), stdin=theirs.fileno(), kept=lifeline)
-            self.pidfd = os.pidfd_open(self.pid)
+            self.starter = spawn(python_command(code), stdin=theirs.fileno(), kept=lifeline)
             ours.pop_all()
         close_in_children(self)
+
+    def meet(self) -> None:
+        """Wait until it has told its process id. Raises `ForkServerFailed` if it has ended
+        before."""
+        if self.pid:
+            return
+        if not wait([self.requests], START_LIMIT):
+            raise ForkServerFailed(NO_ANSWER)
+        message, pidfds, _ = receive_fds(self.requests, MESSAGE.size, 1)
+        self.wait_for_starter()
+        if not pidfds:
+            raise ForkServerFailed(ENDED)
+        self.pid, self.pidfd = MESSAGE.unpack(message)[0], pidfds[0]
+
+    def wait_for_starter(self) -> None:
+        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            os.waitpid(self.starter, 0)
 
     def fork(self, fds: list[int], streams: int = 0) -> tuple[int, int, int, int]:
         """A new process that inherits `fds`, of which the first `streams` become its stdout and
@@ -81,6 +113,7 @@ class ForkServerClient:
 
         Raises `ForkServerFailed` if there will be none: in a line, why, and what to do.
         """
+        self.meet()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             status, their_status = socket.socketpair(type=socket.SOCK_SEQPACKET)
             theirs.enter_context(their_status)
@@ -110,23 +143,17 @@ class ForkServerClient:
                     f"{waits} stopped (SIGSTOP): kill -CONT {stopped_pid} lets it go on"
                 )
             if time.monotonic() >= end:
-                raise ForkServerFailed(
-                    f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?"
-                )
-        answer, pidfds, *_ = socket.recv_fds(status, MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
+                raise ForkServerFailed(NO_ANSWER)
+        answer, pidfds, _ = receive_fds(status, MAX_ANSWER, 1)
         if not answer:
-            raise ForkServerFailed(
-                self.describe_end() if wait([self.requests], END_LIMIT) else NO_ROOM
-            )
+            raise ForkServerFailed(ENDED if wait([self.requests], END_LIMIT) else NO_ROOM)
         if (pid := MESSAGE.unpack_from(answer)[0]) == REFUSED:
             raise ForkServerFailed(answer[MESSAGE.size :].decode())
         self.ready = True
         return pid, pidfds[0]
 
     def is_stopped(self) -> bool:
-        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
-            return bool(os.waitid(os.P_PIDFD, self.pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
-        return False
+        return not wait([self.pidfd], 0) and is_stopped(self.pid)
 
     def find_stopped(self) -> int | None:
         """The process that holds up its answer, if somebody has stopped one: itself or, during its
@@ -137,7 +164,7 @@ class ForkServerClient:
 
     def list_imported(self) -> list[int]:
         """The process ids of the programs that its imports run. (Later its children are ranks.)"""
-        if not self.ready:
+        if self.pid and not self.ready:
             with contextlib.suppress(OSError):
                 children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
                 return [int(pid) for pid in children.read_text().split()]
@@ -146,18 +173,16 @@ class ForkServerClient:
     def is_running(self) -> bool:
         """Whether it has not hung up. (It does so before the kernel has put its memory away, which
         takes a while.)"""
+        if not self.pid and wait([self.requests], 0):
+            try:
+                self.meet()
+            except ForkServerFailed:
+                return False
         return not wait([self.requests], 0)
 
-    def describe_end(self) -> str:
-        """How it ended, having hung up without an answer."""
-        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
-            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
-            if found and found.si_code != os.CLD_EXITED:
-                return (
-                    f"was killed by {describe_signal(found.si_status)}: out of memory? (ulimit "
-                    "-v, dmesg)"
-                )
-        return "has exited: out of memory? (ulimit -v)"
+    def is_idle(self) -> bool:
+        """Whether none of its processes is left."""
+        return all(each.has_ended for each in self.processes)
 
     def end(self) -> None:
         """End it; what holds the other end of the lifeline (its ranks, if there are any) ends with
@@ -165,20 +190,22 @@ class ForkServerClient:
         with self.requests:
             if not (self.ready and self.is_running() and self.ends_by_itself()):
                 for pid in self.list_imported():  # one that is stopped would stay so
-                    with contextlib.suppress(ProcessLookupError):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(ProcessLookupError):  # somebody else has waited for it
-                    signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            # the kernel takes a tenth of a second to put its memory away
-            os.waitpid(self.pid, os.WNOHANG)
+                # it has ended, or is another user's by now: without its lifeline it ends as well
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    if self.pid:
+                        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         self.close()
+        if not self.pid:
+            self.wait_for_starter()
 
     def close(self) -> None:
         """Let go of it. Unless another process holds on to it, it ends with its ranks."""
         self.requests.close()
         os.close(self.lifeline)
-        os.close(self.pidfd)
+        if self.pid:
+            os.close(self.pidfd)
 
     def ends_by_itself(self) -> bool:
         """Whether it says that it does. It may have something to write then (coverage, for
@@ -223,13 +250,21 @@ LOST_BY_THE_SERVER = 256
 """In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known
 how it ended."""
 PRELOADED = ["torch.distributed", "playground.runtime.rank.world"]
-_server: list[ForkServerClient] = []
+_settings: dict[str, str] = {}
+_servers: list[ForkServerClient] = []
+"""The newest is the last. An earlier one stays as long as it has processes."""
 _lock = threading.Lock()
 
 
 def preload(*modules: str) -> None:
     """Add to what the server imports. Counts until this process starts its first rank."""
     PRELOADED.extend(module for module in modules if module not in PRELOADED)
+
+
+def import_with(settings: Mapping[str, str]) -> None:
+    """Add to the environment that the server imports torch in. Counts until this process starts its
+    first rank. (A rank's own environment is the caller's.)"""
+    _settings.update(settings)
 
 
 def warm_up() -> None:
@@ -250,6 +285,7 @@ def start(
     close_in_children(ours)
     with socket.socket(fileno=os.dup(ours.fileno())) as end:
         end.setblocking(True)  # otherwise `socket.setdefaulttimeout` counts here
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # for `find_sender`
         # A message that is not taken in (the process is stopped) raises BlockingIOError.
         end.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0)
@@ -265,6 +301,21 @@ def start(
         raise
 
 
+def find_sender(line: Connection) -> tuple[int, int]:
+    """The process that the next message of a line is from, and its real user, as the kernel knows
+    them: 0 and -1 where the line ends. Raises `OSError` where the rank is gone.
+
+    Source: SCM_CREDENTIALS in https://man7.org/linux/man-pages/man7/unix.7.html
+    """
+    with socket.socket(fileno=os.dup(line.fileno())) as end:
+        _, given, *_ = end.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size), socket.MSG_PEEK)
+    for level, kind, content in given:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            pid, user, _ = CREDENTIALS.unpack(content)
+            return pid, user
+    return 0, -1
+
+
 def leave_if_imported() -> None:
     """End this process if it is a rank that is importing, unguarded, the very script that started
     it.
@@ -278,29 +329,43 @@ def leave_if_imported() -> None:
 def release() -> None:
     """End the server now. (The system ends it when this process ends, however that happens.)"""
     with _lock:
-        while _server:
-            _server.pop().end()
+        while _servers:
+            _servers.pop().end()
 
 
 # Once, and before anybody can register what asks ranks to leave: at the exit that comes first,
 # being the later one.
 atexit.register(release)
-os.register_at_fork(after_in_child=_server.clear)
+os.register_at_fork(after_in_child=_servers.clear)
 
 
 def new_server() -> ForkServerClient:
     """A fork server for one rank alone, which ends it by `end`."""
-    return ForkServerClient(find_modules_as_here(), PRELOADED)
+    return ForkServerClient(find_modules_as_here(), PRELOADED, _settings)
 
 
 def running_server() -> ForkServerClient:
-    """The fork server: a new one if there is none, or none any more."""
+    """The fork server: a new one if there is none, none any more, or if this process has changed in
+    what a new process has from it."""
+    caller = read_caller()
     with _lock:
-        if not (_server and _server[0].is_running()):
-            while _server:
-                _server.pop().end()
-            _server.append(new_server())
-        return _server[0]
+        for client in [*_servers]:
+            if not client.is_running() or (client.caller != caller and client.is_idle()):
+                _servers.remove(client)
+                client.end()
+        found = next((each for each in _servers if each.caller == caller), None)
+        if found is None:
+            found = new_server()
+            _servers.append(found)
+        return found
+
+
+Caller = tuple[Inheritance, tuple[tuple[str, str], ...]]
+
+
+def read_caller() -> Caller:
+    """What a new process has from this one for as long as it lives."""
+    return read_inheritance(), read_once(os.environ)
 
 
 class ForkedProcess:
@@ -326,12 +391,17 @@ class ForkedProcess:
         work = pickle_main(main, args, self.fds, imports_program)
         self.server, self.own_server = server or running_server(), server
         self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds, len(streams))
+        self.server.processes.add(self)
         self.pidfd = Connection(pidfd, writable=False)
         self.status = Connection(self.sentinel, writable=False)
         close_in_children(self.pidfd, self.status)
         # It may have been killed already: its sentinel says so.
         with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as to_rank:
             to_rank.write(work)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.pidfd.closed or bool(wait([self.pidfd], 0))
 
     @property
     def exitcode(self) -> int | None:

@@ -7,7 +7,7 @@ which call each rank is, at which line, what a proof lacks, and what would help.
 | what stands still                              | is told                                         |
 |------------------------------------------------|-------------------------------------------------|
 | ranks that wait for each other, for one that   | after `LIMIT` seconds, with the table of all    |
-| has finished, or for one that there is not     | ranks and the reason why it is not proved       |
+| has finished, or for one that does not exist   | ranks and the reason why it is not proved       |
 | ranks that wait for one in the program's own   | after `PATIENCE` seconds, in one line, once     |
 | code, or for the network                       | in a run                                        |
 | ranks beside one that computes, or that waits  | not at all                                      |
@@ -62,7 +62,9 @@ class Standstill:
 
     def is_due(self) -> bool:
         """Whether the ranks are to be asked why they stand still. To be called often."""
-        calls = [(rank.done, rank.vanished, rank.box and rank.box.calls) for rank in self.ranks]
+        calls: list[object] = [
+            (rank.done, rank.vanished, rank.box and rank.box.calls) for rank in self.ranks
+        ]
         waits = any(rank.box and rank.box.waits for rank in self.ranks)
         if calls != self.calls or not waits or any(rank.question for rank in self.ranks):
             self.calls = calls
@@ -75,6 +77,8 @@ class Standstill:
             return False
         if seconds < LIMIT or (self.is_looked_at and (seconds < PATIENCE or self.was_patient)):
             return False
+        if any(process_status(rank.process.pid)[:1] in RUNNABLE for rank in self.ranks):
+            return False  # it computes, or would if it had a core; or it looks around for a moment
         if self.computes():
             self.begin()
             return False
@@ -91,13 +95,9 @@ class Standstill:
         return time.monotonic() - self.since
 
     def computes(self) -> bool:
-        """Whether the process of a rank has computed in this standstill, or would if it had a
-        core."""
+        """Whether the process of a rank has computed in this standstill."""
         used = zip(self.used or [], self.count_ticks(), strict=True)
-        statuses = (process_status(rank.process.pid)[:1] for rank in self.ranks)
-        return any(status in RUNNABLE for status in statuses) or any(
-            now - was > BUSY * TICKS * self.seconds for was, now in used
-        )
+        return any(now - was > BUSY * TICKS * self.seconds for was, now in used)
 
     def count_ticks(self) -> list[int]:
         return [sum(map(int, process_status(rank.process.pid)[11:13])) for rank in self.ranks]

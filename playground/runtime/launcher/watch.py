@@ -23,12 +23,11 @@ from playground.runtime.errors import (
 from playground.runtime.flight_recorder import Kind
 from playground.runtime.flight_recorder.activity import BETWEEN_LOOKS, compare
 from playground.runtime.launcher.examine import Examiner
-from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandle, describe_exit
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
 from playground.runtime.launcher.standstill import Standstill
 from playground.runtime.rank.preemption import PreemptionNotice
-from playground.runtime.rank.rank import Event, Progress
+from playground.runtime.rank.reports import Event, Progress
 from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
 
 AFTERMATH = 0.25
@@ -213,10 +212,10 @@ def await_any(ranks: Sequence[RankHandle], sources: Sequence[Any], seconds: floa
         now = time.monotonic()
         left = max(0.0, end - now)
         pause = min([left, *(output.seconds_left(now) for output in outputs)])
-        pipes = [output.pipe for output in outputs if not output.pipe.closed]
+        pipes = [output.pipe for output in outputs if output.is_read(now)]
         ready: set[Any] = set(wait([*sources, *pipes], pause))
         for output in outputs:
-            if output.pipe in ready:
+            if output.pipe in ready and not output.holder:  # none of them has begun a long line
                 output.relay()
         for rank in ranks:
             rank.relay_parts()
@@ -327,14 +326,6 @@ def await_ends(ranks: Sequence[RankHandle], seconds: float) -> None:
     while staying := [rank for rank in ranks if rank.process.exitcode is None]:
         if (left := end - time.monotonic()) <= 0:
             break
-        outputs: dict[Any, Output] = {
-            output.pipe: output
-            for rank in staying
-            for output in rank.outputs
-            if not output.pipe.closed
-        }
-        sentinels = [rank.process.sentinel for rank in staying]
-        for pipe in {*wait([*sentinels, *outputs], min(left, LOOK_INTERVAL))} & outputs.keys():
-            outputs[pipe].relay()
+        await_any(staying, [rank.process.sentinel for rank in staying], min(left, LOOK_INTERVAL))
     for rank in ranks:
         rank.relay_output()

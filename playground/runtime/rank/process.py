@@ -1,6 +1,8 @@
 """A rank as a process: it begins and ends as a script does that torchrun starts, although it is a
 fork.
 
+Its generators of random numbers are seeded afresh (`generators`), as are those of a new process.
+
 | at its end                  | as in any process of Python                                        |
 |-----------------------------|--------------------------------------------------------------------|
 | exit code                   | 0 when its function returns and after `sys.exit()`; that of        |
@@ -31,12 +33,15 @@ import io
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from types import ModuleType
 from typing import Any, NoReturn
 
 from playground.runtime.errors import Preempted
+from playground.runtime.forks import move_up
+from playground.runtime.rank.generators import seed_generators
+from playground.runtime.threads import join_our_threads
 from playground.runtime.upstream import (
     detach_finalizers,
     end_interpreter,
@@ -49,29 +54,30 @@ from playground.runtime.upstream import (
 FROM_TERMINAL = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """A terminal sends them to every process of the group in its foreground. No rank is in that group:
 the launcher alone hears them, and decides."""
-_before: dict[str, Any] = {}
+PR_SET_PDEATHSIG = 1
+"""Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html"""
+_before: dict[str, ModuleType] = {}
 """The modules that were imported before this process was forked."""
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def begin(lifeline: int) -> None:
     """In a fork of the server, which has blocked signals: be a process of its own, leading its own
-    group. Its group is killed when the launcher is gone."""
+    group. Its group is killed when the launcher is gone, and it when the server is: its program may
+    close all descriptors."""
     os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The kernel signals one owner for each opened file.
-    kill_at_end_of_file(
-        os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK), -os.getpid()
-    )
+    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
+    kill_at_end_of_file(move_up(own), -os.getpid())
     os.close(lifeline)
     # to ignore a signal is to forget one that came while this was in the server's group
     for number in FROM_TERMINAL:
         signal.signal(number, signal.signal(number, signal.SIG_IGN))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_TERMINAL)
     renew_main_thread()
+    seed_generators()
     _before.update(sys.modules)
-    # Python's own generator is seeded afresh in each fork
-    if random := sys.modules.get("numpy.random"):
-        random.seed()
 
 
 def lead_session() -> None:
@@ -93,6 +99,25 @@ def kill_at_end_of_file(pipe: int, owner: int) -> None:
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     if wait([pipe], 0):  # the end came first
         os._exit(1)
+
+
+def find_lifelines(pid: int) -> tuple[set[str], set[str]]:
+    """The pipes that a process writes to, and those whose end kills it (`kill_at_end_of_file`).
+
+    Source: /proc/pid/fdinfo in https://man7.org/linux/man-pages/man5/proc_pid_fdinfo.5.html
+    """
+    written, needed = set[str](), set[str]()
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            name = os.readlink(f"/proc/{pid}/fd/{number}")
+            if name.startswith("pipe:"):
+                with open(f"/proc/{pid}/fdinfo/{number}") as lines:
+                    flags = next(int(line.split()[1], 8) for line in lines if "flags" in line)
+                if flags & os.O_ASYNC:
+                    needed.add(name)
+                elif flags & os.O_WRONLY:
+                    written.add(name)
+    return written, needed
 
 
 def run_program(fn: Callable[..., Any], *args: Any) -> Any:
@@ -126,8 +151,17 @@ def end(error: BaseException | None = None) -> NoReturn:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     if error:
-        traceback.clear_frames(error.__traceback__)  # what only they know is let go
+        forget_frames(error)
     exit_orderly(code)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what is known only where `error`, and those before it, were raised."""
+    known: list[BaseException] = [error]
+    for each in known:
+        each.__traceback__ = None
+        before = (each.__cause__, each.__context__)
+        known += [one for one in before if one and all(one is not other for other in known)]
 
 
 def exit_orderly(code: int) -> NoReturn:
@@ -140,6 +174,7 @@ def finish() -> None:
     """What an orderly end does while everything is still there. (A second call has nothing left to
     do.)"""
     join_threads()
+    join_our_threads()
     detach_finalizers()
     run_exit_functions()
     flush()

@@ -5,7 +5,7 @@ orders.
 |------------------------------|------------------------------------------------------|
 | `("up",)`                    | `Assignment`: run this                               |
 | `("report", event)`          | `"where"`: answer with `("stack", text, activity)`   |
-| `("result", pickled, clean)` | `"leave"`: every rank has its result                 |
+| `("result", pickled, list)`  | `"leave"`: every rank has its result                 |
 | `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
 | `("box", file)`              | `"opened"`: the box, so it may go with this process  |
 |                              | `"release"`: end what waits for other ranks          |
@@ -14,6 +14,11 @@ orders.
 |                              | `"interrupt all"`: so do your processes, as by a     |
 |                              | terminal; `"leave"` lets one go that has failed      |
 |                              | end of file: the launcher is gone, go at once        |
+
+The messages are pickles: results, reports and exceptions are the program's own objects. No program
+that the rank starts has the line, and no fork of it. The launcher asks the kernel who has sent each
+message: it hears the rank's process alone, and takes plain data of one that has given its rights
+away.
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
 so that no peer fails only because it is gone, and the first failure to be reported is the first
@@ -25,14 +30,12 @@ others do.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -40,52 +43,30 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from playground.runtime import backends, signals
 from playground.runtime.errors import LOST_PEER, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.flight_recorder.activity import look
-from playground.runtime.forks import close_in_children
+from playground.runtime.forks import close_in_children, keep_from_programs
 from playground.runtime.frames import RUNNERS, is_program
-from playground.runtime.launcher.output import print_lines
 from playground.runtime.rank.preemption import (
     clear_preemption,
     leave_to_launcher,
     request_preemption,
     run_until_preempted,
 )
-from playground.runtime.rank.process import exit_orderly, finish, flush, run_program
+from playground.runtime.rank.process import (
+    end,
+    exit_orderly,
+    finish,
+    flush,
+    forget_frames,
+    run_program,
+)
+from playground.runtime.rank.reports import report_to
 from playground.runtime.rank.work import Answer, Assignment, call
 from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.threads import OurThread
+from playground.runtime.threads import OurThread, signals_blocked
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-
-
-Event = dict[str, Any]
-"""A rank's report: names and values of its choice."""
-Progress = Callable[[int, Event], None]
-"""Takes (rank, event): what a rank reports of its progress."""
-_listeners: list[Callable[[Event], None]] = []
-
-
-def report(**event: Any) -> None:
-    """Tell whoever started this rank how far it is (also: that it is alive). Does nothing without a
-    listener."""
-    for listener in _listeners:
-        listener(event)
-
-
-def report_to(listener: Callable[[Event], None]) -> None:
-    """From now on, hand this rank's reports to `listener`."""
-    _listeners[:] = [listener]
-
-
-@contextlib.contextmanager
-def hearing(listener: Callable[[Event], None]) -> Iterator[None]:
-    """In this block, hand this rank's reports to `listener`, too."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
 
 
 _launchers: list[Launcher] = []
@@ -99,8 +80,7 @@ def ask(prompt: object = "", /) -> str:
     raise EOFError("only a rank itself can ask")
 
 
-for _list in (_listeners, _launchers):
-    os.register_at_fork(after_in_child=_list.clear)  # a child of a rank is not the rank
+os.register_at_fork(after_in_child=_launchers.clear)  # a child of a rank is not the rank
 
 
 class Launcher:
@@ -121,6 +101,7 @@ class Launcher:
         self.lock, self.asking = threading.Lock(), threading.Lock()
         self.answers: SimpleQueue[Answer] = SimpleQueue()
         self.main_thread = threading.get_ident()
+        self.socket = os.fstat(line.fileno()).st_ino
         close_in_children(line)
         _launchers[:] = [self]
         OurThread(target=self.follow_orders, name="launcher", daemon=True).start()
@@ -129,6 +110,8 @@ class Launcher:
         # this process has been forked from the rank, and came back from what the rank runs
         if self.line.closed:
             os._exit(1)
+        if not self.is_connected:  # the launcher hears how the process ends
+            return
         try:
             with self.lock:
                 self.line.send(message)
@@ -136,6 +119,15 @@ class Launcher:
             if threading.get_ident() == self.main_thread:
                 finish()
             os._exit(1)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the program has left the line open. (It may close all descriptors, as daemons do,
+        and open files that get their numbers.)"""
+        try:
+            return os.fstat(self.line.fileno()).st_ino == self.socket
+        except OSError:
+            return False
 
     def ask(self, prompt: str) -> str:
         """The line that a person types. Raises `EOFError` if there is none."""
@@ -149,10 +141,12 @@ class Launcher:
         return answer.text
 
     def follow_orders(self) -> None:
-        while True:
+        while self.is_connected:
             try:
                 order = self.line.recv()
             except (EOFError, OSError):
+                if not self.is_connected:
+                    return
                 if not (self.has_failed or handles_sigterm()):
                     os._exit(1)
                 self.dismissed.set()
@@ -183,26 +177,47 @@ class Launcher:
                 clear_preemption()
                 self.assignments.put(order)
 
-    def submit(self, result: Any, clean: bool) -> None:
-        """Hand in the result. `clean`: this process can run something else as a new one would."""
+    def submit(self, result: Any, changes: list[str]) -> None:
+        """Hand in the result. Without `changes`, this process can run something else as a new one
+        would."""
         try:
             pickled = pickle.dumps(result)
         except Exception as error:
             words = f"returned what cannot be sent to the launcher ({error}): return plain data"
             raise RankFailed(self.rank, self.size, words) from None
+        if not self.is_connected:
+            end_unheard(result)
         flush()
-        self.send("result", pickled, clean)
+        self.send("result", pickled, changes)
 
     def fail(self, error: BaseException) -> NoReturn:
         """Report a failure, and end as the process of a script does."""
+        if not self.is_connected:
+            end(error)
         flush()
         self.has_failed = True
         signal.signal(signal.SIGTERM, signals.do_nothing)
         self.send("failed", failure(error, self.rank, self.size))
         finish()
         self.dismissed.wait()
-        traceback.clear_frames(error.__traceback__)
+        # it comes with that, and the interpreter's end would restore what it does to any process
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        forget_frames(error)
         exit_orderly(1)
+
+
+def end_unheard(result: Any) -> NoReturn:
+    """End this process, whose program has closed the line: the launcher hears its exit code
+    only."""
+    if result is None:
+        end()
+    print(
+        "playground: what this rank returned is lost, as it has closed the descriptor that its "
+        "launcher hears it by (os.closerange?): return None, or close the program's own files",
+        file=sys.stderr,
+    )
+    finish()
+    os._exit(1)
 
 
 def handles_sigterm() -> bool:
@@ -214,7 +229,6 @@ def handles_sigterm() -> bool:
 
 def main(line: Connection, env: RankEnv, backend: str) -> None:
     """The life of a rank."""
-    print_lines()
     launcher = Launcher(line, env.rank, env.size)
     launcher.send("up")
     report_to(partial(launcher.send, "report"))
@@ -236,7 +250,8 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         if not work.stays:
             work.move_in()
         if member is None or state is None:
-            member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
+            with signals_blocked():  # for the threads that torch starts
+                member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
             state = ProcessState()
             # now, while there is time to open it: gloo may abort this process in its first
             # operation
@@ -249,16 +264,22 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         else:
             member.drop_groups()
         if work.rendezvous or not work.stays:
-            (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+            with signals_blocked():
+                (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+            keep_from_programs()
+        if not work.stays:
+            state.renew()
         fn, args = work.load()
         if not work.stays:
             leave_to_launcher(work.preemptible)
-            state.begin()
+            if not work.bare:  # which is its program's, and is not kept
+                state.begin()
         result = run_until_preempted(run_program, call, fn, env.rank, env.size, *args)
         if work.bare:
             finish()
         hooks.end_program()
-        launcher.submit(result, not (work.stays or work.bare) and state.is_unchanged())
+        is_over = not (work.stays or work.bare)
+        launcher.submit(result, state.find_changes() if is_over else ["its program goes on"])
         if work.bare:
             if member.box:
                 launcher.box_is_opened.wait()
@@ -287,7 +308,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     if isinstance(error, PlaygroundError):
         return error
     whole = traceback.TracebackException.from_exception(error)
-    innermost = whole.stack[-1]
+    innermost = whole.stack[-1:]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
     if missing := backends.explain_missing_device(error):
@@ -299,7 +320,8 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
     kind = PeerDisconnected if lost else RankFailed
     failed = kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
-    failed.refusal = describe_refusal(error, innermost)
+    for frame in innermost:
+        failed.refusal = describe_refusal(error, frame)
     return failed
 
 

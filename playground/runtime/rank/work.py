@@ -7,11 +7,14 @@ import inspect
 import os
 import pickle
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from playground.runtime.errors import UsageError
+from playground.runtime.imports import read_again
 from playground.runtime.rendezvous.environment import RESTART_COUNT
 from playground.runtime.rendezvous.rendezvous import Rendezvous
 from playground.runtime.upstream import find_modules_as_here
@@ -51,6 +54,9 @@ class Assignment:
         for name in os.environ.keys() - self.environ.keys():
             del os.environ[name]
         os.environ.update(self.environ | {RESTART_COUNT: str(self.restart_count)})
+        time.tzset()
+        tempfile.tempdir = None  # it is looked for anew
+        read_again()
         sys.path[:] = self.path
         with contextlib.suppress(OSError):  # it has been deleted since
             os.chdir(self.folder)

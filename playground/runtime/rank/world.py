@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import decimal
 import functools
 import gc
 import inspect
+import locale
+import logging
 import os
 import signal
 import socket
@@ -16,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +28,11 @@ from playground.runtime import backends, host
 from playground.runtime.errors import RankFailed
 from playground.runtime.flight_recorder.box import open_box
 from playground.runtime.flight_recorder.hooks import hooks
+from playground.runtime.inheritance import read_inheritance
 from playground.runtime.rank.default_device import set_default_device
+from playground.runtime.rank.generators import is_seeded_by_program, seed_generators
 from playground.runtime.rank.process import has_children
+from playground.runtime.rank.reports import JOINED, report
 from playground.runtime.rendezvous.connections import (
     StrangerConnected,
     let_ranks_connect,
@@ -50,6 +55,9 @@ from playground.runtime.upstream import STORE_MAKER, list_groups
 RENAMED = r"`torch\.distributed\.\w+_tensor` is deprecated"
 """What torch 2.14 alone warns of at each call: releases before it lack the new names, and 2.15
 keeps the old ones."""
+TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
+OWNERS = torch, torch.nn.functional, dist, dist.distributed_c10d, torch.Tensor, torch.nn.Module
+"""Modules and classes whose functions a test may replace."""
 SUBNORMAL = 1e-40
 """A float32 that is 0 where such numbers are flushed to zero."""
 
@@ -149,8 +157,9 @@ class Member:
         count = f"worlds of {size} formed by rank {rank} in program {self.groups_formed}"
         self.group_name = f"program {self.groups_formed}, world {store.add(count, 0)} of {size}"
         under_way.formed = lambda: store.add(count, 1)
-        if (rank, size) == (self.env.rank, self.env.size):
-            forming.enter_context(hooks.forming_world(size, timeout))
+        is_launched = (rank, size) == (self.env.rank, self.env.size)
+        place = "" if is_launched else ":".join(self.address.values())
+        forming.enter_context(hooks.forming_world(size, timeout, place))
         return dist.PrefixStore(self.group_name, store)
 
     def leave_group_to_program(self, timeout: float) -> None:
@@ -287,57 +296,95 @@ class Member:
 class ProcessState:
     """The state of this process when it was new.
 
-    Nearly every function draws random numbers, and a rank that trains keeps to one core: `begin`
-    puts torch's generator and the cores back. (Python's and numpy's generators are seeded afresh in
-    every process.) Other changes stay, and `is_unchanged` says whether there are any: threads,
-    child processes, environment, handlers, torch's switches. Neither sees what is written into
+    Nearly every function draws random numbers, and a rank that trains keeps to one core. So `renew`
+    seeds the generators afresh, as a new process does, and puts the cores back. Other changes stay,
+    and `find_changes` names them: threads, child processes, environment, handlers, limits, torch's
+    switches, functions of torch's that were replaced. Neither sees what is written into other
     modules.
     """
 
     def __init__(self) -> None:
-        self.random_state = torch.get_rng_state()
         self.cores = os.sched_getaffinity(0)
+        self.is_new = True
+
+    def renew(self) -> None:
+        """To be called before each function is loaded: its module may seed generators."""
+        if not self.is_new:
+            seed_generators()
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, self.cores)
+        self.is_new = False
 
     def begin(self) -> None:
         """To be called before each function."""
-        torch.set_rng_state(self.random_state)
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, self.cores)
+        self.is_seeded = is_seeded_by_program()
         self.threads = set(threading.enumerate())
         self.settings = read_settings()
+        self.attributes = {owner: dict(vars(owner)) for owner in OWNERS}
 
-    def is_unchanged(self) -> bool:
-        """To be called after each function."""
-        return (
-            read_settings() == self.settings
-            and self.threads.issuperset(threading.enumerate())
-            and not has_children(os.P_ALL)
-        )
+    def find_changes(self) -> list[str]:
+        """To be called after each function: what it, or the import of its module, has left here
+        that it would not find in a new process."""
+        changes = {
+            "threads": not self.threads.issuperset(threading.enumerate()),
+            "child processes": has_children(os.P_ALL),
+            "a generator seeded by an import": self.is_seeded,
+        }
+        now = read_settings()
+        changes |= {name: now[name] != value for name, value in self.settings.items()}
+        for owner, before in self.attributes.items():
+            after = vars(owner)
+            changes |= {
+                f"{owner.__name__}.{name}": True
+                for name, value in before.items()
+                if after.get(name) is not value and callable(value)
+            }
+        return [name for name, is_changed in changes.items() if is_changed]
 
 
-def read_settings() -> list[Any]:
+def read_settings() -> dict[str, object]:
     """The settings of a process that the next function to run there would notice."""
-    streams = sys.stdin, sys.stdout, sys.stderr
-    return [
-        dict(os.environ), os.getcwd(), list(sys.path), read_umask(), socket.getdefaulttimeout(),
-        [signal.getsignal(number) for number in signal.valid_signals()],
-        [(stream, getattr(stream, "closed", False)) for stream in streams],
-        sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile(),
-        sys.getrecursionlimit(), list(warnings.filters),
-        gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks),
-        torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(),
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(),
-        torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled,
-        torch.tensor(SUBNORMAL, device="cpu").mul(1.0).item(),
-    ]  # fmt: skip
-
-
-def read_umask() -> str:
-    """The permissions that new files of this process do not get. (To read it otherwise is to set
-    it.)"""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(line for line in lines if line.startswith("Umask"))
+    root, numpy, decimals = logging.getLogger(), sys.modules.get("numpy"), decimal.getcontext()
+    sharing = torch.multiprocessing.get_sharing_strategy()
+    found = {} if numpy is None else {
+        "numpy's errors": numpy.geterr(),
+        "numpy's printing": repr(numpy.get_printoptions()),
+    }  # fmt: skip
+    return found | {
+        "environment": dict(os.environ),
+        "working folder": os.getcwd(),
+        "users, umask, limits, niceness": replace(read_inheritance(), cores=frozenset()),
+        "sys.path": list(sys.path),
+        "socket timeout": socket.getdefaulttimeout(),
+        "signal handlers": [signal.getsignal(number) for number in signal.valid_signals()],
+        "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "timers": [signal.getitimer(timer)[1] for timer in TIMERS],
+        "standard streams": [
+            (stream, getattr(stream, "closed", False))
+            for stream in (sys.stdin, sys.stdout, sys.stderr)
+        ],
+        "hooks": (sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile()),
+        "recursion limit": sys.getrecursionlimit(),
+        "warning filters": list(warnings.filters),
+        "logging": (root.level, list(root.handlers), list(root.filters), root.manager.disable),
+        "garbage collector": (
+            gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks),
+        ),
+        "decimal context": (
+            decimals.prec, decimals.rounding, decimals.Emin, decimals.Emax, decimals.capitals,
+            decimals.clamp, dict(decimals.traps),
+        ),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "torch's printing": repr(torch._tensor_str.get_printoptions()),
+        "torch's sharing": sharing,
+        "torch's switches": [
+            torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(),
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(),
+            torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled,
+            torch.tensor(SUBNORMAL, device="cpu").mul(1.0).item(),
+        ],
+    }  # fmt: skip
 
 
 members: list[Member] = []
@@ -378,6 +425,9 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
             args, kwargs = (), call | member.offered
     with contextlib.ExitStack() as forming:
         under_way.forming, under_way.formed = forming, int
+        url, size = kwargs.get("init_method"), kwargs.get("world_size")
+        if isinstance(url, str) and url.startswith("file:") and isinstance(size, int):
+            forming.enter_context(hooks.forming_world(size, kwargs.get("timeout"), url))
         try:
             torch_init_process_group(*args, **kwargs)
             under_way.formed()
@@ -385,6 +435,8 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
             under_way.forming = None
     for member in members:
         member.close_store()
+        if member.is_left_to_program:
+            report(**{JOINED: True})
     hooks.begin_world()
 
 
@@ -404,6 +456,9 @@ def create_store(
         if member.is_at(host, port):
             return member.open_programs_store(rank, size, timeout)
     is_served = os.environ.pop(SERVED_BY_TORCHRUN, None) if members else None
+    if under_way.forming:
+        place = hooks.forming_world(size, timeout, f"{host}:{port}")
+        under_way.forming.enter_context(place)
     try:
         return create(host, port, rank, size, timeout, *args, **kwargs)
     finally:

@@ -32,8 +32,9 @@ from playground.runtime.rank.preemption import (
     raise_if_preempted,
     run_until_preempted,
 )
-from playground.runtime.rank.process import finish, run_program
-from playground.runtime.rank.rank import failure, report_to
+from playground.runtime.rank.process import finish, forget_frames, run_program
+from playground.runtime.rank.rank import failure
+from playground.runtime.rank.reports import report_to
 from playground.runtime.rank.world import Member
 from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.runtime.rendezvous.environment import RankEnv, write_error_file
@@ -96,6 +97,7 @@ def join(
     except BaseException as error:
         if (failed := explain(error, watch)) is error:
             raise
+        forget_frames(error)
         raise failed from error
     raise_if_preempted(results)
     return results
@@ -128,13 +130,16 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
             if TIMED_OUT.search(failed.traceback):
                 failed.diagnosis = watch.explain()
         watch.report(Loss([watch.env.rank], f"failed on {socket.gethostname()}: {why}"))
+    else:  # by one that has ended as it should
+        failed.diagnosis = watch.explain_loss()
     watch.await_acknowledged()
     write_error_file(failed)
     return failed
 
 
 def describe_loss(watch: PeerWatch) -> PlaygroundError:
-    """The loss that is known to this rank, in one line; a deadlock whole, on rank 0."""
+    """The loss that is known to this rank, in one line; why, and a deadlock whole, on the first
+    that is left."""
     loss, rank, size = watch.loss, watch.env.rank, watch.env.size
     assert loss
     if loss.deadlock and rank == 0:
@@ -144,7 +149,11 @@ def describe_loss(watch: PeerWatch) -> PlaygroundError:
         words = f"ends with the others: {loss.reason}"
     elif rank in loss.ranks:
         words = f"was given up by the others: {loss.reason}"
-    return PeerDisconnected(rank, size, words)
+    failed = PeerDisconnected(rank, size, words)
+    left = [one for one in range(size) if one not in loss.ranks]
+    if left and rank == left[0] and not loss.deadlock:
+        failed.diagnosis = watch.explain_loss()
+    return failed
 
 
 def exit_stuck(watch: PeerWatch) -> NoReturn:

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -26,8 +26,9 @@ from typing import Any
 import torch.distributed as dist
 
 from playground.runtime import signals
-from playground.runtime.flight_recorder import Kind
-from playground.runtime.flight_recorder.diagnosis import Diagnosis
+from playground.runtime.flight_recorder import Doing, Kind
+from playground.runtime.flight_recorder.box import CAPACITY, View, find_boxes
+from playground.runtime.flight_recorder.diagnosis import Diagnosis, explain_failure
 from playground.runtime.flight_recorder.exchange import Exchange
 from playground.runtime.forks import close_in_children
 from playground.runtime.host import namespace_id
@@ -187,6 +188,8 @@ class PeerWatch:
         self.store: dist.Store | None = None
         self.peers: list[Peer] = []
         self.exchange: Exchange | None = None
+        self.boxes: dict[int, View] = {}
+        """The flight recorders of the ranks of this host, which outlive them."""
         self.noticed: Loss | None = None
         """The loss that this rank has noticed itself, and not reported yet."""
         self.closing = threading.Event()
@@ -228,6 +231,12 @@ class PeerWatch:
         addresses = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
         self.peers = [unpickle(each, Peer) for each in addresses]
         self.ends = PeerEnds(own, self.peers)
+        self.boxes = {
+            peer.rank: box
+            for peer in self.peers
+            if peer.machine == own.machine
+            for box in find_boxes([peer.pid])
+        }
 
     def close(self) -> None:
         """Leave the others: from now on this rank is not missed."""
@@ -317,6 +326,21 @@ class PeerWatch:
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             return self.exchange.explain() if self.exchange else None
         return None
+
+    def explain_loss(self) -> Diagnosis | None:
+        """Why ranks of this host were lost, and operations of this rank have failed, by the flight
+        recorders of the host's ranks. None if these do not tell."""
+        lost = self.loss.ranks if self.loss else []
+        states = []
+        for rank, box in sorted(self.boxes.items()):
+            state = box.read(CAPACITY)
+            if rank in lost and self.loss:
+                state = replace(state, doing=Doing.DEAD, end=f"was {self.loss.reason}")
+            elif rank == self.env.rank and not state.waits_for:
+                last = (one for one in reversed(state.operations) if not one.raised)
+                state = replace(state, doing=Doing.DEAD, waits_for=next(last, None))
+            states.append(state)
+        return explain_failure(states)
 
     def await_others(self) -> None:
         """On rank 0, which serves the store and has left: wait until the others know, whose watch

@@ -18,7 +18,8 @@ where it happens:
 
 The thread is the current one, and the program's line is found from there by
 `flight_recorder.sources`. The flight recorder has to be faster than that, and is told in another
-way: see `Recorder`. What DistributedDataParallel averages in C++ calls no method of Python's.
+way: see `Recorder`. What DistributedDataParallel averages in C++ calls no method of Python's: only
+an observer that `looks_inside` is told of it, see `native`.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import ProcessGroup, Work, distributed_c10d
 
+from playground.runtime.tap import native
 from playground.runtime.tap.replacement import Replacement, Wrap, calling
-from playground.runtime.upstream import find_caller
+from playground.runtime.upstream import find_caller, list_groups
 
 
 class Method(NamedTuple):
@@ -158,6 +160,14 @@ class Call:
     blocks: bool
     """Whether the program gets no work to wait for: it waits in the call, or torch keeps the work
     to itself."""
+    is_torchs: bool = False
+    """Whether torch keeps the work to itself, and may wait for it later."""
+    in_cpp: bool = False
+    """Whether C++ has called it: only observers that look inside are told."""
+    is_functional: bool = False
+    """Whether it is a functional collective called in C++, which `wait_tensor` waits for."""
+    has_future: bool = False
+    """Whether somebody has asked the work for its future: what it is handed to may wait, unseen."""
     work: Any = None
 
     @property
@@ -165,6 +175,12 @@ class Call:
         """That of the function in torch.distributed: all_reduce, send, isend, …"""
         name = METHODS[self.method].name
         return f"i{name}" if self.method in MESSAGES and not self.blocks else name
+
+    @property
+    def is_left_to_backward(self) -> bool:
+        """Whether the end of the backward pass that calls it waits for it, if nobody does
+        before."""
+        return self.has_future or (self.in_cpp and not self.is_functional)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -213,6 +229,11 @@ class Call:
 class Observer:
     """Is told what this rank calls, from `observing` on: see the module's docstring."""
 
+    looks_inside = False
+    """Whether it is also told what torch does by itself: of its calls in C++ `begun`, `returned`
+    and `completed`, and `waiting` and `waited` where Python sees them; of waits for work that torch
+    keeps to itself; and of backward passes."""
+
     def begun(self, call: Call) -> None: ...
 
     def returned(self, call: Call) -> None: ...
@@ -226,6 +247,16 @@ class Observer:
     def failed(self, calls: Sequence[Call], error: BaseException) -> None: ...
 
     def dropped(self, calls: Sequence[Call]) -> None: ...
+
+    def completed(self, call: Call) -> None:
+        """Who looks inside: the backend has done an asynchronous call. In a thread of the
+        backend's, which must not wait; on a GPU, its stream waits for the call."""
+
+    def backward_begun(self) -> None:
+        """Who looks inside: a backward pass begins in this thread."""
+
+    def backward_ended(self) -> None:
+        """Who looks inside: it has ended, and so has what it started and did not hand out."""
 
 
 class Recorder:
@@ -286,6 +317,8 @@ class Tap:
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
         self.observers: tuple[Observer, ...] = ()
+        self.inside: tuple[Observer, ...] = ()
+        """Those that look inside."""
         self.one_at_a_time = threading.Lock()
         self.numbers = itertools.count()
         self.works: dict[int, UnderWay] = {}
@@ -293,7 +326,15 @@ class Tap:
         self.open: set[UnderWay] = set()
         self.thread = threading.local()
         """`batch`: the calls of the batch that this thread is starting, if the backend makes one
-        work of them."""
+        work of them; `in_call`: whether it is in an operation that Python has called."""
+        self.listened_to: WeakSet[Any] = WeakSet()
+        """Process groups whose hooks tell of calls in C++."""
+        self.in_cpp: dict[tuple[int, int], Call] = {}
+        """Calls that C++ is making, by the group's id and the number that its hooks have for it."""
+        self.functional: dict[int, Call] = {}
+        """Those that `wait_tensor` will wait for, by where the tensor lies."""
+        self.futures: dict[int, tuple[Any, UnderWay]] = {}
+        """By the id of the work's future, as long as the program has that."""
         places: dict[str, Wrap] = {
             method: partial(self.wrap_operation, method) for method in METHODS
         }
@@ -305,13 +346,19 @@ class Tap:
             Replacement(Work, "get_future", calling(self.get_future)),
         ]
         """Only observers have to be told of."""
+        self.within: list[Replacement] = []
+        """Only observers that look inside have to be told of."""
         self.recorded: list[Replacement] = []
         self.in_place: list[Replacement] = []
 
     def add(self, observer: Observer) -> None:
         with self.one_at_a_time:
-            self.observers = (*self.observers, observer)
-            self.put_in_place(self.wanted)
+            if observer.looks_inside and not self.within:
+                self.within = self.find_inside()
+            self.tell((*self.observers, observer))
+            if observer.looks_inside:
+                for group in list_groups():
+                    self.listen(group)
 
     def discard(self, observer: Observer) -> None:
         with self.one_at_a_time:
@@ -319,11 +366,18 @@ class Tap:
                 # the thread that calls callbacks is late
                 if entry.future is not None and entry.future.done():
                     self.finish(entry)
-            self.observers = tuple(each for each in self.observers if each is not observer)
-            self.put_in_place(self.wanted)
+            self.tell(tuple(each for each in self.observers if each is not observer))
+            if not self.inside:
+                self.stop_listening()
             if not self.observers:
                 self.works.clear()
                 self.open.clear()
+
+    def tell(self, observers: tuple[Observer, ...]) -> None:
+        """From now on, tell these."""
+        self.observers = observers
+        self.inside = tuple(each for each in observers if each.looks_inside)
+        self.put_in_place(self.wanted)
 
     def record(self, recorder: Recorder | None) -> None:
         if recorder is self.recorder:
@@ -338,7 +392,8 @@ class Tap:
     def wanted(self) -> list[Replacement]:
         """What is to be in place for those that are told now."""
         calls = self.calls if self.recorder or self.observers else []
-        return [*calls, *self.recorded, *(self.ends if self.observers else [])]
+        ends, within = self.ends if self.observers else [], self.within if self.inside else []
+        return [*calls, *self.recorded, *ends, *within]
 
     def put_in_place(self, wanted: list[Replacement]) -> None:
         for each in self.in_place:
@@ -348,6 +403,24 @@ class Tap:
             if each not in self.in_place:
                 each.install()
         self.in_place = wanted
+
+    def find_inside(self) -> list[Replacement]:
+        """What is to be in place for observers that look inside."""
+        from torch.distributed import _functional_collectives  # nothing else here needs it
+
+        within: dict[tuple[Any, str], Callable[..., Any]] = {
+            (distributed_c10d, "_register_process_group"): self.register_group,
+            (ProcessGroup, "split_group"): self.split_group,
+            (torch.autograd, "backward"): self.backward,
+            (_functional_collectives, "wait_tensor"): self.wait_tensor,
+            (_functional_collectives, "wait_tensors"): self.wait_tensor,
+            (torch.Future, "wait"): self.wait_future,
+        }
+        return [
+            Replacement(*place, calling(stand_in))
+            for place, stand_in in within.items()
+            if hasattr(*place)  # in this version of torch
+        ]
 
     def leave(self) -> None:
         """This process has been forked from the rank: it is recorded no more."""
@@ -365,15 +438,18 @@ class Tap:
             # as newer versions of torch tell
             waits = bool(given) and not getattr(given[-1], "asyncOp", True)
             blocks, by_torch = (True, False) if waits else find_caller(method in MESSAGES)
-            call = Call(next(self.numbers), method, group, given, blocks or by_torch)
+            call = Call(next(self.numbers), method, group, given, blocks or by_torch, by_torch)
             for each in self.observers:
                 each.begun(call)
+            self.thread.in_call = True
             try:
                 work = recorded(group, given, args, kwargs)
             except BaseException as error:
                 for each in self.observers:
                     each.failed([call], error)
                 raise
+            finally:
+                self.thread.in_call = False
             for each in self.observers:
                 each.returned(call)
             batch = getattr(self.thread, "batch", None)
@@ -386,6 +462,8 @@ class Tap:
                 self.follow(work, [call], may_be_dropped=not blocks)
                 if by_torch:
                     work.get_future()
+                if self.inside and not blocks and method not in MESSAGES:
+                    native.call_when_done(work, partial(self.complete, call))
             return work
 
         return operation
@@ -422,9 +500,9 @@ class Tap:
         @wraps(real)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             entry = self.works.get(id(work))
-            if entry is None or entry not in self.open:
+            if entry is None or not (entry in self.open or self.inside):
                 return recorded(work, *args, **kwargs)
-            calls, observers = entry.calls, () if entry.calls[0].blocks else self.observers
+            calls, observers = entry.calls, self.who_hears_of_wait(entry)
             for each in observers:
                 each.waiting(calls)
             try:
@@ -442,12 +520,42 @@ class Tap:
 
         return wait
 
+    def who_hears_of_wait(self, entry: UnderWay) -> tuple[Observer, ...]:
+        """Who is told that the program, or torch, waits for these calls."""
+        call = entry.calls[0]
+        if call.is_torchs or entry not in self.open:
+            return self.inside if call.is_torchs or not call.blocks else ()
+        return () if call.blocks else self.observers
+
     def get_future(self, real: Callable[..., Any], work: Any) -> Any:
         future, entry = real(work), self.works.get(id(work))
+        for call in entry.calls if entry else ():
+            call.has_future = True
         if entry is not None and entry.future is None and entry in self.open:
             entry.future = future
             future.add_done_callback(lambda _: self.finish(entry))
+        if entry is not None and self.inside:
+            key = id(future)
+            self.futures[key] = ref(future, lambda _: self.futures.pop(key, None)), entry
         return future
+
+    def wait_future(self, real: Callable[..., Any], future: Any) -> Any:
+        """Who waits for the future of a work waits for the work."""
+        _, entry = self.futures.pop(id(future), (None, None))
+        with self.waited_for(entry.calls if entry else []):
+            return real(future)
+
+    @contextlib.contextmanager
+    def waited_for(self, calls: list[Call]) -> Iterator[None]:
+        """In this block the program waits for these calls: tell who looks inside."""
+        observers = self.inside if calls else ()
+        for each in observers:
+            each.waiting(calls)
+        try:
+            yield
+        finally:
+            for each in observers:
+                each.waited(calls)
 
     def start_batch(self, real: Callable[..., Any], *args: Any) -> None:
         self.thread.batch = []
@@ -462,6 +570,81 @@ class Tap:
             for each in self.observers:
                 each.done(batch)
         return work
+
+    def listen(self, group: Any) -> None:
+        """Hear of what C++ calls in this group."""
+        if group not in self.listened_to:
+            self.listened_to.add(group)
+            known = ref(group)  # a group that its own hooks hold would never be gone
+            native.listen(
+                group, partial(self.before_native, known), partial(self.after_native, known)
+            )
+
+    def stop_listening(self) -> None:
+        for group in [*self.listened_to]:
+            native.stop_listening(group)
+        self.listened_to.clear()
+        self.in_cpp.clear()
+        self.functional.clear()
+
+    def register_group(self, real: Callable[..., Any], name: str, group: Any) -> Any:
+        self.listen(group)
+        return real(name, group)
+
+    def split_group(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if (group := real(*args, **kwargs)) is not None:
+            self.listen(group)
+        return group
+
+    def before_native(self, known: Callable[[], Any], hook: Any) -> None:
+        """An operation is about to be called. Of those that Python calls, all is told already."""
+        method, group = native.METHODS.get(hook.name.name), known()
+        if getattr(self.thread, "in_call", False) or method is None or group is None:
+            return
+        args = native.arguments(method, hook, ROOT_AT.get(method))
+        call = Call(next(self.numbers), method, group, args, blocks=False, in_cpp=True)
+        call.is_functional = native.is_functional()
+        self.in_cpp[id(known), hook.op_id] = call
+        for each in self.inside:
+            each.begun(call)
+
+    def after_native(self, known: Callable[[], Any], hook: Any) -> None:
+        """It has been called."""
+        call = self.in_cpp.pop((id(known), hook.op_id), None)
+        if call is None:
+            return
+        if call.is_functional:
+            for tensor in call.outputs or call.inputs:
+                self.functional[tensor.data_ptr()] = call
+        for each in self.inside:
+            each.returned(call)
+        if hook.work is None or not native.call_when_done(hook.work, partial(self.complete, call)):
+            self.complete(call)
+
+    def complete(self, call: Call) -> None:
+        for each in self.inside:
+            each.completed(call)
+
+    def wait_tensor(self, real: Callable[..., Any], given: Any) -> Any:
+        """What waits for one tensor, or for several, that a functional collective has returned."""
+        if torch.compiler.is_compiling():
+            return real(given)
+        calls = []
+        for tensor in given if isinstance(given, list) else [given]:
+            if type(tensor) is torch.Tensor and self.functional:
+                calls += [self.functional.pop(tensor.data_ptr(), None)]
+        with self.waited_for([call for call in calls if call]):
+            return real(given)
+
+    def backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        observers = self.inside
+        for each in observers:
+            each.backward_begun()
+        try:
+            return real(*args, **kwargs)
+        finally:
+            for each in observers:
+                each.backward_ended()
 
 
 _tap = Tap()

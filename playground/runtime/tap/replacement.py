@@ -68,6 +68,12 @@ last."""
 _stacks: dict[tuple[int, str], Stack] = {}
 
 
+def original(owner: Any, name: str) -> Any:
+    """The attribute of a class or a module as it is without any replacement."""
+    stack = _stacks.get((id(owner), name))
+    return stack[0][1] if stack else vars(owner)[name]
+
+
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
     """In this block, `owner.name` is `wrap(owner.name)`."""

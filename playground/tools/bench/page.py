@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from playground.console import terminal
 from playground.console.options import flags, refuse
@@ -22,9 +23,10 @@ from playground.console.units import format_bytes, format_digits, plural
 from playground.measurement import environment
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, flags_of
-from playground.runtime.rank.rank import Event
+from playground.runtime.rank.reports import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
+from playground.tools.bench import steps
 from playground.tools.bench.plot import check, plot_bandwidth
 from playground.tools.bench.results import Change, Row, average_busbw, compare, load
 from playground.tools.bench.settings import (
@@ -215,6 +217,17 @@ class BenchOptions:
 OF_WORLD = ("size", "backend", "timeout")
 
 
+def refuse_options_before(context: click.Context) -> None:
+    """Raise `UsageError` if an option of this command was typed before its subcommand, which has
+    options of its own."""
+    for param in context.command.params:
+        if context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
+            name = context.invoked_subcommand
+            raise UsageError(
+                f"{param.opts[0]} stands before {name}: write {TOOL.name} {name} {param.opts[0]} …"
+            )
+
+
 @session_command(
     TOOL.name,
     flags(BenchOptions),
@@ -228,8 +241,13 @@ OF_WORLD = ("size", "backend", "timeout")
     ),
     only=(*OF_WORLD, "wide", "as_json"),
     short_help=TOOL.purpose,
+    kind=click.Group,
+    invoke_without_command=True,
 )
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     session: Session,
     begin: int,
     end: int,
@@ -247,7 +265,11 @@ def command(
         python -m playground bench --limit
         python -m playground bench -n 4 --algorithm all -b 4 -e 64M
         python -m playground bench --collective all --json > before.json
+        python -m playground bench steps --model resnet18
     """
+    if context.invoked_subcommand:
+        refuse_options_before(context)
+        return
     if diff:
         before, after = diff
         changes = compare(load(before), load(after))
@@ -273,3 +295,6 @@ def command(
     report = Report(session, settings)
     session.launch(RUN, settings, on_report=report)
     report.finish(plot)
+
+
+command.add_command(steps.command)

@@ -3,25 +3,23 @@ options. Does not import torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import click
 
 from playground.console.lesson import Lesson
+from playground.console.options import options
 from playground.console.session import Session, session_command
-from playground.runtime.constants import read_constants
-from playground.runtime.launcher import server
+from playground.runtime.constants import Constant, Value, read_constants
+from playground.runtime.errors import UsageError
 from playground.runtime.launcher.rounds import ROUNDS
-from playground.runtime.program import Program, find_shared_imports, path_of_new_interpreter
 from playground.runtime.remote import file_of, parse
 from playground.tools.run.options import ProgramOptions, constant_option, program_options
-from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks
 
 
 def lesson_command(lesson: Lesson) -> click.Command:
     """`playground NAME`: run the file of the lesson as `run` does."""
-    file, tree = file_of(lesson.module()), parse(lesson.module())
-    constants = read_constants(file.read_bytes(), tree).literals
+    constants = constants_of(lesson)
 
     @session_command(
         lesson.name,
@@ -32,18 +30,40 @@ def lesson_command(lesson: Lesson) -> click.Command:
         help=lesson.help,
         short_help=lesson.teaches,
     )
-    def command(session: Session, asked: ProgramOptions, **values: Any) -> None:
-        program = Program(
-            name=str(file),
-            path=path_of_new_interpreter(),
-            uses_device=True,
-            constants=tuple(
-                (name, value) for name, value in values.items() if value != constants[name].value
-            ),
-        )
-        if prepare_start(session, asked):
-            server.preload(*find_shared_imports(tree))
-            session.world.warm_up(RUN_PROGRAM)
-        run_on_ranks(session, program, asked)
+    def command(session: Session, asked: ProgramOptions, **values: Value) -> None:
+        from playground.tools.run.start import run_lesson  # not for --help
+
+        run_lesson(session, lesson, asked, changed_values(values, constants))
 
     return command
+
+
+def read_values(lesson: Lesson, words: Sequence[str]) -> tuple[tuple[str, Value], ...]:
+    """Names and values of the constants that `words` set, as the command's options do. Raises
+    `UsageError`."""
+    constants = constants_of(lesson)
+
+    @click.command(lesson.name, add_help_option=False)
+    @options(*map(constant_option, constants.values()))
+    def command(**values: Value) -> tuple[tuple[str, Value], ...]:
+        return changed_values(values, constants)
+
+    try:
+        found: tuple[tuple[str, Value], ...] = command.main([*words], standalone_mode=False)
+    except click.ClickException as error:
+        raise UsageError(error.format_message()) from None
+    return found
+
+
+def constants_of(lesson: Lesson) -> Mapping[str, Constant]:
+    """The constants of its program, by name."""
+    module = lesson.module()
+    return read_constants(file_of(module).read_bytes(), parse(module)).literals
+
+
+def changed_values(
+    values: Mapping[str, Value], constants: Mapping[str, Constant]
+) -> tuple[tuple[str, Value], ...]:
+    """Those that are not what the program says."""
+    changed = (name for name, value in values.items() if value != constants[name].value)
+    return tuple((name, values[name]) for name in changed)

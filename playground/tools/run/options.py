@@ -37,6 +37,18 @@ class ProgramOptions:
         above=0,
         below=NO_LIMIT,
     )
+    profile: Path | None = flag(
+        None,
+        "Say what communication costs, by line of the program: calls, bytes sent, time waited, "
+        "time hidden. FILE.json gets it as a document, FILE.html as a page.",
+        endings=(".json", ".html"),
+    )
+    link: float | None = flag(
+        None,
+        "Simulate a link of so many 10^9 bits per second out of each rank, under every call.",
+        metavar="GBIT",
+        above=0,
+    )
     output: str | Path = EVERY_RANK
     """The value of `LaunchConfig.output`."""
 

@@ -14,10 +14,8 @@ from playground.console.session import Session, session_command
 from playground.runtime.constants import read_constants
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
-from playground.runtime.launcher import server
 from playground.runtime.program import (
     Program,
-    find_shared_imports,
     parse,
     path_of_new_interpreter,
 )
@@ -31,7 +29,7 @@ from playground.tools.run.options import (
     read_settings,
     set_option,
 )
-from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks
+from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks, share_imports
 
 TOOL = TOOLS["run"]
 
@@ -119,7 +117,7 @@ def command(
     findings = []
     if file:
         tree = parse(file)
-        server.preload(*find_shared_imports(tree))
+        share_imports(file, tree)
         facts = script.ScriptFacts(path=file, folder="", runs=(), operations=())
         findings = [*run_checks(script.TEXT_CHECKS, facts)]
         if settings_of_constants:
@@ -128,11 +126,14 @@ def command(
             program = replace(program, constants=tuple(values))
     if settings.dry:
         kind = "an interpreter of its own" if settings.spawn else "a fork of one that has torch"
+        names = (check.__name__.removeprefix("check_") for check in script.TEXT_CHECKS)
+        checks = ", ".join(names).replace("_", " ")
+        found = f"{len(findings)} found something" if findings else "nothing found"
         session.say(
             f"{TOOL.name}: {world.size} ranks, each {kind}, in {os.getcwd()}",
             f"  {shlex.join(program.words)}",
             f"as does: {line}",
-            f"checks of its text: {len(script.TEXT_CHECKS)}, {len(findings)} found something",
+            f"{len(script.TEXT_CHECKS)} checks of its text ({checks}): {found}",
             *map(finding_text, findings),
         )
         session.print_document({}, torchrun=line, folder=os.getcwd(), findings=findings)

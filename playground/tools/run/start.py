@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import sys
 import uuid
 from pathlib import Path
 
+import click
+
+from playground.console.lesson import Lesson
 from playground.console.session import Session
+from playground.explain.cost.run import measured
+from playground.runtime.constants import Value
 from playground.runtime.errors import UsageError
-from playground.runtime.launcher.output import file_name
-from playground.runtime.program import Program
-from playground.runtime.remote import remote
+from playground.runtime.files import follow_own_links, write_file
+from playground.runtime.frames import add_program
+from playground.runtime.imports import find_settings
+from playground.runtime.launcher import server
+from playground.runtime.launcher.output import file_name, label_of
+from playground.runtime.program import (
+    Program,
+    find_shared_imports,
+    parse,
+    path_of_new_interpreter,
+)
+from playground.runtime.rank.reports import JOINED
+from playground.runtime.remote import file_of, remote
 from playground.tools.run.options import FILES, NO_LIMIT, ProgramOptions
 
+APART = (
+    "no rank has formed a process group: these were {size} independent runs of {name}. "
+    "torch.distributed.init_process_group() makes them one (python -m playground read ddp)"
+)
+VISION = "torchvision"
+"""What reads the data, and is imported once for all ranks."""
 RUN_PROGRAM = remote("playground.runtime.program:run_program")
+
+
+def share_imports(file: Path, tree: ast.Module) -> None:
+    """Have the ranks' common imports done once, as the program in this file wants them."""
+    add_program(str(file))
+    server.preload(*find_shared_imports(tree))
+    server.import_with(find_settings(tree, os.environ))
 
 
 def prepare_start(session: Session, asked: ProgramOptions) -> bool:
@@ -24,6 +54,7 @@ def prepare_start(session: Session, asked: ProgramOptions) -> bool:
         return False
     if world.size > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    tell_terminal_size(world.size)
     if isinstance(asked.output, Path):
         make_files(asked.output, world.size)
     return True
@@ -37,22 +68,74 @@ def run_on_ranks(
     spawn: bool = False,
     grace: float | None = None,
 ) -> None:
-    """Run the program on the ranks of the session's world. Raises what `launch` raises."""
-    is_ours = session.world.rank_env is None
+    """Run the program on the ranks of the session's world. If none of them has formed a process
+    group, say so. Raises what `launch` raises, and `UsageError` if its cost cannot be measured, or
+    a link not be simulated."""
+    world = session.world
+    world.around = measured(world, asked.profile, asked.link)
+    is_ours = world.rank_env is None
     run = str(uuid.uuid4()) if is_ours else ""
-    session.world.run(
+    reported = set[str]()
+    world.run(
         RUN_PROGRAM, program, run, session.restarts,
         bare=True, spawn=spawn, output=asked.output, grace=grace,
-        timeout=asked.timeout or NO_LIMIT,
+        timeout=asked.timeout or NO_LIMIT, on_report=lambda rank, event: reported.update(event),
     )  # fmt: skip
+    if is_ours and world.size > 1 and JOINED not in reported:
+        apart = APART.format(size=world.size, name=program.name)
+        click.echo(f"playground: {apart}", err=True)
 
 
 def make_files(folder: Path, size: int) -> None:
     """Make the files for the output of ranks, empty. Raises `UsageError` where they cannot be."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        follow_own_links(folder).mkdir(parents=True, exist_ok=True)
         for rank in range(size):
             for stream in ("stdout", "stderr"):
-                (folder / file_name(rank, stream)).write_bytes(b"")
+                write_file(folder / file_name(rank, stream), b"")
     except OSError as error:
-        raise UsageError(f"--output {FILES} {folder}: {error.strerror}") from None
+        why = f"{os.fsdecode(error.filename)}: {error.strerror}"
+        raise UsageError(f"--output {FILES} {folder}: {why}") from None
+
+
+def tell_terminal_size(size: int) -> None:
+    """Tell the ranks how large the terminal is that their lines are shown on, each behind its
+    label. They write to pipes, which have no size."""
+    if sys.stdout.isatty():
+        columns, lines = os.get_terminal_size(sys.stdout.fileno())
+        width = columns - len(label_of(size - 1))
+        for name, value in (("COLUMNS", width), ("LINES", lines)):
+            if value > 0:
+                os.environ.setdefault(name, str(value))
+
+
+def run_lesson(
+    session: Session,
+    lesson: Lesson,
+    asked: ProgramOptions,
+    constants: tuple[tuple[str, Value], ...],
+) -> None:
+    """Run the file of a lesson as `run` runs a script. Its tensors are on the backend's device."""
+    file = file_of(lesson.module())
+    program = Program(
+        name=str(file), path=path_of_new_interpreter(), constants=constants, uses_device=True
+    )
+    if prepare_start(session, asked):
+        share_imports(file, parse(file))
+        server.preload(*[VISION] * lesson.needs_mnist)
+        session.world.warm_up(RUN_PROGRAM)
+    if lesson.needs_mnist:
+        prepare_data(session)
+    run_on_ranks(session, program, asked)
+
+
+def prepare_data(session: Session) -> None:
+    """Have the data on this host before a rank asks for it, and tell the ranks by the environment
+    where it is. Digits replace MNIST where that is out of reach. Raises `NoData`."""
+    from playground.training import prepare  # most lessons do without
+
+    mirror = os.environ.get(prepare.MIRROR)
+    data = prepare.prepare("auto", prepare.default_data_dir(), mirror, session.bar.announce)
+    os.environ[prepare.DATA_DIR] = str(data.torchvision_root)
+    if session.world.is_main:
+        click.echo(f"data: {data}", err=True)

@@ -60,8 +60,8 @@ class BucketHooks:
             self.finish_done()
 
     def listen(self, group: Any) -> None:
-        """Record buckets in this group."""
-        if group not in self.listened_to:
+        """Record buckets in this group. (torch 2.13 has no hooks for calls in C++.)"""
+        if group not in self.listened_to and hasattr(group, "register_pre_hook"):
             self.listened_to.append(group)
             group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
             group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))

@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from playground.lessons.bert.lesson import CLASSES, BertConfig, Model
-from playground.lessons.ladder.page import TOKENS
 from playground.training.settings import BUCKET_CAP
+from playground.training.step_settings import TOKENS
 from playground.training.sync import AllReduce, OverlappedSync
 
 

@@ -37,17 +37,6 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.algorithms import load_all_reduce
 from playground.algorithms.link import Link
 from playground.lessons.ladder.lesson import trainable_parameters
-from playground.lessons.ladder.page import (
-    BERT,
-    MODELS,
-    PARTS,
-    LadderResult,
-    LadderSettings,
-    Rung,
-    StepParts,
-    candidates,
-)
-from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings, ZipfSequences
 from playground.measurement import environment
 from playground.measurement.interleave import Heartbeat, interleave
 from playground.runtime import device, host, report
@@ -62,7 +51,18 @@ from playground.training.replicas import (
     find_largest_difference,
     flatten,
 )
+from playground.training.sparse_embeddings import SparseEmbeddings, ZipfSequences
 from playground.training.step import backward, mean_loss_part, training_step
+from playground.training.step_settings import (
+    BERT,
+    MODELS,
+    PARTS,
+    LadderResult,
+    LadderSettings,
+    Rung,
+    StepParts,
+    candidates,
+)
 from playground.training.sync import AllReduce, GradSync, new_grad_sync
 
 WARM_UP = 3

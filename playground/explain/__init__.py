@@ -1,0 +1,1 @@
+"""Answers to questions about any program: a lesson, or a script for torchrun."""

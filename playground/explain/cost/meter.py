@@ -1,0 +1,417 @@
+"""In a rank: measures what communication costs, and writes it into the rank's log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives  # the tap does, once for all ranks if it is here
+
+from playground.algorithms.link import Link
+from playground.algorithms.messages import Watcher, executed_by
+from playground.algorithms.traffic import sent_by
+from playground.explain.cost import (
+    BEGAN,
+    CALLS,
+    ENDED,
+    FORMAT,
+    HEAD,
+    HIDDEN,
+    LAST,
+    MOST_ROWS,
+    ROW,
+    SENT,
+    SINCE,
+    WAITED,
+    WAITS,
+    WIDTH,
+    file_name,
+)
+from playground.runtime.event_log import NONE, EventLog, Table, map_file
+from playground.runtime.flight_recorder.sources import OURS, Line, Sources
+from playground.runtime.tap import Call, Observer, observing
+
+PROGRAMS = (f"{OURS}lessons/", f"{OURS}exercises/")
+"""Folders of the package that have programs. Other code of the package carries out what they
+call."""
+GENERATED = "torchinductor"
+"""In the path of code that torch.compile has generated."""
+MOST_CALLS = 10_000
+"""How many calls are remembered whose end nobody has told."""
+Moment = Any
+"""Seconds of the host's monotonic clock; on a GPU, an event."""
+
+
+class Lines(Sources):
+    """Finds the line of the program that has caused a call."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Line, int] = {}
+        super().__init__(lambda line: self.lines.setdefault(line, len(self.lines)))
+
+    def name_of(self, code: CodeType) -> str:
+        name = super().name_of(code)
+        carries = name.startswith(OURS) and not name.startswith(PROGRAMS)
+        return "" if carries or GENERATED in name else name
+
+    def find_cause(self) -> int:
+        """The number of the innermost line of the program in this thread; in a thread that has
+        none, as of autograd's for a GPU, that in the main thread."""
+        number = self.find_from(sys._getframe(2))
+        if number == NONE and threading.current_thread() is not threading.main_thread():
+            number = self.find_from(sys._current_frames().get(threading.main_thread().ident or 0))
+        return number
+
+
+class CostLog(EventLog):
+    """The log of a rank. Where it cannot be written, the program runs without."""
+
+    def __init__(self, file: Path) -> None:
+        self.places: list[Line] = []
+        super().__init__(FORMAT, map_file(file, FORMAT.size))
+        self.table = Table(self, ROW)
+        self.rows: dict[tuple[int, str], int] = {}
+        """By the number of the line and the operation."""
+
+    def write_to(self, memory: Any) -> None:
+        super().write_to(memory)
+        self.numbers = self.octets[FORMAT.words_at : FORMAT.text_at].cast("d")
+
+    def find_row(self, line: Line | None, number: int, operation: str) -> int:
+        row = self.rows.get((number, operation))
+        if row is None:
+            row = self.table[line, operation]
+            row = row if 0 <= row < MOST_ROWS else MOST_ROWS
+            self.rows[number, operation] = row
+        return row
+
+    def add(self, row: int, column: int, amount: float) -> None:
+        with self.one_at_a_time:
+            self.numbers[HEAD + WIDTH * row + column] += amount
+
+    def set(self, place: int, number: float) -> None:
+        self.numbers[place] = number
+
+
+@dataclass(eq=False, slots=True)
+class Issued:
+    """A call that is not over."""
+
+    row: int
+    start: Moment
+    on_gpu: bool = False
+    carried: float = 0.0
+    """When a simulated link will have carried it."""
+    returned: Moment = None
+    completed: Moment = None
+    is_alone: bool = False
+    """Whether torch waits for it in C++, where it has called it."""
+
+
+class ThreadState(threading.local):
+    """`inside`: the row of the collective of ours whose messages this thread sends; `started`:
+    since when it waits."""
+
+    inside: int | None = None
+    started: Moment = None
+
+
+class Meter(Observer):
+    """Measures the calls that the tap tells of. `link` is simulated under them, if any."""
+
+    looks_inside = True
+
+    def __init__(self, log: CostLog, link: Link | None = None) -> None:
+        self.log, self.link = log, link
+        self.lines = Lines()
+        self.known: list[Line] = []
+        self.thread = ThreadState()
+        self.calls: dict[int, Issued] = {}
+        """By number."""
+        self.backwards: list[list[Call]] = []
+        """Of each backward pass under way, the asynchronous calls in it."""
+        self.later: deque[tuple[Moment, Callable[[], None]]] = deque()
+        """What can be computed once the GPU has come to an event."""
+        self.base: Moment = None
+        """The event from which the moments of a GPU are counted."""
+        log.set(BEGAN, time.monotonic())
+
+    def find_row(self, operation: str) -> int:
+        """The row of this operation on the line that causes it."""
+        number = self.lines.find_cause()
+        if number >= len(self.known):
+            self.known = [*self.lines.lines]
+        return self.log.find_row(None if number == NONE else self.known[number], number, operation)
+
+    def now(self, on_gpu: bool = False) -> Moment:
+        if not on_gpu:
+            return time.monotonic()
+        event = torch.cuda.Event(enable_timing=True)
+        if self.base is None:
+            self.base = torch.cuda.Event(enable_timing=True)
+            self.base.record()
+        event.record()
+        return event
+
+    def seconds(self, moment: Moment) -> float:
+        """A moment as a number; of a GPU, once it has come to the event."""
+        if isinstance(moment, float):
+            return moment
+        found: float = self.base.elapsed_time(moment) / 1000
+        return found
+
+    def settle(self, last: Moment, compute: Callable[[], None]) -> None:
+        """Compute what depends on moments up to `last`: now or, on a GPU, when it has come
+        there."""
+        if isinstance(last, float):
+            compute()
+            return
+        self.later.append((last, compute))
+        while self.later and self.later[0][0].query():
+            self.later.popleft()[1]()
+
+    def stand_still(self, row: int, since: float) -> None:
+        """From `since` on the main thread waits, in this row; 0: it goes on."""
+        if threading.current_thread() is threading.main_thread():
+            self.log.set(WAITS, row)
+            self.log.set(SINCE, since)
+
+    def begun(self, call: Call) -> None:
+        if self.thread.inside is not None:  # a message of a collective of ours
+            self.log.add(self.thread.inside, SENT, sent_by(call))
+            return
+        row = self.find_row(f"{call.name} in C++" if call.in_cpp else call.name)
+        self.log.add(row, CALLS, 1)
+        self.log.add(row, SENT, sent_by(call))
+        on_gpu = any(tensor.is_cuda for tensor in (*call.inputs, *call.outputs))
+        now = time.monotonic()
+        if len(self.calls) >= MOST_CALLS:
+            self.calls.pop(next(iter(self.calls)))
+        issued = Issued(row, self.now(True) if on_gpu else now, on_gpu)
+        if self.link and not on_gpu:
+            issued.carried = self.link.ends.get(call.number, 0.0)
+        self.calls[call.number] = issued
+        self.log.set(LAST, now)
+        if call.blocks or call.in_cpp:
+            self.stand_still(row, now)
+
+    def returned(self, call: Call) -> None:
+        issued = self.calls.get(call.number)
+        if issued is None:
+            return
+        issued.returned = self.now(issued.on_gpu)
+        if call.is_torchs or call.is_functional:
+            self.stand_still(0, 0.0)
+        if self.backwards:
+            self.backwards[-1].append(call)
+        elif call.in_cpp and not call.is_functional:
+            issued.is_alone = True
+
+    def completed(self, call: Call) -> None:
+        issued = self.calls.get(call.number)
+        if issued is None:
+            return
+        issued.completed = self.now(issued.on_gpu)
+        if call.in_cpp and not call.is_functional:
+            # a thread of the backend's tells it: the main one goes on
+            self.log.set(SINCE, 0.0)
+        if issued.is_alone:
+            self.calls.pop(call.number, None)
+            self.settle(issued.completed, lambda: self.add_wait(issued, issued.completed))
+
+    def add_wait(self, issued: Issued, end: Moment) -> None:
+        """Of a call that blocks."""
+        end = max(self.seconds(end), issued.carried)
+        self.log.add(issued.row, WAITED, max(0.0, end - self.seconds(issued.start)))
+
+    def done(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            issued = self.calls.get(call.number)
+            if issued and call.blocks and not call.is_torchs:
+                self.calls.pop(call.number)
+                end = self.now(issued.on_gpu)
+                self.settle(end, partial(self.add_wait, issued, end))
+                self.stand_still(0, 0.0)
+
+    def waiting(self, calls: Sequence[Call]) -> None:
+        first = self.calls.get(calls[0].number)
+        if first:
+            self.thread.started = self.now(first.on_gpu)
+            self.stand_still(self.find_row(f"{calls[0].name}.wait"), time.monotonic())
+
+    def waited(self, calls: Sequence[Call]) -> None:
+        found = [self.calls.pop(call.number, None) for call in calls]
+        ended = [issued for issued in found if issued]
+        start, self.thread.started = self.thread.started, None
+        if not ended or start is None:
+            return
+        end, row = self.now(ended[0].on_gpu), self.find_row(f"{calls[0].name}.wait")
+        self.settle(end, lambda: self.add_async(ended, row, start, end))
+        self.stand_still(0, 0.0)
+
+    def add_async(self, ended: Sequence[Issued], row: int, start: Moment, end: Moment) -> None:
+        """Of calls for which the program has waited from `start` to `end`."""
+        began = self.seconds(start)
+        self.log.add(row, WAITED, max(0.0, self.seconds(end) - began))
+        for issued in ended:
+            self.add_hidden(issued, began)
+
+    def add_hidden(self, issued: Issued, until: float) -> None:
+        """What of a call was hidden until the program began to wait."""
+        done = until
+        if issued.completed is not None:
+            done = max(self.seconds(issued.completed), issued.carried)
+        hidden = min(until, done) - self.seconds(issued.returned)
+        self.log.add(issued.row, HIDDEN, max(0.0, hidden))
+
+    def failed(self, calls: Sequence[Call], error: BaseException) -> None:
+        for call in calls:
+            issued = self.calls.get(call.number)
+            if issued and call.blocks and not call.is_torchs:
+                self.calls.pop(call.number)
+                end = self.now(issued.on_gpu)
+                self.settle(end, partial(self.add_wait, issued, end))
+                self.stand_still(0, 0.0)
+
+    def dropped(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self.calls.pop(call.number, None)
+
+    def backward_begun(self) -> None:
+        self.backwards.append([])
+
+    def backward_ended(self) -> None:
+        """What nobody else has waited for is over now: the pass has waited from the last of these
+        calls on, which is made when the last gradient is ready."""
+        left = [call for call in self.backwards.pop() if call.is_left_to_backward]
+        found = [self.calls.pop(call.number, None) for call in left]
+        calls = [issued for issued in found if issued]
+        if calls:
+            end = self.now(calls[0].on_gpu)
+            self.settle(end, lambda: self.add_backward(calls, end))
+            self.stand_still(0, 0.0)
+
+    def add_backward(self, calls: Sequence[Issued], end: Moment) -> None:
+        began = max(self.seconds(issued.returned) for issued in calls)
+        ends = [
+            max(self.seconds(issued.completed), issued.carried)
+            for issued in calls
+            if issued.completed is not None
+        ]
+        # a thread of the backend's may be late to tell the last
+        over = max(ends) if len(ends) == len(calls) else self.seconds(end)
+        self.log.add(calls[-1].row, WAITED, max(0.0, min(over, self.seconds(end)) - began))
+        for issued in calls:
+            self.add_hidden(issued, began)
+
+    def finish(self) -> None:
+        """The program has ended."""
+        if self.later:
+            torch.cuda.synchronize()
+            while self.later:
+                self.later.popleft()[1]()
+        self.log.set(SINCE, 0.0)
+        self.log.set(ENDED, time.monotonic())
+
+
+class MeteredExecutor(Watcher):
+    """Measures our own collectives, whose messages are counted one by one."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self.meter = meter
+
+    def collective(
+        self, name: str, call: Callable[[], None], input: torch.Tensor, output: torch.Tensor,
+        group: Any,
+        async_op: bool,
+    ) -> Any:  # fmt: skip
+        meter = self.meter
+        issued = Issued(meter.find_row(name), time.monotonic())
+        meter.log.add(issued.row, CALLS, 1)
+
+        def run() -> None:
+            before, meter.thread.inside = meter.thread.inside, issued.row
+            try:
+                call()
+            finally:
+                meter.thread.inside = before
+                issued.completed = time.monotonic()
+
+        if not async_op:
+            meter.stand_still(issued.row, issued.start)
+        try:
+            work = self.inner.collective(name, run, input, output, group, async_op)
+        finally:
+            if not async_op:
+                meter.add_wait(issued, time.monotonic())
+                meter.stand_still(0, 0.0)
+        issued.returned = time.monotonic()
+        return None if work is None else MeteredWork(meter, work, issued, name)
+
+
+class MeteredWork:
+    """The work of a collective of ours."""
+
+    def __init__(self, meter: Meter, work: Any, issued: Issued, name: str) -> None:
+        self.meter, self.work, self.name = meter, work, name
+        self.issued: Issued | None = issued
+        """Until the first wait."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
+
+    def wait(self) -> Any:
+        meter, start = self.meter, time.monotonic()
+        issued, self.issued = self.issued, None
+        row = meter.find_row(f"{self.name}.wait")
+        meter.stand_still(row, start)
+        try:
+            return self.work.wait()
+        finally:
+            meter.stand_still(0, 0.0)
+            meter.add_async([issued] if issued else [], row, start, time.monotonic())
+
+
+_logs: list[CostLog] = []
+"""That of this process, if any."""
+
+
+@contextlib.contextmanager
+def metered(folder: Path | None, rank: int, gbit: float | None) -> Iterator[None]:
+    """In this block, measure what this rank calls, into a log in `folder` if there is one; have a
+    link of so many 10^9 bits per second under all of it, if it is given."""
+    with contextlib.ExitStack() as block:
+        link = Link(gbit) if gbit else None
+        if link:
+            block.enter_context(observing(link))
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            log = CostLog(folder / file_name(rank))
+            meter = Meter(log, link)
+            _logs[:] = [log]
+            block.callback(_logs.clear)
+            block.callback(meter.finish)
+            block.enter_context(observing(meter))
+            block.enter_context(executed_by(MeteredExecutor(meter)))
+        yield
+
+
+def forget() -> None:
+    """Stop measuring in a process that was forked from a rank, such as a worker of a DataLoader."""
+    while _logs:
+        _logs.pop().let_go()
+
+
+os.register_at_fork(after_in_child=forget)

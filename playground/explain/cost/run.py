@@ -1,0 +1,100 @@
+"""`--profile` and `--link`: a run whose communication is measured, or goes over a simulated link.
+Does not import torch: the ranks do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from playground.console import terminal
+from playground.console.options import check_writable
+from playground.explain.cost import Profile, read_ranks
+from playground.explain.cost.report import RENDERERS, profile_texts
+from playground.runtime.errors import UsageError
+from playground.runtime.files import temporary_folder, write_file
+from playground.runtime.launcher.entry import Around, CommandWorld
+from playground.runtime.rank.work import call
+from playground.runtime.remote import remote
+from playground.runtime.rendezvous.environment import restart_count
+from playground.runtime.untrusted import printable
+
+METERED = remote("playground.explain.cost.meter:metered")
+FLAG = "--profile"
+TERMINAL = Path("-")
+"""In the place of a file: the table is shown on the terminal."""
+
+
+@dataclass(frozen=True)
+class Metered:
+    """Calls `fn`, measures its communication into a folder in `folder` whose name is the number of
+    restarts of the world, and has it go over a link of `gbit`."""
+
+    fn: Callable[..., Any]
+    folder: Path | None
+    gbit: float | None
+
+    def __call__(self, rank: int, size: int, *args: Any) -> Any:
+        with METERED(self.folder and self.folder / str(restart_count()), rank, self.gbit):
+            return call(self.fn, rank, size, *args)
+
+
+def measured(world: CommandWorld, profile: Path | None, gbit: float | None) -> Around:
+    """What the world's runs are to happen in, if their communication is to be measured, or to go
+    over a link of so many 10^9 bits per second. Raises `UsageError` for a file that cannot be
+    written, for a profile of ranks that somebody else has started, and for a link of GPUs."""
+    if profile and world.rank_env is not None:
+        raise UsageError(
+            f"{FLAG} of ranks that were started elsewhere: let this command start them, with -n"
+        )
+    if gbit and world.device != "cpu":
+        raise UsageError(f"--link {gbit:g}: the simulation delays CPUs, on gloo: leave it out")
+    if profile and profile != TERMINAL:
+        if profile.suffix not in RENDERERS:
+            raise UsageError(
+                f"{FLAG} {profile}: choose an ending from {', '.join(RENDERERS)}, or leave the "
+                "file out"
+            )
+        check_writable(FLAG, profile)
+    outer, file = world.around, profile and (profile if profile == TERMINAL else profile.absolute())
+
+    @contextlib.contextmanager
+    def around(world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+        world.warm_up(METERED)
+        if file is None:
+            with outer(world, Metered(fn, None, gbit)) as run:
+                yield run
+            return
+        with temporary_folder("profile") as folder:
+            try:
+                with outer(world, Metered(fn, folder, gbit)) as run:
+                    yield run
+            finally:
+                show(folder, world, file)
+
+    return around if profile or gbit else outer
+
+
+def show(folder: Path, world: CommandWorld, file: Path) -> None:
+    """Show the profile of the last world that has begun, on stderr or in a file."""
+    last = max((int(each.name) for each in folder.iterdir() if each.is_dir()), default=0)
+    ranks = read_ranks(folder / str(last), world.size, time.monotonic())
+    found = Profile(tuple(sys.argv[1:]), world.backend, ranks)
+    if not found.seconds:
+        click.echo(f"{FLAG}: no rank has begun", err=True)
+    elif file == TERMINAL:
+        terminal.say(*profile_texts(found), err=True)
+    else:
+        try:
+            write_file(file, RENDERERS[file.suffix](found).encode())
+        except OSError as error:
+            click.echo(f"{FLAG}: {file} cannot be written: {error.strerror}", err=True)
+            return
+        click.echo(f"{FLAG}: {printable(file.name)}: {found.conclude()}", err=True)

@@ -1,0 +1,136 @@
+"""The measurement of training steps, with each gradient synchronisation and in
+DistributedDataParallel: its settings, and its results. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from playground.measurement.environment import Environment
+from playground.runtime.flags import flag, like
+from playground.runtime.remote import remote
+from playground.training.grad_syncs import DDP, GRAD_SYNCS, SPARSE
+from playground.training.prepare import PreparedData
+from playground.training.settings import TrainingSettings
+
+BERT = "bert"
+IMAGE_MODELS = {
+    "net": remote("playground.lessons.sgd.lesson:Net"),
+    "resnet18": remote("playground.training.step_times:ResNet18"),
+}
+"""They have 21,840 and 11,175,370 parameters."""
+MODELS = IMAGE_MODELS | {BERT: remote("playground.training.sparse_embeddings:TokenBert")}
+"""The models to train; the last, of 13,457,283 parameters, on token ids drawn by Zipf's law, in
+place of images."""
+TOKENS = PreparedData(
+    name="zipf", folder=Path(), why="as frequent as words are in a text", train=4096, test=0,
+    kind="sequences of token ids",
+)  # fmt: skip
+"""Token ids, which each rank draws for itself."""
+OF_BERT = {"steps": 10, "batch_size": 16, "bucket_cap": 2 * 2**20}
+"""Defaults for bert, which differ from those of `LadderSettings`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """The parts of a training step, in order: medians over the steps, in seconds."""
+
+    forward: float
+    backward: float
+    """Until the last gradient is ready."""
+    exposed: float
+    """From then until all gradients are averaged."""
+    step: float
+    """The optimizer's step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung(StepParts):
+    """One rung, or DistributedDataParallel, on all ranks together; its parts are those of the rank
+    that is the last to start averaging."""
+
+    alone: float
+    """Seconds that the same averaging takes without a backward to hide behind."""
+    hidden: float
+    """Share of `alone` that is not exposed, from 0 to 1."""
+    messages: int
+    """Number of messages per step, on the rank that sends most (where only the rows in use of an
+    embedding travel, in the first step)."""
+    bytes: int
+    """Bytes of these messages."""
+    early_bytes: int
+    """Bytes of those that leave before the last gradient is ready."""
+    difference_to_ddp: float
+    """The largest difference of any parameter from DistributedDataParallel's, on any rank."""
+    rung: str
+    """Its name."""
+    p50: float
+    """Median seconds of a step, on its slowest rank."""
+    loss: float
+    """Mean over the last global batch."""
+    replicas_max_difference: float
+    """The largest difference of any parameter between a rank and rank 0 (BatchNorm's statistics are
+    each rank's own)."""
+    speed_to_first: float
+    """How many times as fast as the first rung."""
+    speed_to_ddp: float
+    """How many times as fast as DistributedDataParallel."""
+    caveat: str
+    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from
+    hiding messages; empty otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderResult:
+    """The measurement of all rungs, the same on every rank."""
+
+    rungs: list[Rung]
+    """In order; the last is DistributedDataParallel."""
+    parts: list[dict[str, StepParts]]
+    """The parts of a step, by rank and by rung's name."""
+    environment: Environment
+
+
+PARTS = tuple(part.name for part in fields(StepParts))
+ON_NO_LINK = ("shared-step", "zero-1", "zero-2", "zero-3")
+"""Rungs without an all-reduce, whose messages a simulated link does not delay."""
+
+
+def candidates(model: str, link: float = 0.0) -> dict[str, str]:
+    """The candidates for this model by name, with a summary: every gradient synchronisation, in
+    order, with one for embeddings where there are any, then DistributedDataParallel. Over a
+    simulated link without those that it would not delay."""
+    rungs: dict[str, str] = {}
+    for name, spec in GRAD_SYNCS.items():
+        if not (link and name in ON_NO_LINK):
+            rungs[name] = spec.summary
+        if name == "overlapped" and model == BERT:
+            rungs[SPARSE] = (
+                "overlapped, and of an embedding's gradient only the rows that some rank used"
+            )
+    return rungs | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderSettings(TrainingSettings):
+    """Training settings, with a number of steps in place of epochs. `sync` does not matter: every
+    rung is measured. Raises `UsageError` for what cannot be measured."""
+
+    model: str = flag("net", "Model to train.", choices=MODELS)
+    steps: int = flag(100, "Number of steps to time on each rung.", least=1)
+    bucket_cap: int = like(TrainingSettings, "bucket_cap", 52_428)
+    """Bytes after which a bucket of gradients is full, in the rungs and in
+    DistributedDataParallel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByModel:
+    """Settings whose defaults depend on the model."""
+
+    steps: int | None = like(LadderSettings, "steps", None, shown_default="100, for bert 10")
+    batch_size: int | None = like(
+        LadderSettings, "batch_size", None, shown_default="128, for bert 16"
+    )
+    bucket_cap: int | None = like(
+        LadderSettings, "bucket_cap", None, shown_default="0.05, for bert 2"
+    )

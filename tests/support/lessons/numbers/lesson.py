@@ -1,0 +1,16 @@
+"""Count the images of MNIST.
+
+python -m playground numbers
+"""
+
+import os
+
+from torchvision.datasets import MNIST
+
+BATCH_SIZES = (4, 8)  # of the loaders
+TEST = True  # whether it is the test set that is counted
+
+
+if __name__ == "__main__":
+    images = MNIST(os.environ["PLAYGROUND_DATA_DIR"], train=not TEST)
+    print(f"{len(images)} images, {BATCH_SIZES} at a time")
