@@ -19,19 +19,16 @@ from playground import tools
 from playground.console import session
 from playground.console.lesson import Lesson
 from playground.console.options import format_options
-from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
 from playground.figures import SEE
 from playground.lessons import LESSONS, PARTS, PATH
 from playground.play import PLAY
 from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError
-from playground.runtime.launcher import server
 from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import end_with_torchrun, take_slurm_place
 from playground.runtime.untrusted import printable
 from playground.site import READ, SITE
-from playground.tools.run.command import lesson_command
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
 BESIDE = {PLAY.name: PLAY, **TOOLS, SITE.name: SITE, READ.name: READ}
@@ -50,6 +47,7 @@ INTERRUPTED = 128 + signal.SIGINT
 STARTED_AS_RANK = {"RANK", "WORLD_SIZE"}
 GRACE = 1.0
 """Seconds a rank that is told to end has for an orderly end."""
+RELEASE = remote("playground.runtime.launcher.server:release")
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 session.record_with(remote("playground.trace.files:Recordings"))
@@ -109,9 +107,15 @@ class Commands(click.Group):
 def command_of(lesson: Lesson) -> click.Command:
     """A lesson that is a program is run; any other has a page, or is a row of steps."""
     if lesson.is_program:
+        from playground.tools.run.command import lesson_command
+
         return lesson_command(lesson)
-    command: click.Command = lesson.command.load() if lesson.command else steps_command(lesson)
-    return command
+    if lesson.command:
+        command: click.Command = lesson.command.load()
+        return command
+    from playground.console.steps import steps_command
+
+    return steps_command(lesson)
 
 
 @click.group(
@@ -151,7 +155,8 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # just when the command had come to its end
         leave(INTERRUPTED, "interrupted" * signals.speaks())
     finally:
-        server.release()
+        if RELEASE.module in sys.modules:  # there may be a fork server
+            RELEASE()
 
 
 def run() -> NoReturn:

@@ -79,7 +79,7 @@ class Lesson:
 
     @property
     def steps(self) -> list[str]:
-        return [*rank_functions(self.module()), *self.further]
+        return [] if self.is_program else [*rank_functions(self.module()), *self.further]
 
     @property
     def help(self) -> str:
@@ -96,6 +96,6 @@ class Lesson:
 
         size, least, only = self.default_size, self.min_size, self.options or COMMON
         return session_command(
-            self.name, *decorators, only=only, size=size, min_size=least, help=self.help,
-            short_help=self.teaches,
+            self.name, *decorators, only=only, size=size, min_size=least,
+            help=self.help, short_help=self.teaches,
         )  # fmt: skip

@@ -36,8 +36,7 @@ from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import UsageError
 from playground.runtime.files import NO_LINK, follow_own_links
 from playground.runtime.flags import Flag, flag, flags_of
-from playground.runtime.launcher.launch import MAX_RANKS
-from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, MAX_RANKS
 
 MEGABYTE = 2**20
 ALL = "all"

@@ -1,4 +1,5 @@
-"""One run of a command: its world, what it says, and the document it ends with."""
+"""One run of a command: its world, what it says, and the document it ends with. What runs a world
+is imported when a world is needed: a command that only tells its options does without."""
 
 from __future__ import annotations
 
@@ -12,19 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from playground.console import terminal
 from playground.console.options import COMMON, RunOptions, options, pack_options
-from playground.console.tables import Text
 from playground.console.terminal import Bar
 from playground.runtime import signals
 from playground.runtime.errors import RankFailed, RankTimeout
-from playground.runtime.flight_recorder.diagnosis import Diagnosis
-from playground.runtime.launcher.entry import Around, CommandWorld
-from playground.runtime.rank.rank import Event, Progress
+
+if TYPE_CHECKING:
+    from playground.console.tables import Text
+    from playground.runtime.flight_recorder.diagnosis import Diagnosis
+    from playground.runtime.launcher.entry import Around, CommandWorld
+    from playground.runtime.rank.reports import Event, Progress
 
 
 def to_document(content: Mapping[str, object]) -> str:
@@ -71,6 +74,8 @@ class Ending:
 def run_to_its_end(world: CommandWorld, fn: Callable[..., Any], *args: Any, **how: Any) -> Ending:
     """Run a function whose ranks may fail or stand still, and keep what is said about them.
     Arguments: see `CommandWorld.run`."""
+    from playground.runtime.flight_recorder.diagnosis import Diagnosis
+
     logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
     results, error = None, None
     logger.addHandler(warnings)
@@ -103,6 +108,8 @@ class Session:
 
     @functools.cached_property
     def world(self) -> CommandWorld:
+        from playground.runtime.launcher.entry import CommandWorld  # not for --help
+
         world = CommandWorld(
             self.run.size,
             default_size=self.default_size,

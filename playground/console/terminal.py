@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from playground.runtime.rank.rank import Event
-
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from playground.console.tables import Table
     from playground.console.text import Prose
+    from playground.runtime.rank.reports import Event
 
 NARROWEST = 40
 """Columns: no terminal is taken to be narrower, because nothing would be legible."""

@@ -23,7 +23,7 @@ from playground.console.units import format_bytes
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.flags import ANY, flag
 from playground.runtime.launcher.launch import describe_restart
-from playground.runtime.rank.rank import Event
+from playground.runtime.rank.reports import Event
 from playground.runtime.remote import Remote, remote
 from playground.runtime.untrusted import printable
 from playground.training import prepare

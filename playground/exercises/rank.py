@@ -34,7 +34,7 @@ from playground.exercises.guard import Guard, hidden
 from playground.exercises.observation import POISON, RESULT, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
 from playground.runtime.errors import LOST_PEER
-from playground.runtime.rank.rank import report
+from playground.runtime.rank.reports import report
 from playground.runtime.tap import Call, Observer, observing
 from playground.runtime.tap.replacement import Wrap, replaced
 

@@ -47,7 +47,7 @@ from playground.exercises.observation import (
 )
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.launcher.launch import LaunchConfig, launch
-from playground.runtime.rank.rank import Event
+from playground.runtime.rank.reports import Event
 from playground.runtime.remote import remote
 
 JUDGE = remote("playground.exercises.rank:judge")

@@ -15,7 +15,7 @@ from typing import Any
 
 from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.launch import launch
-from playground.runtime.rank.rank import Event as Report
+from playground.runtime.rank.reports import Event as Report
 from playground.runtime.remote import Remote
 from playground.trace.analyse import MatchedMessage, match_messages
 from playground.trace.record import RankRecording, Recording

@@ -299,4 +299,4 @@ def zero_stages(rank: int, size: int) -> None:
     """A step of each method of zero, without the library's."""
     for train in (zero.data_parallel, zero.zero1, zero.zero2, zero.zero3):
         torch.manual_seed(SEED)
-        train(GPT(), [make_batch(1, seed=rank)])
+        train(GPT(), [make_batch(1, seed=rank)])  # type: ignore[no-untyped-call]

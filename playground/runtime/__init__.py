@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from playground.runtime.launcher.launch import launch
     from playground.runtime.rank.preemption import preempted
-    from playground.runtime.rank.rank import report
+    from playground.runtime.rank.reports import report
     from playground.runtime.rendezvous.environment import restart_count
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "on_device", "preempted", "report", "restart_count", "synchronize",
 ]  # fmt: skip
 HOMES = (
-    *("errors", "backends", "rank.rank", "rank.preemption", "rendezvous.environment"),
+    *("errors", "backends", "rank.reports", "rank.preemption", "rendezvous.environment"),
     "launcher.launch",
 )
 """The modules in which these are, the quickest to import first."""

@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 SYNCHRONOUS = {
@@ -29,13 +29,12 @@ class OurThread:
         self,
         target: Callable[..., object],
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
         *,
         name: str,
         daemon: bool = False,
     ) -> None:
         """`daemon`: the end of the process does not wait for it."""
-        self.target, self.args, self.kwargs = target, args, kwargs or {}
+        self.target, self.args = target, args
         self.name = name
         self.daemon = daemon
         self.ident: int | None = None
@@ -52,7 +51,7 @@ class OurThread:
         running[self.ident] = self
         self.begun.set()
         try:
-            self.target(*self.args, **self.kwargs)
+            self.target(*self.args)
         finally:
             del running[self.ident]
             self.ended.set()
@@ -70,16 +69,14 @@ class OurTimer(OurThread):
         seconds: float,
         function: Callable[..., object],
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(self.call_later, name="timer", daemon=True)
         self.seconds, self.cancelled = seconds, threading.Event()
-        self.function, self.given = function, (args, kwargs or {})
+        self.function, self.given = function, args
 
     def call_later(self) -> None:
         if not self.cancelled.wait(self.seconds):
-            args, kwargs = self.given
-            self.function(*args, **kwargs)
+            self.function(*self.given)
 
     def cancel(self) -> None:
         self.cancelled.set()

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import process, reduction, spawn
 from multiprocessing.context import set_spawning_popen
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NoReturn
 
 
@@ -194,7 +194,7 @@ def run_exit_functions() -> None:
     atexit._run_exitfuncs()
 
 
-def end_interpreter(code: int, spared: Mapping[str, Any]) -> NoReturn:
+def end_interpreter(code: int, spared: Mapping[str, ModuleType]) -> NoReturn:
     """End this process as the interpreter ends a program: threads, exit functions, and then all
     modules but the `spared` are taken down. What C++ would do after that is left out.
 

@@ -1,18 +1,13 @@
-"""From DDP to FSDP in three steps: what a rank need not hold, and what is sent instead.
+"""ZeRO for any training: what a rank need not hold, and what is sent instead.
 
-    torchrun --nproc-per-node 4 lesson.py
-    python -m playground zero -n 4 --layers 6
-
-An all-reduce is a reduce-scatter and an all-gather. With the optimizer's step between these two, a
-rank steps for its shard of the parameters alone. Then it needs only its shard of the optimizer's
-state (zero-1), of the gradients (zero-2) and, except for the layer at work, of the parameters
-(zero-3, which is FSDP). All train to the same numbers.
-Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al., FSDP, 2023, arXiv 2304.11277
+As the program of zero does it, and besides: several dtypes, units that are not used, gradients that
+add up, a unit that is gathered while the one before computes, and a compute dtype. A test holds
+both equal to one process. Sources: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al.,
+FSDP, 2023, arXiv 2304.11277
 """
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -295,35 +290,3 @@ def train(method: Replicated, batches: torch.Tensor) -> list[float]:
             method.after_step(last=index == len(batches))
         figures.append([*held, counter.sent])
     return figures[0]
-
-
-def compare(rank: int, size: int) -> None:
-    """Train a model in one process, and copies of it by each method; print KiB and differences."""
-    torch.manual_seed(1234)
-    start = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4))).double()
-    batches = torch.randn(5, 8 * size, 64, dtype=torch.float64)
-    alone = copy.deepcopy(start)
-    optimizer = torch.optim.Adam(alone.parameters())
-    for batch in batches:
-        optimizer.zero_grad()
-        alone(batch).square().mean().backward()
-        optimizer.step()
-    if rank == 0:
-        print("KiB     parameters  gradients  optimizer       sent  from one process")
-    methods: Any = {**METHODS}
-    methods["bf16"] = partial(Zero3, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for name, method in methods.items():
-        model = copy.deepcopy(start)
-        figures = train(method(model), batches.chunk(size, dim=1)[rank])
-        pairs = zip(alone.parameters(), model.parameters(), strict=True)
-        apart = max((one - other).abs().max().item() for one, other in pairs)
-        if rank == 0:
-            kib = "".join(f"{value / 1024:11.1f}" for value in figures)
-            print(f"{name:7}{kib}  {apart:.{3 if name == 'bf16' else 12}f}")
-
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    compare(dist.get_rank(), dist.get_world_size())
-    dist.barrier()  # gives gloo's threads time to free the last gather's tensors: they need the GIL
-    dist.destroy_process_group()

@@ -33,7 +33,7 @@ from playground.lessons.sgd import lesson as sgd
 from playground.lessons.tensor.page import TensorSettings
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.backends.nccl import format_version, nccl_version
-from playground.runtime.rank.rank import hearing
+from playground.runtime.rank.reports import hearing
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.training.data import Images

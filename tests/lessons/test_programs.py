@@ -266,3 +266,19 @@ def test_a_constant_has_the_value_that_is_given(run_cli: Run) -> None:
     same = run_cli("p2p", "--letter", 1)
     assert "Rank 1 has data -4.0 after tags, expected 4.0\n" in same.out
     assert "Rank 1: largest difference from the expected data 8.0\n" in same.out
+
+
+def test_the_bytes_of_zero_are_to_the_letter_those_of_its_docstring(run_cli: Run) -> None:
+    ran = run_cli("zero", "--steps", 2)
+    assert (ran.code, ran.err) == (0, "")
+    rows = [line.split()[:-1] for line in ran.out.splitlines()[1:]]
+    docstring = str(ast.get_docstring(ast.parse(source_of(LESSONS["zero"]).read_text("utf-8"))))
+    example = [line.split()[:-1] for line in docstring.splitlines() if "e-14" in line]
+    assert len(example) == 3
+    assert [row for row in example if row not in rows] == []
+
+
+def test_ranks_that_cannot_have_equal_shards_are_refused_in_one_line(run_cli: Run) -> None:
+    ran = run_cli("zero", "-n", 5)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert "shards must be equal: choose a number of ranks that divides 48" in ran.err

@@ -32,7 +32,7 @@ from random_programs import (
 
 from playground import Deadlock, RankFailed, RankTimeout, launch
 from playground.runtime.flight_recorder import NEW_GROUP, SEND
-from playground.runtime.rank.rank import Event, report
+from playground.runtime.rank.reports import Event, report
 
 TIMEOUT = 15.0
 """Seconds, far above what a proof takes: a run that stands still and ends by it has not been

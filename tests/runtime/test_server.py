@@ -20,6 +20,7 @@ from processes import ENOUGH, is_alive
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.launcher import server
+from playground.tools.failures.page import list_family
 
 
 def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
@@ -183,3 +184,14 @@ def test_what_is_registered_with_atexit_runs_when_the_server_is_released(
     server.release()
     assert is_gone(client.pid)
     assert (tmp_path / "left").read_text() == "yes"
+
+
+def test_who_is_kept_by_a_launcher_is_found_though_the_server_is_no_child_of_it(
+    begin: Begin,
+) -> None:
+    client = begin()
+    process = server.ForkedProcess(time.sleep, (60,))
+    family = [*list_family(os.getpid())]
+    assert {client.pid, process.pid} <= {*family}
+    assert len(family) == len({*family})
+    process.kill()

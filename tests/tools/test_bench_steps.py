@@ -1,4 +1,4 @@
-"""`bench steps`: every gradient synchronisation of ours and DistributedDataParallel, side by side."""
+"""`bench steps`: every gradient synchronisation of ours, and DistributedDataParallel."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_a_script_that_hangs_is_stopped_when_its_time_is_up(tmp_path: Path) -> N
 RUNS_ON = """
 import subprocess
 from playground.runtime.flight_recorder.box import TIME_LIMIT
-from playground.runtime.rank.rank import report
+from playground.runtime.rank.reports import report
 child = subprocess.Popen(["sleep", "1000"])
 open(f"{sys.argv[1]}/{rank}", "w").write(str(child.pid))
 dist.barrier()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import RETURNED, count
-from playground.runtime.rank.rank import report
+from playground.runtime.rank.reports import report
 from playground.runtime.tap.replacement import replaced
 from playground.runtime.upstream import default_store
 

@@ -23,7 +23,7 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.files import temporary_folder
 from playground.runtime.flags import flag, like
 from playground.runtime.launcher.entry import CommandWorld
-from playground.runtime.rank.rank import Event
+from playground.runtime.rank.reports import Event
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["elastic"]

@@ -26,17 +26,14 @@ from playground.runtime.rank.preemption import (
     await_preemption,
     raise_if_preempted,
 )
-from playground.runtime.rank.rank import Progress
+from playground.runtime.rank.reports import Progress
 from playground.runtime.rank.work import Assignment, prepare_work
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, listen
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, MAX_RANKS, listen
 
 OnRestart = Callable[[PlaygroundError, int], None]
 """Takes (failure, count): why a world failed, and how many restarts there have been, the coming one
 included."""
-MAX_RANKS = 128
-"""On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common
-machines."""
 END_LIMIT = 30.0
 """Seconds that the ranks of a program have to end when one has failed, as torchrun gives them."""
 HEAD_START = 5.0

@@ -19,7 +19,7 @@ from playground.runtime.flight_recorder.idle import Sleep
 from playground.runtime.launcher.keeper import StoreKeeper
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED, find_sender
-from playground.runtime.rank.rank import Event
+from playground.runtime.rank.reports import Event
 from playground.runtime.rank.work import Answer, Assignment
 from playground.runtime.signals import describe_signal
 from playground.runtime.untrusted import unpickle
@@ -129,7 +129,7 @@ class RankHandle:
         message = self.line.recv_bytes()
         if sender != self.process.pid:
             words = f"is not heard any more: process {sender}, which is not the rank, speaks for it"
-            self.fail(self.failed(words))
+            self.fail(RankFailed(self.number, self.size, words))
             return None
         self.is_of_other_user = user != os.getuid()
         try:

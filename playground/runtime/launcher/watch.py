@@ -27,7 +27,7 @@ from playground.runtime.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandl
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
 from playground.runtime.launcher.standstill import Standstill
 from playground.runtime.rank.preemption import PreemptionNotice
-from playground.runtime.rank.rank import Event, Progress
+from playground.runtime.rank.reports import Event, Progress
 from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
 
 AFTERMATH = 0.25

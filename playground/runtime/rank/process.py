@@ -35,6 +35,7 @@ import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from types import ModuleType
 from typing import Any, NoReturn
 
 from playground.runtime.errors import Preempted
@@ -55,7 +56,7 @@ FROM_TERMINAL = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 the launcher alone hears them, and decides."""
 PR_SET_PDEATHSIG = 1
 """Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html"""
-_before: dict[str, Any] = {}
+_before: dict[str, ModuleType] = {}
 """The modules that were imported before this process was forked."""
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
@@ -98,6 +99,25 @@ def kill_at_end_of_file(pipe: int, owner: int) -> None:
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     if wait([pipe], 0):  # the end came first
         os._exit(1)
+
+
+def find_lifelines(pid: int) -> tuple[set[str], set[str]]:
+    """The pipes that a process writes to, and those whose end kills it (`kill_at_end_of_file`).
+
+    Source: /proc/pid/fdinfo in https://man7.org/linux/man-pages/man5/proc_pid_fdinfo.5.html
+    """
+    written, needed = set[str](), set[str]()
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            name = os.readlink(f"/proc/{pid}/fd/{number}")
+            if name.startswith("pipe:"):
+                with open(f"/proc/{pid}/fdinfo/{number}") as lines:
+                    flags = next(int(line.split()[1], 8) for line in lines if "flags" in line)
+                if flags & os.O_ASYNC:
+                    needed.add(name)
+                elif flags & os.O_WRONLY:
+                    written.add(name)
+    return written, needed
 
 
 def run_program(fn: Callable[..., Any], *args: Any) -> Any:

@@ -30,14 +30,12 @@ others do.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -61,6 +59,7 @@ from playground.runtime.rank.process import (
     forget_frames,
     run_program,
 )
+from playground.runtime.rank.reports import report_to
 from playground.runtime.rank.work import Answer, Assignment, call
 from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
@@ -68,37 +67,6 @@ from playground.runtime.threads import OurThread, signals_blocked
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-
-
-Event = dict[str, Any]
-"""A rank's report: names and values of its choice."""
-Progress = Callable[[int, Event], None]
-"""Takes (rank, event): what a rank reports of its progress."""
-JOINED = "joined"
-"""What a rank reports when its program has formed a process group."""
-_listeners: list[Callable[[Event], None]] = []
-
-
-def report(**event: Any) -> None:
-    """Tell whoever started this rank how far it is (also: that it is alive). Does nothing without a
-    listener."""
-    for listener in _listeners:
-        listener(event)
-
-
-def report_to(listener: Callable[[Event], None]) -> None:
-    """From now on, hand this rank's reports to `listener`."""
-    _listeners[:] = [listener]
-
-
-@contextlib.contextmanager
-def hearing(listener: Callable[[Event], None]) -> Iterator[None]:
-    """In this block, hand this rank's reports to `listener`, too."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
 
 
 _launchers: list[Launcher] = []
@@ -112,8 +80,7 @@ def ask(prompt: object = "", /) -> str:
     raise EOFError("only a rank itself can ask")
 
 
-for _list in (_listeners, _launchers):
-    os.register_at_fork(after_in_child=_list.clear)  # a child of a rank is not the rank
+os.register_at_fork(after_in_child=_launchers.clear)  # a child of a rank is not the rank
 
 
 class Launcher:
@@ -341,7 +308,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     if isinstance(error, PlaygroundError):
         return error
     whole = traceback.TracebackException.from_exception(error)
-    innermost = whole.stack[-1]
+    innermost = whole.stack[-1:]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
     if missing := backends.explain_missing_device(error):
@@ -353,7 +320,8 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
     kind = PeerDisconnected if lost else RankFailed
     failed = kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
-    failed.refusal = describe_refusal(error, innermost)
+    for frame in innermost:
+        failed.refusal = describe_refusal(error, frame)
     return failed
 
 

@@ -10,7 +10,7 @@ import torch
 
 from playground.runtime.backends import on_device, refusal
 from playground.runtime.errors import PlaygroundError
-from playground.runtime.rank.rank import report
+from playground.runtime.rank.reports import report
 from playground.runtime.remote import Remote
 
 

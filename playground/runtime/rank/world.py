@@ -32,7 +32,7 @@ from playground.runtime.inheritance import read_inheritance
 from playground.runtime.rank.default_device import set_default_device
 from playground.runtime.rank.generators import is_seeded_by_program, seed_generators
 from playground.runtime.rank.process import has_children
-from playground.runtime.rank.rank import JOINED, report
+from playground.runtime.rank.reports import JOINED, report
 from playground.runtime.rendezvous.connections import (
     StrangerConnected,
     let_ranks_connect,
@@ -87,7 +87,7 @@ class Member:
         """Whether the store hears only this user's processes by now."""
         self.group: dist.ProcessGroup | None = None
         self.is_left_to_program = False
-        self.offered: dict[str, Any] = {}
+        self.offered: dict[str, object] = {}
         """What a program's `init_process_group` is called with, where it names no backend."""
         self.forming, self.lock = 0, threading.Lock()
         """How many groups are being formed, each by a thread of its own."""

@@ -33,7 +33,8 @@ from playground.runtime.rank.preemption import (
     run_until_preempted,
 )
 from playground.runtime.rank.process import finish, forget_frames, run_program
-from playground.runtime.rank.rank import failure, report_to
+from playground.runtime.rank.rank import failure
+from playground.runtime.rank.reports import report_to
 from playground.runtime.rank.world import Member
 from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.runtime.rendezvous.environment import RankEnv, write_error_file

@@ -19,6 +19,9 @@ from fcntl import ioctl
 
 from playground.runtime.errors import UsageError
 
+MAX_RANKS = 128
+"""On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common
+machines."""
 DEFAULT_TIMEOUT = 60.0
 """Seconds that ranks wait for each other, at the rendezvous and in any operation."""
 LOOPBACK_INTERFACE = "lo"

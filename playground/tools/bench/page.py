@@ -23,7 +23,7 @@ from playground.console.units import format_bytes, format_digits, plural
 from playground.measurement import environment
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, flags_of
-from playground.runtime.rank.rank import Event
+from playground.runtime.rank.reports import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.bench import steps

@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from playground.console.units import format_bytes
@@ -44,7 +45,7 @@ from playground.runtime.flight_recorder.diagnosis import Diagnosis, diagnose, fi
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
 from playground.runtime.program import Program, parse
-from playground.runtime.rank.rank import Event, report
+from playground.runtime.rank.reports import Event, report
 from playground.runtime.threads import OurTimer
 from playground.tools.doctor import Finding, error, warning
 
@@ -231,7 +232,7 @@ def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: 
     """Run the script as its own program, without its output."""
     report(**{LEADER: os.getpid()})
     if rank == 0:
-        clock = OurTimer(seconds, report, kwargs={TIME_LIMIT: seconds})
+        clock = OurTimer(seconds, partial(report, **{TIME_LIMIT: seconds}))
         clock.daemon = True
         clock.start()
     with open(os.devnull, "w") as nowhere:

@@ -24,6 +24,7 @@ from playground.runtime.files import temporary_folder
 from playground.runtime.flight_recorder import UNASKED, Doing, Kind, RankState, diagnosis
 from playground.runtime.flight_recorder.box import View, find_boxes, process_status
 from playground.runtime.launcher.entry import CommandWorld, run_as_it_is
+from playground.runtime.rank.process import find_lifelines
 from playground.runtime.remote import ROOT, Remote, file_of, remote
 from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
 from playground.tools import TOOLS
@@ -364,15 +365,21 @@ def describe_activity(before: Sequence[bytes], now: Sequence[bytes]) -> str:
 
 
 def list_family(pid: int) -> Iterator[int]:
-    """A process, and those that it has started."""
+    """A process, and those that it has started: its fork server, too, which is no child of it, but
+    ends with it."""
     children: dict[int, list[int]] = {}
+    needing: dict[str, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (status := process_status(int(entry))):
             children.setdefault(int(status[1]), []).append(int(entry))
+            for pipe in find_lifelines(int(entry))[1]:
+                needing.setdefault(pipe, []).append(int(entry))
     family = [pid]
     for member in family:
         yield member
-        family += children.get(member, [])
+        kept = [other for pipe in find_lifelines(member)[0] for other in needing.get(pipe, [])]
+        new = dict.fromkeys([*children.get(member, []), *kept])
+        family += [other for other in new if other not in family]
 
 
 def look_twice(boxes: Sequence[View]) -> list[RankState]:

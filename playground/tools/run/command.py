@@ -3,7 +3,6 @@ options. Does not import torch."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 import click
@@ -13,20 +12,14 @@ from playground.console.options import options
 from playground.console.session import Session, session_command
 from playground.runtime.constants import Constant, Value, read_constants
 from playground.runtime.errors import UsageError
-from playground.runtime.launcher import server
 from playground.runtime.launcher.rounds import ROUNDS
-from playground.runtime.program import Program, path_of_new_interpreter
 from playground.runtime.remote import file_of, parse
 from playground.tools.run.options import ProgramOptions, constant_option, program_options
-from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks, share_imports
-
-VISION = "torchvision"
-"""What reads the data, and is imported once for all ranks."""
 
 
 def lesson_command(lesson: Lesson) -> click.Command:
     """`playground NAME`: run the file of the lesson as `run` does."""
-    file, tree, constants = file_of(lesson.module()), parse(lesson.module()), constants_of(lesson)
+    constants = constants_of(lesson)
 
     @session_command(
         lesson.name,
@@ -38,19 +31,9 @@ def lesson_command(lesson: Lesson) -> click.Command:
         short_help=lesson.teaches,
     )
     def command(session: Session, asked: ProgramOptions, **values: Value) -> None:
-        program = Program(
-            name=str(file),
-            path=path_of_new_interpreter(),
-            uses_device=True,
-            constants=changed_values(values, constants),
-        )
-        if prepare_start(session, asked):
-            share_imports(file, tree)
-            server.preload(*[VISION] * lesson.needs_mnist)
-            session.world.warm_up(RUN_PROGRAM)
-        if lesson.needs_mnist:
-            prepare_data(session)
-        run_on_ranks(session, program, asked)
+        from playground.tools.run.start import run_lesson  # not for --help
+
+        run_lesson(session, lesson, asked, changed_values(values, constants))
 
     return command
 
@@ -84,15 +67,3 @@ def changed_values(
     """Those that are not what the program says."""
     changed = (name for name, value in values.items() if value != constants[name].value)
     return tuple((name, values[name]) for name in changed)
-
-
-def prepare_data(session: Session) -> None:
-    """Have the data on this host before a rank asks for it, and tell the ranks by the environment
-    where it is. Digits replace MNIST where that is out of reach. Raises `NoData`."""
-    from playground.training import prepare  # most lessons do without
-
-    mirror = os.environ.get(prepare.MIRROR)
-    data = prepare.prepare("auto", prepare.default_data_dir(), mirror, session.bar.announce)
-    os.environ[prepare.DATA_DIR] = str(data.torchvision_root)
-    if session.world.is_main:
-        click.echo(f"data: {data}", err=True)

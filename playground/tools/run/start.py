@@ -10,23 +10,32 @@ from pathlib import Path
 
 import click
 
+from playground.console.lesson import Lesson
 from playground.console.session import Session
 from playground.explain.cost.run import measured
+from playground.runtime.constants import Value
 from playground.runtime.errors import UsageError
 from playground.runtime.files import follow_own_links, write_file
 from playground.runtime.frames import add_program
 from playground.runtime.imports import find_settings
 from playground.runtime.launcher import server
 from playground.runtime.launcher.output import file_name, label_of
-from playground.runtime.program import Program, find_shared_imports
-from playground.runtime.rank.rank import JOINED
-from playground.runtime.remote import remote
+from playground.runtime.program import (
+    Program,
+    find_shared_imports,
+    parse,
+    path_of_new_interpreter,
+)
+from playground.runtime.rank.reports import JOINED
+from playground.runtime.remote import file_of, remote
 from playground.tools.run.options import FILES, NO_LIMIT, ProgramOptions
 
 APART = (
     "no rank has formed a process group: these were {size} independent runs of {name}. "
     "torch.distributed.init_process_group() makes them one (python -m playground read ddp)"
 )
+VISION = "torchvision"
+"""What reads the data, and is imported once for all ranks."""
 RUN_PROGRAM = remote("playground.runtime.program:run_program")
 
 
@@ -98,3 +107,35 @@ def tell_terminal_size(size: int) -> None:
         for name, value in (("COLUMNS", width), ("LINES", lines)):
             if value > 0:
                 os.environ.setdefault(name, str(value))
+
+
+def run_lesson(
+    session: Session,
+    lesson: Lesson,
+    asked: ProgramOptions,
+    constants: tuple[tuple[str, Value], ...],
+) -> None:
+    """Run the file of a lesson as `run` runs a script. Its tensors are on the backend's device."""
+    file = file_of(lesson.module())
+    program = Program(
+        name=str(file), path=path_of_new_interpreter(), constants=constants, uses_device=True
+    )
+    if prepare_start(session, asked):
+        share_imports(file, parse(file))
+        server.preload(*[VISION] * lesson.needs_mnist)
+        session.world.warm_up(RUN_PROGRAM)
+    if lesson.needs_mnist:
+        prepare_data(session)
+    run_on_ranks(session, program, asked)
+
+
+def prepare_data(session: Session) -> None:
+    """Have the data on this host before a rank asks for it, and tell the ranks by the environment
+    where it is. Digits replace MNIST where that is out of reach. Raises `NoData`."""
+    from playground.training import prepare  # most lessons do without
+
+    mirror = os.environ.get(prepare.MIRROR)
+    data = prepare.prepare("auto", prepare.default_data_dir(), mirror, session.bar.announce)
+    os.environ[prepare.DATA_DIR] = str(data.torchvision_root)
+    if session.world.is_main:
+        click.echo(f"data: {data}", err=True)

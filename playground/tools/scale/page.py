@@ -15,7 +15,7 @@ from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import heading, prose
 from playground.console.units import format_bytes, format_digits, format_seconds
-from playground.runtime.rank.rank import Event
+from playground.runtime.rank.reports import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.scale.plan import (

@@ -17,7 +17,7 @@ from playground.algorithms.messages import executed_by
 from playground.runtime import device
 from playground.runtime.files import create
 from playground.runtime.rank import steps
-from playground.runtime.rank.rank import hearing
+from playground.runtime.rank.reports import hearing
 from playground.runtime.remote import Remote
 from playground.runtime.tap import observing
 from playground.runtime.tap.replacement import replaced

@@ -1,0 +1,40 @@
+"""What a rank reports of its progress, and who hears it: the launcher, and whoever listens in the
+rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Event = dict[str, Any]
+"""A rank's report: names and values of its choice."""
+Progress = Callable[[int, Event], None]
+"""Takes (rank, event): what a rank reports of its progress."""
+JOINED = "joined"
+"""What a rank reports when its program has formed a process group."""
+_listeners: list[Callable[[Event], None]] = []
+os.register_at_fork(after_in_child=_listeners.clear)  # a child of a rank is not the rank
+
+
+def report(**event: Any) -> None:
+    """Tell whoever started this rank how far it is (also: that it is alive). Does nothing without a
+    listener."""
+    for listener in _listeners:
+        listener(event)
+
+
+def report_to(listener: Callable[[Event], None]) -> None:
+    """From now on, hand this rank's reports to `listener`."""
+    _listeners[:] = [listener]
+
+
+@contextlib.contextmanager
+def hearing(listener: Callable[[Event], None]) -> Iterator[None]:
+    """In this block, hand this rank's reports to `listener`, too."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
