@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from fixtures import Run
+from ranks import TORCH
 
 from playground.console.lesson import Lesson
 from playground.lessons import LESSONS, PATH
@@ -113,8 +114,8 @@ def test_command_chapter_and_torchrun_print_one_text(
     exact = lesson.name not in VARIES
     words, shown = shown_in_chapter(lesson)
     ran = run_cli(lesson.name, *words)
-    assert ran.code == 0, ran.err
-    assert "playground: " not in ran.err
+    heard = [line for line in ran.err.splitlines() if TORCH >= (2, 14) or "playground" in line]
+    assert (ran.code, heard) == (0, [])  # torch 2.13 warns of backward hooks where nothing is wrong
     printed = [form(line, exact) for line in ran.out.splitlines()]
     ending = iter(printed)
     for line in (form(line, exact) for line in shown if line.strip() != "…"):
