@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from fixtures import Run
+from ranks import TORCH
 
 from playground.console.lesson import Lesson
 from playground.lessons import LESSONS, PATH
@@ -118,7 +119,8 @@ def test_command_chapter_and_torchrun_print_one_text(
     exact = lesson.name not in VARIES
     words, shown = shown_in_chapter(lesson)
     ran = run_cli(lesson.name, *words)
-    assert (ran.code, ran.err) == (0, "")
+    heard = [line for line in ran.err.splitlines() if TORCH >= (2, 14) or "playground" in line]
+    assert (ran.code, heard) == (0, [])  # torch 2.13 warns of backward hooks where nothing is wrong
     printed = [form(line, exact) for line in ran.out.splitlines()]
     ending = iter(printed)
     for line in (form(line, exact) for line in shown if line.strip() != "…"):
@@ -262,13 +264,14 @@ def test_what_a_lesson_cannot_do_is_one_line(
 
 def test_its_constants_are_options_with_their_comments(run_cli: Run) -> None:
     shown = " ".join(run_cli("p2p", "--help").out.split())
-    tag = "a tag: a receive with a tag takes only a message with the same tag"
-    assert f"--parcel INTEGER {tag} [default: 1] --letter INTEGER another tag [default: 2]" in shown
+    parcel = "the tag of a parcel: a receive with a tag takes only a message with the same tag"
+    assert f"--parcel INTEGER {parcel} [default: 7]" in shown
+    assert "--letter INTEGER the tag of a letter [default: 8]" in shown
 
 
 def test_a_constant_has_the_value_that_is_given(run_cli: Run) -> None:
     """With one tag for both, messages keep their order."""
-    same = run_cli("p2p", "--letter", 1)
+    same = run_cli("p2p", "--letter", 7)
     assert "Rank 1 has data -4.0 after tags, expected 4.0\n" in same.out
     assert "Rank 1: largest difference from the expected data 8.0\n" in same.out
 

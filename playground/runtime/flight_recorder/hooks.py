@@ -227,7 +227,9 @@ class Hooks(Recorder):
     def call_function(self, name: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A functional collective. It returns at once, and its result is waited for when it is
         used."""
-        box = None if torch.compiler.is_compiling() else self.box
+        if torch.compiler.is_compiling():  # dynamo must not trace what follows
+            return real(*args, **kwargs)
+        box = self.box
         try:
             given = inspect.signature(real).bind(*args, **kwargs).arguments
             group = resolve_group(given["group"], given.get("tag", ""))
