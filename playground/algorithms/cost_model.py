@@ -360,3 +360,12 @@ def hierarchical_cost(task: Task) -> Cost:
     inside = Counts(hops, hops * chunk, hops / 2 * chunk)
     total = rings + between.total.times(min(shares, task.elements))
     return Cost(between.between, inside, total, between.between + inside)
+
+
+SENT = {
+    "ddp": ("all_reduce",),
+    "zero-1": ("reduce_scatter", "all_gather"),
+    "zero-2": ("reduce_scatter", "all_gather"),
+    "zero-3": ("all_gather", "all_gather", "reduce_scatter"),
+}
+"""By ZeRO's stages, the collectives of a step, of the bytes of all parameters each."""

@@ -7,7 +7,7 @@ Sources: Korthikanti et al., 2022, arXiv 2205.05198; Rajbhandari et al., 2020, a
 
 from __future__ import annotations
 
-from playground.algorithms.cost_model import times_sent
+from playground.algorithms.cost_model import SENT, times_sent
 
 FLOAT32, MIXED = (4, 4, 8), (2, 2, 12)
 """Bytes of a parameter, its gradient, and its optimizer's state. Adam keeps two numbers of float32;
@@ -42,13 +42,6 @@ def kept_bytes(
     return widths * tokens * width * blocks
 
 
-SENT = {
-    "ddp": ("all_reduce",),
-    "zero-1": ("reduce_scatter", "all_gather"),
-    "zero-2": ("reduce_scatter", "all_gather"),
-    "zero-3": ("all_gather", "all_gather", "reduce_scatter"),
-}
-"""By ZeRO's stages, the collectives of a step, of the bytes of all parameters each."""
 WIDTH_OF = {"float32": 4, "bfloat16": 2}
 """Bytes of a number."""
 
@@ -59,7 +52,7 @@ def times_held(way: str, size: int) -> float:
     return state_bytes(FLOAT32, list(SENT).index(way), size) / FLOAT32[0]
 
 
-def bytes_sent(
+def stage_bytes_sent(
     way: str, model_bytes: float, size: int, dtype: str = "float32", reduce_dtype: str = "float32"
 ) -> float:
     """The bytes that a rank sends in a step. Parameters are gathered in `dtype`, gradients reduced

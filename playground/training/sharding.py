@@ -1,13 +1,9 @@
-"""From DDP to FSDP in three steps: what a rank need not hold, and what is sent instead.
+"""ZeRO for any training: what a rank need not hold, and what is sent instead.
 
-    torchrun --nproc-per-node 4 lesson.py
-    python -m playground zero -n 4 --layers 6
-
-An all-reduce is a reduce-scatter and an all-gather. With the optimizer's step between these two, a
-rank steps for its shard of the parameters alone. Then it needs only its shard of the optimizer's
-state (zero-1), of the gradients (zero-2) and, except for the layer at work, of the parameters
-(zero-3, which is FSDP). All train to the same numbers.
-Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al., FSDP, 2023, arXiv 2304.11277
+As the program of zero does it, and besides: several dtypes, units that are not used, gradients that
+add up, a unit that is gathered while the one before computes, and a compute dtype. A test holds
+both equal to one process. Sources: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al.,
+FSDP, 2023, arXiv 2304.11277
 """
 
 from __future__ import annotations

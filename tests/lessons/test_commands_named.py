@@ -25,7 +25,7 @@ OF_OTHERS = {
 }  # fmt: skip
 """Options of pytest, of WSL, of the old launcher, of sbatch."""
 FILES_OF_OTHERS = {
-    "ddp.py", "hang.py", "parallel.py", "src/ddp.py", "swap.py", "train.py",
+    "around.py", "ddp.py", "hang.py", "parallel.py", "src/ddp.py", "swap.py", "train.py",
 }  # fmt: skip
 """Files of the tutorials', and those that the reader writes."""
 

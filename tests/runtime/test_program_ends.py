@@ -188,6 +188,12 @@ def test_what_is_open_is_closed_as_the_interpreter_closes_it(
     assert not [*tmp_path.glob("temporary*")]
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_what_libraries_leave_is_no_leak(run_program: Runs, how: str) -> None:
+    """What Triton's bindings would complain of stays, with all that was imported before."""
+    says(run_program("import torch._dynamo\nprint('done')", 1, how), "done")
+
+
 @pytest.mark.parametrize("end", ["", "raise ValueError('no')"])
 def test_what_is_left_is_deleted(run_program: Runs, end: str) -> None:
     text = f"""

@@ -19,7 +19,7 @@ from playground.site.build import HERE
 from playground.site.calculators import CALCULATORS, FILES, place_calculators
 from playground.site.chapters import CHAPTERS
 from playground.trace.play import read_style
-from playground.training.formulas import MIXED, STAGES, bytes_sent, state_bytes, times_held
+from playground.training.formulas import MIXED, STAGES, stage_bytes_sent, state_bytes, times_held
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "zero": {
@@ -129,7 +129,7 @@ def test_zero_s_memory_is_what_the_lessons_say() -> None:
         found = compute({**chosen, "precision": "float32"})
         for way, (*_, held, sent) in found.items():
             assert held[0] == pytest.approx(4e9 * times_held(way, ranks))
-            assert sent[0] == pytest.approx(bytes_sent(way, 4e9, ranks))
+            assert sent[0] == pytest.approx(stage_bytes_sent(way, 4e9, ranks))
         found = compute({**chosen, "precision": "mixed precision"})
         for way, stage in zip(found, STAGES, strict=True):
             assert found[way][3][0] == pytest.approx(1e9 * state_bytes(MIXED, stage, ranks))

@@ -3,6 +3,7 @@ ends under `run` as under torchrun, with the same exit code, lines and files."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -106,6 +107,34 @@ def test_a_program_ends_as_under_torchrun(case: Case, tmp_path: Path) -> None:
     found = outcome(case, tmp_path / "ours", ours)
     assert found == outcome(case, tmp_path / "torchruns", torchruns)
     assert found[0]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", sorted(FILES - {"ends", "fails", "restarts"})[:25])
+def test_a_constant_is_set_in_a_program_and_nothing_else_changes(name: str, tmp_path: Path) -> None:
+    """In programs as others write them, whatever they do."""
+    case = Case(name)
+    if case.missing:
+        pytest.skip(f"{', '.join(case.missing)} not installed: pip install -e .[ecosystem]")
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    [*_, last] = (node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom))
+    lines = text.splitlines(keepends=True)
+    lines.insert(last.end_lineno or 0, "SET = 1\nprint(f'SET is {SET}\\n', end='')\n")
+    (tmp_path / f"{name}.py").write_text("".join(lines), encoding="utf-8")
+    path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
+
+    def run(*words: str) -> list[str]:
+        ran = subprocess.run(
+            [sys.executable, "-m", "playground", "run", *words, f"{name}.py"], cwd=tmp_path,
+            capture_output=True, text=True, timeout=10 * ENOUGH, check=False,
+            env=os.environ | {"BACKEND": "gloo", "PYTHONPATH": path},
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        return sorted(ran.stdout.splitlines())
+
+    without, changed = run(), run("--set", "SET=2")
+    assert changed == sorted(line.replace("SET is 1", "SET is 2") for line in without)
+    assert changed.count("SET is 2") == case.size
 
 
 def test_the_chapter_says_how_many_they_are() -> None:

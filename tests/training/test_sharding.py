@@ -20,7 +20,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from playground.algorithms.cost_model import times_sent
+from playground.algorithms.cost_model import SENT, times_sent
 from playground.algorithms.traffic import Traffic
 from playground.figures.counting import Trainer, count, new_model
 from playground.figures.ways import CountedStep, WaysSettings
@@ -29,7 +29,7 @@ from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
 from playground.training import shard_snapshots
-from playground.training.formulas import SENT, WIDTH_OF, bytes_sent, kept_bytes, times_held
+from playground.training.formulas import WIDTH_OF, kept_bytes, stage_bytes_sent, times_held
 from playground.training.gpt_config import HEADS, LENGTH, VOCABULARY
 from playground.training.gpt_run import Backward, backward_alone, batches, train as train_gpt
 from playground.training.memory import bytes_kept
@@ -56,7 +56,7 @@ def check_way(name: str, counts: CountedStep, difference: float, size: int, *dty
     assert difference <= EXACT, name
     if name in SENT:
         assert counts.held == pytest.approx(counts.model_bytes * times_held(name, size), rel=0.02)
-        sent = bytes_sent(name, counts.model_bytes, size, *dtypes)
+        sent = stage_bytes_sent(name, counts.model_bytes, size, *dtypes)
         assert counts.sent == pytest.approx(sent, rel=0.02)
 
 

@@ -18,8 +18,8 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-com
 import torch
 import torch.distributed as dist
 
-PARCEL = 1  # a tag: a receive with a tag takes only a message with the same tag
-LETTER = 2  # another tag
+PARCEL = 7  # the tag of a parcel: a receive with a tag takes only a message with the same tag
+LETTER = 8  # the tag of a letter
 
 
 def blocking(rank, size):
@@ -57,9 +57,11 @@ def immediate(rank, size):
     if rank == 0:
         tensor += 1
         request = dist.isend(tensor, dst=1)
+        # here the rank may compute something else
         request.wait()
     elif rank == 1:
         request = dist.irecv(tensor, src=0)
+        # here, too
         request.wait()
     return tensor
 
@@ -67,7 +69,7 @@ def immediate(rank, size):
 def exchange(rank, size):
     """Every rank sends its number to the right, and receives its left neighbour's number.
 
-    With send instead of isend, every rank could wait for its receiver, and no rank would receive.
+    With send, every rank may wait until its right neighbour receives, and none gets to its recv.
 
     | rank | before | after |
     |------|--------|-------|
@@ -85,7 +87,7 @@ def exchange(rank, size):
 
 
 def batch(rank, size):
-    """exchange in one call. The order within a batch does not matter, on any backend.
+    """exchange in one call. A batch may list its sends and its receives in either order.
 
     | rank | before | after |
     |------|--------|-------|
@@ -124,7 +126,7 @@ def ring(rank, size):
 
 
 def any_source(rank, size):
-    """Rank 0 answers every other rank, whichever comes first, with twice its number.
+    """Rank 0 takes the numbers of the other ranks as they arrive, and sends each back doubled.
 
     Without src, recv takes a message from any rank, and returns the rank of the sender.
 
@@ -146,9 +148,9 @@ def any_source(rank, size):
 
 
 def tags(rank, size):
-    """Rank 0 sends a parcel, 1, and then a letter, 5. Rank 1 receives the letter first.
+    """Rank 0 sends a parcel, 1.0, and then a letter, 5.0. Rank 1 receives the letter first.
 
-    It returns first - second, which is 4. Without tags, messages keep their order, and it is -4.
+    Rank 1 returns first - second: 5 - 1 = 4. Without tags the parcel is first: 1 - 5 = -4.
 
     | rank | before | after |
     |------|--------|-------|
@@ -168,7 +170,8 @@ def tags(rank, size):
     return first - second
 
 
-ONLY_ON_GLOO = exchange, any_source, tags  # nccl may hang, raises an error, and ignores tags
+# On nccl, exchange may hang, any_source raises an error, and tags are ignored.
+ONLY_ON_GLOO = exchange, any_source, tags
 
 
 def run(rank, size):

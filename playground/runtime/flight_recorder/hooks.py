@@ -227,7 +227,7 @@ class Hooks(Recorder):
     def call_function(self, name: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A functional collective. It returns at once, and its result is waited for when it is
         used."""
-        if torch.compiler.is_compiling():  # which traces no further here
+        if torch.compiler.is_compiling():  # dynamo must not trace what follows
             return real(*args, **kwargs)
         box = self.box
         try:

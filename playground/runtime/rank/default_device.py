@@ -23,7 +23,7 @@ class DrawWhereTheGeneratorIs(TorchFunctionMode):
         func: Callable[..., Any],
         types: Any,
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Any = None,
     ) -> Any:
         how = kwargs or {}
         generator = how.get("generator")

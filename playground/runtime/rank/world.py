@@ -87,7 +87,7 @@ class Member:
         """Whether the store hears only this user's processes by now."""
         self.group: dist.ProcessGroup | None = None
         self.is_left_to_program = False
-        self.offered: dict[str, Any] = {}
+        self.offered: dict[str, object] = {}
         """What a program's `init_process_group` is called with, where it names no backend."""
         self.forming, self.lock = 0, threading.Lock()
         """How many groups are being formed, each by a thread of its own."""

@@ -16,6 +16,7 @@ from math import inf
 from pathlib import Path
 
 from playground.algorithms.cost_model import (
+    SENT,
     Cost,
     Machine,
     Task,
@@ -29,7 +30,6 @@ from playground.algorithms.cost_model import (
 )
 from playground.console.units import BYTES, SECONDS
 from playground.lessons.pipeline.page import SCHEDULES
-from playground.training.formulas import SENT
 
 STYLE, SCRIPT = "calculators.css", "calculators.js"
 PLACE = re.compile(r"<!-- calculator: (\w+) -->\n")

@@ -1,0 +1,46 @@
+"""Programs as others write them, whose communication is measured, delayed and recorded at once:
+they print what they print without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fixtures import Run
+
+from playground.runtime.launcher import server
+
+FOLDER = Path(__file__).parents[1] / "tools" / "ecosystem"
+ON_FOUR = ("hsdp", "mesh")
+PROGRAMS = (
+    "amp", "averaged_model", "checkpoint", "collectives", "compiled_collectives", "ddp",
+    "ddp_options", "dtensor", "fsdp1", "fsdp2", "fsdp2_options", "functional", "groups", "hooks",
+    "join", "local_sgd", "objects", "own_hook", "pipelining", "sequence_parallel",
+    "tensor_parallel", "workers", "zero", *ON_FOUR,
+)  # fmt: skip
+"""Programs of torch alone, on two ranks or on four."""
+OFTEN = (
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining", "torch.distributed.checkpoint",
+)  # fmt: skip
+"""What they import."""
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_stays_as_it_is(
+    name: str, run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.preload(*OFTEN)
+    script, size = FOLDER / f"{name}.py", 4 if name in ON_FOUR else 2
+    more = ["--profile", "cost.json", "--link", 1, "--see", "see.playground"]
+    found: list[list[str]] = []
+    for options in ([], more):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        outcome = run_cli("run", "-n", size, *options, script)
+        assert outcome.code == 0, outcome.err
+        found.append(sorted(outcome.out.splitlines()))
+    assert found[0] == found[1] != []
+    assert Path("cost.json").stat().st_size > 0
