@@ -20,6 +20,21 @@ from typing import Any
 HIGH = 512
 """The lowest number of a descriptor of ours in a rank, if the limit of descriptors (ulimit -n) is
 twice as high or more. A program that closes all it may have opened, by number, begins at 3."""
+
+
+class Descriptor:
+    """One of ours, which the program may close, and then have another file of this number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.file = os.fstat(number).st_ino
+
+    def close(self) -> None:
+        """Close it, if it is still there. Raises `OSError` if the program has closed it."""
+        if os.fstat(self.number).st_ino == self.file:
+            os.close(self.number)
+
+
 _own: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
