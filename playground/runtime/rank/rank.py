@@ -61,11 +61,7 @@ from playground.runtime.rank.process import (
 )
 from playground.runtime.rank.reports import report_to
 from playground.runtime.rank.work import Answer, Assignment, call
-from playground.runtime.rendezvous.connections import (
-    break_off_connecting,
-    hold_pollers,
-    shut_down_groups,
-)
+from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
 from playground.runtime.threads import OurThread, signals_blocked
 
@@ -270,7 +266,6 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         if work.rendezvous or not work.stays:
             with signals_blocked():
                 (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
-            hold_pollers()
             keep_from_programs()
         if not work.stays:
             state.renew()

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from playground.runtime.forks import move_up
+from playground.runtime.forks import is_inheritable_epoll
 
 ACCEPT_LIMIT = 5.0
 """Seconds in which whatever has connected must be accepted: the thread that does so has little else
@@ -131,46 +131,15 @@ class StrangerConnected(Exception):
 
 
 def gloo_sockets() -> Iterator[socket.socket]:
-    """As `tcp_sockets`: those of gloo. What its threads wait with, unlike that of Python, libuv and
-    others, is not to be closed when a program is executed, before `hold_pollers`."""
-    watched: set[str] = set()
-    for poller in [*_pollers]:
-        if sockets := list_watched(poller):
-            watched.update(sockets)
-        else:  # gloo has closed it
-            _pollers.remove(poller)
-            os.close(poller)
-    for poller in find_pollers():
-        watched.update(list_watched(poller))
-    return (each for each in tcp_sockets() if f"{os.fstat(each.fileno()).st_ino:x}" in watched)
-
-
-_pollers: list[int] = []
-"""Duplicates of what gloo's threads wait with."""
-
-
-def hold_pollers() -> None:
-    """Keep hold of what gloo's threads wait with by now, before that is kept from programs which
-    this process starts."""
-    for poller in find_pollers():
-        _pollers.append(move_up(os.dup(poller)))
-        os.set_inheritable(poller, False)
-
-
-def find_pollers() -> Iterator[int]:
-    """The descriptors of gloo's that `hold_pollers` does not hold yet."""
+    """As `tcp_sockets`: those of gloo. Its threads wait with an epoll instance that gloo leaves
+    inheritable. Python, libuv and others do not leave theirs inheritable."""
+    watched = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed by now
-            is_epoll = os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]"
-            if is_epoll and os.get_inheritable(int(name)):
-                yield int(name)
-
-
-def list_watched(poller: int) -> list[str]:
-    """The inodes of what is waited for with this descriptor, in hexadecimal."""
-    with contextlib.suppress(OSError):  # closed by now
-        return re.findall(r" ino:(\w+)", Path(f"/proc/self/fdinfo/{poller}").read_text())
-    return []
+            if is_inheritable_epoll(int(name)):
+                text = Path(f"/proc/self/fdinfo/{name}").read_text()
+                watched.update(re.findall(r" ino:(\w+)", text))
+    return (each for each in tcp_sockets() if f"{os.fstat(each.fileno()).st_ino:x}" in watched)
 
 
 def store_sockets(port: int) -> Iterator[socket.socket]:
