@@ -54,7 +54,8 @@ CHECKS = {
 """By lesson, a regular expression: its groups are the differences that the program prints."""
 ZERO = [
     "dist.all_reduce(param.grad)", "param.grad /= dist.get_world_size()",
-    "grads /= dist.get_world_size()", "dist.reduce_scatter_tensor(self.shard.grad, grads)",
+    "self.shard.grad /= dist.get_world_size()",
+    "dist.reduce_scatter_tensor(self.shard.grad, grads)",
     "dist.all_gather_into_tensor(self.full, self.shard.detach())", "flat.reduce_gradients()",
     "flat.gather()", "self.flat.gather()", "layer.register_forward_pre_hook(self.gather)",
     "layer.register_full_backward_pre_hook(self.gather)", "param.grad = None",

@@ -64,15 +64,15 @@ class FlatParams:
 
     def reduce_gradients(self):
         """Average the gradients over all ranks, and free them: a rank keeps its shard's average."""
-        grads = parameters_to_vector([param.grad for param in self.params])
-        grads /= dist.get_world_size()
+        grads = parameters_to_vector([param.grad for param in self.params])  # a flat copy
         self.shard.grad = torch.empty_like(self.shard)
         dist.reduce_scatter_tensor(self.shard.grad, grads)
+        self.shard.grad /= dist.get_world_size()
         for param in self.params:
             param.grad = None
 
     def gather(self):
-        """Fill the flat tensor with the shards of all ranks. This rank's may lie there already."""
+        """Fill the flat tensor with the shards of all ranks. (In zero1 this one is there.)"""
         dist.all_gather_into_tensor(self.full, self.shard.detach())
 
 
@@ -169,10 +169,10 @@ def zero3(model, batches):
 
 
 def fsdp(model, batches):
-    """PyTorch's fully_shard (FSDP2) does what zero3 does, but cuts each parameter by itself."""
+    """PyTorch's fully_shard (FSDP2) does what zero3 does, but cuts each parameter separately."""
     for layer in layers_of(model):
         fully_shard(layer)
-    fully_shard(model)
+    fully_shard(model)  # it has no parameters left, but coordinates its layers
     optimizer = torch.optim.Adam(model.parameters(), LR)
     for batch in batches:
         optimizer.zero_grad()
@@ -186,10 +186,10 @@ def fsdp(model, batches):
 
 def bytes_held(model, optimizer):
     """Bytes of parameters, of gradients and of Adam's state that this rank holds now."""
-    params = {*model.parameters(), *optimizer.param_groups[0]["params"]}
+    params = {*model.parameters(), *optimizer.param_groups[0]["params"]}  # ZeRO's shards, too
     grads = [param.grad for param in params if param.grad is not None]
     states = [tensor for state in optimizer.state.values() for tensor in state.values()]
-    moments = [tensor for tensor in states if tensor.dim() > 0]  # Adam also counts its steps
+    moments = [tensor for tensor in states if tensor.dim() > 0]  # without Adam's step counters
     return [count_bytes(tensors) for tensors in (params, grads, moments)]
 
 
