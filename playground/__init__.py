@@ -31,7 +31,7 @@ What `launch` raises is a `PlaygroundError`:
       PeerDisconnected   … because another rank hung up on it
     RankTimeout          no rank reported progress for `timeout` seconds: .stacks says where each is
       Deadlock           … and none can: ranks wait for each other. Raised at once: .diagnosis
-    ProgramRefused       every rank of a program ended by an assertion or by `sys.exit`, with a message
+    ProgramRefused       every rank of a program ended by an assertion or by `sys.exit`, with words
     RendezvousTimeout    the ranks did not find each other in time
     ForkServerFailed     the process that forks ranks was killed, is stopped, or could not start one
     Preempted            the ranks were asked to end and did, and stored the .step they had reached

@@ -157,7 +157,6 @@ ALLOWED = {
         "tools",
         "lessons",
         "console",
-        "training",
         "algorithms",
         "runtime",
     },

@@ -24,6 +24,21 @@ twice as high or more. A program that closes all it may have opened, by number, 
 MARK = signal.SIGIO
 """The signal that marks an epoll instance which was inheritable. It is a property of the open file,
 and ends with it. No signal is sent: epoll does not support O_ASYNC. Source: fcntl(2), F_SETSIG"""
+
+
+class Descriptor:
+    """One of ours, which the program may close, and then have another file of this number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.file = os.fstat(number).st_ino
+
+    def close(self) -> None:
+        """Close it, if it is still there. Raises `OSError` if the program has closed it."""
+        if os.fstat(self.number).st_ino == self.file:
+            os.close(self.number)
+
+
 _own: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

@@ -63,7 +63,7 @@ class FlatParams:
             param.data = view.view_as(param)  # a step of the shard, or a gather, changes the model
 
     def reduce_gradients(self):
-        """Average the gradients over all ranks. This rank gets the average for its shard only."""
+        """Average the gradients over all ranks, and free them: a rank keeps its shard's average."""
         grads = parameters_to_vector([param.grad for param in self.params])
         grads /= dist.get_world_size()
         self.shard.grad = torch.empty_like(self.shard)
@@ -72,7 +72,7 @@ class FlatParams:
             param.grad = None
 
     def gather(self):
-        """Fill the flat tensor with the shards of all ranks."""
+        """Fill the flat tensor with the shards of all ranks. This rank's may lie there already."""
         dist.all_gather_into_tensor(self.full, self.shard.detach())
 
 
@@ -189,12 +189,12 @@ def bytes_held(model, optimizer):
     params = {*model.parameters(), *optimizer.param_groups[0]["params"]}
     grads = [param.grad for param in params if param.grad is not None]
     states = [tensor for state in optimizer.state.values() for tensor in state.values()]
-    moments = [tensor for tensor in states if tensor.dim() > 0]  # without the number of steps
+    moments = [tensor for tensor in states if tensor.dim() > 0]  # Adam also counts its steps
     return [count_bytes(tensors) for tensors in (params, grads, moments)]
 
 
 def count_bytes(tensors):
-    """Tensors that are views of the same memory count once, and fully_shard's by their shard."""
+    """Tensors that share memory count once, freed ones nothing, and a DTensor as its shard."""
     shards = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     storages = [shard.untyped_storage() for shard in shards]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
