@@ -21,6 +21,9 @@ from typing import Any
 HIGH = 512
 """The lowest number of a descriptor of ours in a rank, if the limit of descriptors (ulimit -n) is
 twice as high or more. A program that closes all it may have opened, by number, begins at 3."""
+MARK = signal.SIGIO
+"""The signal that marks an epoll instance which was inheritable. It is a property of the open file,
+and ends with it. No signal is sent: epoll does not support O_ASYNC. Source: fcntl(2), F_SETSIG"""
 
 
 class Descriptor:
@@ -36,9 +39,6 @@ class Descriptor:
             os.close(self.number)
 
 
-MARK = signal.SIGIO
-"""The signal that marks an epoll instance which was inheritable. It is a property of the open file,
-and ends with it. No signal is sent: epoll does not support O_ASYNC. Source: fcntl(2), F_SETSIG"""
 _own: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

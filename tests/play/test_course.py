@@ -213,6 +213,16 @@ def test_an_error_in_a_lesson_has_its_line_and_leaves_what_there_was(world: Play
     assert told(world.run_cell("part, rank")) == ["[0]   (6, 0)", "[1]   (6, 1)", "[2]   (6, 2)"]
 
 
+def test_the_default_dtype_of_a_lesson_ends_with_it(world: PlayWorld) -> None:
+    source = (
+        "import torch\nif __name__ == '__main__':\n"
+        "    torch.set_default_dtype(torch.float64)\n    torch.ones(1).dtype"
+    )
+    how = partial(run_board, Board(Path("/somewhere/program.py")))
+    assert told(world.run_cell(source, 3, run=how)) == ["[0-2] torch.float64"]
+    assert told(world.run_cell("torch.ones(1).dtype")) == ["[0-2] torch.float32"]
+
+
 @pytest.mark.parametrize("name", [name for name in LESSONS if name != "failures"])
 def test_every_board_can_be_a_cell(name: str) -> None:
     """No variable that is left takes the name of what the program defines."""
