@@ -31,6 +31,7 @@ What `launch` raises is a `PlaygroundError`:
       PeerDisconnected   … because another rank hung up on it
     RankTimeout          no rank reported progress for `timeout` seconds: .stacks says where each is
       Deadlock           … and none can: ranks wait for each other. Raised at once: .diagnosis
+    ProgramRefused       every rank of a program ended by an assertion or by `sys.exit`, with words
     RendezvousTimeout    the ranks did not find each other in time
     ForkServerFailed     the process that forks ranks was killed, is stopped, or could not start one
     Preempted            the ranks were asked to end and did, and stored the .step they had reached
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         PeerDisconnected,
         PlaygroundError,
         Preempted,
+        ProgramRefused,
         RankFailed,
         RankTimeout,
         RendezvousTimeout,
@@ -58,8 +60,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted",
-    "RankFailed", "RankTimeout", "RendezvousTimeout", "UsageError", "launch", "preempted", "report",
-    "restart_count",
+    "ProgramRefused", "RankFailed", "RankTimeout", "RendezvousTimeout", "UsageError", "launch",
+    "preempted", "report", "restart_count",
 ]  # fmt: skip
 
 

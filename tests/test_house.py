@@ -68,13 +68,15 @@ def named(module: str) -> set[str]:
 
 
 BOARDS = {f"playground.lessons.{name}.lesson" for name in boards.BOARDS}
-BOARDS |= {"playground.lessons.gpt", "playground.lessons.mnist"}  # given to those that are programs
+GIVEN = {"playground.lessons.gpt", "playground.lessons.mnist"}
+"""What boards may import of ours: a model and its data."""
+PROGRAMS = {lesson.module() for lesson in PATH if lesson.is_program}
 
 
 def room(module: str) -> str:
     """The room that a module is in; those of `trace` are rooms of their own, and so are the boards
     together."""
-    if module in BOARDS or module.rpartition(".")[0] in BOARDS:
+    if {module, module.rpartition(".")[0]} & (BOARDS | GIVEN):
         return "boards"
     found = re.match(r"playground\.(trace\.(?:record|analyse|render|play)\b|\w+)", module)
     return found[1] if found else ""
@@ -302,7 +304,7 @@ def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
             others = {name for name in others if not name.startswith("playground.tools.doctor")}
         if part in ("page", "command", "report"):
             assert not others
-        board = re.compile(r"playground\.lessons\.(?:\w+\.lesson|gpt|mnist)\b")
+        board = re.compile(r"playground\.lessons\.(\w+\.lesson|gpt|mnist)\b")
         assert all(
             board.match(name) or any(name.startswith(each) for each in earlier) for name in others
         ), others
@@ -362,12 +364,9 @@ def compares_backends(module: str) -> bool:
 
 
 def test_no_backend_is_compared_by_name() -> None:
-    """What depends on the backend is asked of it. A program has torch only, and so asks torch."""
-    assert [
-        name
-        for name in MODULES
-        if "runtime.backends" not in name and name not in BOARDS and compares_backends(name)
-    ] == []
+    """What depends on the backend is asked of it, but by programs, which run without us."""
+    comparing = {name for name in MODULES if compares_backends(name)} - PROGRAMS
+    assert {name for name in comparing if "runtime.backends" not in name} == set()
 
 
 def called_methods(module: str) -> set[str]:

@@ -575,6 +575,7 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, pass
         with solving(record):
             functions = [import_solution(each) for each in solutions][-1]
         function = getattr(functions, exercise.function)
+        seed_generator(seed)  # so that a mistake to compare with is given the same first case
         number = 0
         for number, case in enumerate(cases(rank, size, seed), 1):
             observation = run_case(rank, seed, number - 1, case, function, record)
@@ -583,6 +584,11 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, pass
             report(case=number - 1, observed=observation, password=password)
             check_balance(rank, observation, record)
     return number
+
+
+def seed_generator(seed: int) -> None:
+    """Seed the CPU's generator. (torch.manual_seed formats the stack for each kind of device.)"""
+    torch.default_generator.manual_seed(seed)
 
 
 def run_case(
@@ -595,8 +601,7 @@ def run_case(
     given = tuple(
         leaf for each in case.args if isinstance(each, torch.Tensor) for leaf in flatten(each)
     )
-    # the CPU's alone: torch.manual_seed formats the stack for each kind of device
-    torch.default_generator.manual_seed(seed + place)
+    seed_generator(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)
     with solving(record):

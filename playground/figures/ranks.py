@@ -39,7 +39,6 @@ from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.rpc.agent import Agent
 from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.lessons.tensor.lesson import ColumnParallelLinear, RowParallelLinear, copy_to_region
-from playground.lessons.zero import lesson as zero
 from playground.runtime import device
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.step import mean_loss_part, training_step
@@ -294,6 +293,9 @@ def server_modes(rank: int, size: int, settings: ServerSettings) -> list[list[tu
 
 def zero_stages(rank: int, size: int) -> None:
     """A step of each method of zero, without the library's."""
+    # in the rank: what fully_shard imports leaves a message at the end of a process forked after it
+    from playground.lessons.zero import lesson as zero
+
     for train in (zero.data_parallel, zero.zero1, zero.zero2, zero.zero3):
         torch.manual_seed(SEED)
         train(GPT(), [make_batch(1, seed=rank)])  # type: ignore[no-untyped-call]

@@ -33,8 +33,11 @@ def run_board(board: Board, rank: int, size: int, number: int, source: str) -> O
     file = str(board.file)
 
     def run() -> str | None:
+        import torch
+
         from playground.runtime.backends import on_device
 
+        dtype = torch.get_default_dtype()
         names = vars(cells)
         kept, words = {name: names[name] for name in given & {*names}}, sys.argv
         sys.argv = [file, *board.arguments]
@@ -47,6 +50,7 @@ def run_board(board: Board, rank: int, size: int, number: int, source: str) -> O
                 print(end.code, file=sys.stderr)  # as the interpreter does
             return None
         finally:
+            torch.set_default_dtype(dtype)  # a program's choice would change the cells that follow
             names.update(kept)
             sys.argv = words
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PeerDisconnected,
         PlaygroundError,
         Preempted,
+        ProgramRefused,
         RankFailed,
         RankTimeout,
         RendezvousTimeout,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted",
-    "RankFailed", "RankTimeout", "RendezvousTimeout", "UsageError", "device", "launch",
-    "on_device", "preempted", "report", "restart_count", "synchronize",
+    "ProgramRefused", "RankFailed", "RankTimeout", "RendezvousTimeout", "UsageError", "device",
+    "launch", "on_device", "preempted", "report", "restart_count", "synchronize",
 ]  # fmt: skip
 HOMES = (
     *("errors", "backends", "rank.reports", "rank.preemption", "rendezvous.environment"),

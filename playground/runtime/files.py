@@ -120,6 +120,12 @@ def follow_own_links(file: Path) -> Path:
     return file.resolve()
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in, if they are not there. Raises `OSError`, also if it
+    is another user's link."""
+    follow_own_links(folder).mkdir(parents=True, exist_ok=True)
+
+
 @contextlib.contextmanager
 def writing(file: Path, *, append: bool = False) -> Iterator[BinaryIO]:
     """A file to write to: what was in it is gone, unless `append`. It is opened through no link but

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import resource
+import signal
 import socket
 import weakref
 from typing import Any
@@ -20,6 +21,24 @@ from typing import Any
 HIGH = 512
 """The lowest number of a descriptor of ours in a rank, if the limit of descriptors (ulimit -n) is
 twice as high or more. A program that closes all it may have opened, by number, begins at 3."""
+MARK = signal.SIGIO
+"""The signal that marks an epoll instance which was inheritable. It is a property of the open file,
+and ends with it. No signal is sent: epoll does not support O_ASYNC. Source: fcntl(2), F_SETSIG"""
+
+
+class Descriptor:
+    """One of ours, which the program may close, and then have another file of this number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.file = os.fstat(number).st_ino
+
+    def close(self) -> None:
+        """Close it, if it is still there. Raises `OSError` if the program has closed it."""
+        if os.fstat(self.number).st_ino == self.file:
+            os.close(self.number)
+
+
 _own: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -54,7 +73,18 @@ def keep_from_programs() -> None:
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2:
             with contextlib.suppress(OSError):  # it was the folder's
+                if is_inheritable_epoll(descriptor):
+                    fcntl.fcntl(descriptor, fcntl.F_SETSIG, MARK)
                 os.set_inheritable(descriptor, False)
+
+
+def is_inheritable_epoll(descriptor: int) -> bool:
+    """Whether it is an epoll instance that programs inherit, or inherited until
+    `keep_from_programs` was called. Raises `OSError` if it is closed."""
+    is_epoll = os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:[eventpoll]"
+    return is_epoll and (
+        os.get_inheritable(descriptor) or fcntl.fcntl(descriptor, fcntl.F_GETSIG) == MARK
+    )
 
 
 def move_up(descriptor: int) -> int:

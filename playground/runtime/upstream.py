@@ -194,15 +194,27 @@ def run_exit_functions() -> None:
     atexit._run_exitfuncs()
 
 
+class Silence:
+    """When it is deleted, what this process writes to descriptor 2 is dropped."""
+
+    def __init__(self) -> None:
+        self.nowhere = os.open(os.devnull, os.O_WRONLY)
+
+    def __del__(self, redirect: Callable[[int, int], object] = os.dup2) -> None:
+        redirect(self.nowhere, 2)
+
+
 def end_interpreter(code: int, spared: Mapping[str, ModuleType]) -> NoReturn:
     """End this process as the interpreter ends a program: threads, exit functions, and then all
-    modules but the `spared` are taken down. What C++ would do after that is left out.
+    modules but the `spared` are taken down. What C++ would do after that is left out, and is not
+    heard: nanobind complains of each spared object of its own.
 
-    Source: finalize_modules in Python/pylifecycle.c, which knows the modules in `sys.modules`, and
-    Py_Exit (Python 3.11); on_exit(3)
+    Source: finalize_modules in Python/pylifecycle.c, which knows the modules in `sys.modules` and
+    clears sys after them, and Py_Exit (Python 3.11); on_exit(3)
     """
     kept = {name: module for name, module in spared.items() if module is not sys}
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    vars(sys)["silence"] = Silence()
     for name, module in kept.items():
         if name != "builtins" and sys.modules.get(name) is module:
             del sys.modules[name]

@@ -27,7 +27,7 @@ from playground.exercises.exercise import CATALOGUE, FOLDER, Exercise
 from playground.figures.runs import FIGURE_OF, find_run
 from playground.lessons import PARTS, PATH
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.files import write_file
+from playground.runtime.files import make_folder, write_file
 from playground.runtime.remote import ROOT, file_of
 from playground.site import SITE
 from playground.site.calculators import FILES, place_calculators
@@ -551,7 +551,7 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
         "const SECTIONS = "
         f"{json.dumps(site.sections, separators=(',', ':'), ensure_ascii=False)};\n"
     )
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    make_folder(folder / "figures")
     for name, text in texts.items():
         write_file(folder / name, text.encode())
     for name, file in (

@@ -273,6 +273,8 @@ def arguments(recording: Recording, event: Event) -> dict[str, object]:
     """The fields of an event besides its time."""
     names = ("number", "peer", "nbytes", "message", "tag", "offset", "group", "shape", "awaits")
     found = {name: value for name in names if (value := getattr(event, name)) not in (None, ())}
+    if event.is_with_stranger:
+        found["peer"] = event.number_of_peer
     if event.source is not None:
         source = recording.sources[event.source]
         found["source"] = f"{source.file}:{source.line} in {source.function}"

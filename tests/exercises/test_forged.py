@@ -110,7 +110,7 @@ FORGED = {
         "",
     ),
     "keeps reports back": (
-        f"{SHARE}sys.modules['playground.runtime.rank.rank']._listeners.clear(); {RIGHT}",
+        f"{SHARE}sys.modules['playground.runtime.rank.reports']._listeners.clear(); {RIGHT}",
         LEAVES,
     ),
     "answers in place of the judge": (  # on each socket: the launcher's and the other ranks'

@@ -33,7 +33,7 @@ from playground.runtime import RankFailed, UsageError
 from playground.runtime.backends.nccl import format_version, nccl_version
 from playground.runtime.rank.reports import hearing
 from playground.runtime.rank.steps import run_steps
-from playground.runtime.remote import Remote
+from playground.runtime.remote import Remote, remote
 from playground.training.data import Images
 from playground.training.step_settings import LadderSettings
 
@@ -106,23 +106,23 @@ def test_a_step_that_fails_is_not_taken_for_a_refusal(world: Worlds) -> None:
         world(2).run(run_steps, [Remote(__name__, step_with_a_bug.__name__)])
 
 
-SEEDED: dict[str, tuple[str, Any]] = {
-    "ladder": ("measure", LadderSettings(folder=Path())),
-    "parameter-server": ("experiment", ServerSettings(folder=Path())),
-    "tensor": ("experiment", TensorSettings(size=2)),
-    "context": ("experiment", ContextSettings(size=2)),
-    "experts": ("experiment", ExpertsSettings(size=2)),
-    "mesh": ("experiment", MeshSettings(shapes=shapes_for(2))),
+SEEDED: dict[str, Any] = {
+    "training.step_times": LadderSettings(folder=Path()),
+    "lessons.parameter_server.experiment": ServerSettings(folder=Path()),
+    "lessons.tensor.experiment": TensorSettings(size=2),
+    "lessons.context.experiment": ContextSettings(size=2),
+    "lessons.experts.experiment": ExpertsSettings(size=2),
+    "lessons.mesh.experiment": MeshSettings(shapes=shapes_for(2)),
 }
-"""Lessons with the module of their run, and settings for it."""
+"""Settings of runs, by the module of the run."""
 
 
 def with_own_seeds(rank: int, size: int) -> dict[str, str]:
-    """What each lesson says where every rank is given another seed."""
+    """What each run says where every rank is given another seed."""
     said = {}
-    for name, (module, settings) in SEEDED.items():
+    for name, settings in SEEDED.items():
         with pytest.raises(UsageError) as refused:
-            LESSONS[name].remote("run", module)(rank, size, replace(settings, seed=rank + 1))
+            remote(f"playground.{name}:run")(rank, size, replace(settings, seed=rank + 1))
         said[name] = str(refused.value)
     return said
 

@@ -79,10 +79,10 @@ def test_the_player_is_in_its_cell(cells: dict[str, Any]) -> None:
 
 
 def test_a_lesson_leaves_its_objects(cells: dict[str, Any]) -> None:
-    assert "zero-3" in printed(cells["%lesson zero"])
-    shard = printed(cells["sharded = Zero3(copy.deepcopy(start))"])
-    assert shard == "[0-3] torch.Size([1040])\n"
-    assert "each of the four ranks holds 1,040 of the 4,160" in NOTEBOOK.read_text(encoding="utf-8")
+    assert "zero3 " in printed(cells["%lesson zero"])
+    shapes = printed(cells["flat = FlatParams(GPT().blocks[0])"])
+    assert shapes == "[0-3] (torch.Size([111840]), torch.Size([27960]))\n"
+    assert "a shard of it: 27,960 of the 111,840\\n" in NOTEBOOK.read_text(encoding="utf-8")
 
 
 def test_the_exercise_and_the_path_are_shown(cells: dict[str, Any]) -> None:

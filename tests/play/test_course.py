@@ -167,9 +167,15 @@ def test_a_lesson_runs_in_the_world_that_stands(
     assert told(world.run_cell("heard_from, print_steps.__doc__.split()[0]")) == [
         "[0-2] ([0, 1, 2], 'Print')"
     ]
-    lines = told(run_lesson(world, "p2p", "ring"))
+    assert told(run_lesson(world, "collectives", "broadcast"))[0].startswith(
+        "[0]   {'before': 1.0, "
+    )
+    assert told(run_lesson(world, "p2p")) == []
+    printed = capfd.readouterr().out
+    assert "[1] Rank 1 has data 2.0 after ring, expected 2.0\n" in printed
+    assert told(world.run_cell("left")) == ["[0]   2", "[1]   0", "[2]   1"]
+    lines = told(world.run_cell("ring(rank, size)"))
     assert lines == ["[0,2] tensor([3.])", "[1]   tensor([2.])"]
-    assert told(world.run_cell("token.item()")) == ["[0,2] 3.0", "[1]   2.0"]
     run = world.run_cell(
         "t = torch.ones(1)\nif rank < 2: dist.all_reduce(t, group=group)\nt.item()"
     )
@@ -179,9 +185,9 @@ def test_a_lesson_runs_in_the_world_that_stands(
 def test_constants_of_a_lesson_are_set_at_the_prompt(
     world: PlayWorld, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert told(run_lesson(world, "p2p", "--letter", "1")) == []
+    assert told(run_lesson(world, "p2p", "--letter", "7")) == []
     assert "Rank 1 has data -4.0 after tags, expected 4.0\n" in capfd.readouterr().out
-    assert told(world.run_cell("LETTER")) == ["[0-2] 1"]
+    assert told(world.run_cell("LETTER")) == ["[0-2] 7"]
     for words, said in (
         (("--letter", "x"), "Invalid value for '--letter': 'x' is not a valid integer"),
         (("--lettre", "1"), "No such option '--lettre'"),
@@ -205,6 +211,16 @@ def test_an_error_in_a_lesson_has_its_line_and_leaves_what_there_was(world: Play
     lines = told(world.run_cell(source, 3, run=how))
     assert 'File "/somewhere/program.py", line 3, in fail' in "\n".join(lines)
     assert told(world.run_cell("part, rank")) == ["[0]   (6, 0)", "[1]   (6, 1)", "[2]   (6, 2)"]
+
+
+def test_the_default_dtype_of_a_lesson_ends_with_it(world: PlayWorld) -> None:
+    source = (
+        "import torch\nif __name__ == '__main__':\n"
+        "    torch.set_default_dtype(torch.float64)\n    torch.ones(1).dtype"
+    )
+    how = partial(run_board, Board(Path("/somewhere/program.py")))
+    assert told(world.run_cell(source, 3, run=how)) == ["[0-2] torch.float64"]
+    assert told(world.run_cell("torch.ones(1).dtype")) == ["[0-2] torch.float32"]
 
 
 @pytest.mark.parametrize("name", [name for name in LESSONS if name != "failures"])

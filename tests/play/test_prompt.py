@@ -20,7 +20,7 @@ SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>])")
 README = ROOT / "playground" / "play" / "README.md"
 SESSION = re.compile(r"```console\n\$ python -m playground play -n 4\n(.*?)```", re.DOTALL)
 IN = re.compile(r"^\[0-3\] In \[\d+\]: ", re.MULTILINE)
-NUMBER = re.compile(r"\d+\.\d+|\b\d+$|(?<=  )\d+(?= ms)", re.MULTILINE)
+NUMBER = re.compile(r"\d+e[-+]\d+|\d+\.\d+|\b\d+$|(?<=  )\d+(?= ms)", re.MULTILINE)
 CTRL_C, CTRL_D = "\x03", "\x04"
 SOON = 2.0
 """Seconds in which all ranks have ended."""

@@ -14,6 +14,7 @@ from playground.runtime.errors import (
     PeerDisconnected,
     PlaygroundError,
     Preempted,
+    ProgramRefused,
     RankFailed,
     RankTimeout,
     RendezvousTimeout,
@@ -32,6 +33,7 @@ ERRORS: list[tuple[PlaygroundError, int, str]] = [
     (ForkServerFailed("was killed"), 1, "the fork server, which ranks come from, was killed"),
     (RendezvousTimeout("2 of 3 ranks have come"), 1, "2 of 3 ranks have come"),
     (RankFailed(1, 3, "raised", "Traceback: …"), 1, "rank 1 of 3 raised\nTraceback: …"),
+    (ProgramRefused("4 ranks do not divide 30"), 1, "4 ranks do not divide 30"),
     (PeerDisconnected(0, 2, "lost rank 1"), 1, "rank 0 of 2 lost rank 1"),
     (Preempted(7), 75, "preempted by SIGTERM after step 7"),
     (

@@ -19,10 +19,13 @@ from playground.runtime.files import (
     MARK,
     PREFIX,
     create,
+    make_folder,
     replace_files,
     temporary_folder,
     write_file,
 )
+from playground.tools.bench.plot import plot_bandwidth
+from playground.tools.bench.results import Row
 from playground.trace.files import Recordings
 from playground.trace.record.layout import LOG
 from playground.trace.record.recorder import Recorder
@@ -125,6 +128,8 @@ def shared() -> Iterator[Path]:
         for name in ("run.svg", "run.html.ranks/0/rank-0.log"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(folder / "diary")
+        (folder / "figures").symlink_to(Path.home())
+        os.lchown(folder / "figures", OTHER, OTHER)
         for each in folder.rglob("run*"):
             os.lchown(each, OTHER, OTHER)
         for each in (folder / "run.html.ranks", folder / "run.html.ranks" / "0"):
@@ -150,6 +155,20 @@ def is_refused(function: Callable[[], object]) -> bool:
 
 
 @needs_root
+def test_no_figure_is_drawn_through_another_users_link(shared: Path) -> None:
+    """Also if the link has come while the benchmark ran."""
+    pytest.importorskip("matplotlib")
+    row = Row(
+        size=4, time_us=1, algbw=1, busbw=1, p50_us=1, p95_us=1, p99_us=1, trials=1, calls=1,
+        times_us=(1,), collective="all_reduce", count=1, type="float", redop="sum", root=-1,
+        algorithm="auto", wrong=0, slowest_rank=0, slowest_percent=100, rank_us=(1,),
+        limit_percent=None,
+    )  # fmt: skip
+    assert is_refused(lambda: plot_bandwidth("bandwidth", [row], shared / "run.svg"))
+    assert (shared / "diary").read_text() == "dear diary"
+
+
+@needs_root
 @pytest.mark.parametrize("user", [0, VICTIM])
 def test_another_users_links_are_not_written_through(user: int, shared: Path) -> None:
     folder = shared / "run.html.ranks"
@@ -157,6 +176,7 @@ def test_another_users_links_are_not_written_through(user: int, shared: Path) ->
     def attacked() -> bool:
         refused = [
             lambda: write_file(shared / "run.svg", b"picture"),
+            lambda: make_folder(shared / "figures"),
             lambda: Recordings(shared / "run.svg"),
             lambda: Recordings(shared / "run.html").make_folder(
                 is_shared=True

@@ -162,6 +162,24 @@ def call_functions(rank: int, size: int) -> None:
         collectives.all_reduce(ones, "sum", group) + 1
 
 
+def sum_compiled(rank: int, size: int) -> list[float]:
+    """torch.compile turns `dist.all_reduce` into a functional collective."""
+    group: Any = dist.group.WORLD
+    assert _functional_collectives.all_reduce(torch.ones(2), "sum", group).tolist() == [size] * 2
+
+    def double_sum(tensor: torch.Tensor) -> torch.Tensor:
+        doubled = tensor * 2
+        dist.all_reduce(doubled)
+        return doubled
+
+    compiled = torch.compile(double_sum, backend="eager", fullgraph=True)
+    return [each.item() for each in compiled(torch.full((2,), rank + 1.0))]
+
+
+def test_functional_collectives_are_compiled(world: Worlds) -> None:
+    assert world(2).run(sum_compiled) == [[6.0, 6.0]] * 2
+
+
 def full_tensor_on_one_rank(rank: int, size: int) -> None:
     from torch.distributed.tensor import Shard, distribute_tensor
 

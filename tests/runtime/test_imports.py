@@ -76,6 +76,7 @@ def test_a_script_is_obeyed_that_sets_variables_before_its_import_of_torch(
             logging.getLogger("torch._functorch.aot_autograd").level,
         )
         assert torch.__spec__.loader is torch.__loader__
+        dist.init_process_group("gloo")
         """,
     )
     line = f"DETAIL {tmp_path / 'there'} 2 True 10\n"
@@ -90,6 +91,7 @@ import os
 os.environ["TORCH_COMPILE_JOB_ID"] = "mine"
 import torch
 print(torch.compiler.config.job_id)
+torch.distributed.init_process_group("gloo")
 """
     (tmp_path / "train.py").write_text(text)
     program = start_cli("run", "-n", "2", str(tmp_path / "train.py"))
@@ -105,6 +107,7 @@ def test_a_variable_that_has_no_effect_any_more_is_told(fork_program: Fork, tmp_
         os.environ["OMP_DYNAMIC"] = str(True)
         import torch
         print(os.environ["OMP_DYNAMIC"])
+        torch.distributed.init_process_group("gloo")
         """,
     )
     told = (
@@ -124,6 +127,7 @@ def test_a_script_of_numpy_alone_finds_it(fork_program: Fork, tmp_path: Path) ->
         print(np.arange(3).sum(), "torch" in sys.modules)
         import torch.nn
         print(torch.from_numpy(np.ones(2)).sum().item(), np is sys.modules["numpy"])
+        torch.distributed.init_process_group("gloo")
         """,
     )
     assert (done.code, sorted(done.out.split("\n")), done.err) == (

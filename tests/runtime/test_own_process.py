@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,9 +21,12 @@ import pytest
 import torch
 from fixtures import Fork, Run
 from processes import ENOUGH
+from programs import Outcome
 
 from playground import RankFailed, launch
 from playground.runtime.inheritance import read_inheritance
+from playground.runtime.launcher.launch import LaunchConfig
+from playground.runtime.rank.reports import HUNG_UP, Event
 
 
 def take_a_signal(rank: int, size: int) -> str:
@@ -65,6 +69,43 @@ def close_all(rank: int, size: int, result: str | None) -> str | None:
 
 def test_a_program_may_close_all_descriptors() -> None:
     assert launch(close_all, 2, args=(None,), bare=True) == [None, None]
+
+
+def close_all_and_go_on(rank: int, size: int, heard: Path) -> None:
+    opened = [number for number in map(int, os.listdir("/proc/self/fd")) if number > 2]
+    lines = [number for number in opened if Path(f"/proc/self/fd/{number}").is_socket()]
+    ends = [socket.socket(fileno=os.dup(number)) for number in lines]
+    os.closerange(max(end.fileno() for end in ends) + 1, 4096)
+    for end in ends:  # a thread that reads from one does not keep it
+        end.shutdown(socket.SHUT_RDWR)
+    while not heard.exists():
+        time.sleep(0.01)
+
+
+def test_a_program_that_has_closed_all_descriptors_goes_on(tmp_path: Path) -> None:
+    """As long as it likes, after its launcher has seen that."""
+    heard, heard_of = tmp_path / "heard", set[int]()
+
+    def listen(rank: int, event: Event) -> None:
+        if HUNG_UP in event:
+            heard_of.add(rank)
+        if len(heard_of) == 2:
+            heard.touch()
+
+    config = LaunchConfig(bare=True, on_report=listen)
+    assert launch(close_all_and_go_on, 2, args=(heard,), config=config) == [None, None]
+
+
+def test_a_group_of_ranks_that_have_closed_all_descriptors_is_one(
+    run_cli: Run, tmp_path: Path
+) -> None:
+    """What is not heard of them is not said of them."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nimport torch.distributed as dist\nos.closerange(3, 4096)\n"
+        "dist.init_process_group('gloo')\nprint(dist.get_world_size())\n"
+    )
+    assert run_cli("run", "-n", 2, script) == Outcome(0, "2\n2\n", "")
 
 
 def test_what_a_rank_returns_that_has_closed_the_way_back_is_lost_and_that_is_told(

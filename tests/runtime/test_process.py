@@ -288,6 +288,31 @@ def test_what_a_rank_has_started_may_stay_when_it_has_returned() -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+LEAVES_A_CHILD = """
+import os, sys, time
+folder = sys.argv[1]
+if os.environ["RANK"] == "0" and not os.fork():
+    while not os.path.exists(f"{folder}/over"):
+        time.sleep(0.01)
+    open(f"{folder}/late", "w").close()
+    os._exit(0)
+"""
+
+
+def test_what_a_program_has_forked_may_outlive_the_launcher(
+    fork_program: Callable[..., ForkedProgram], tmp_path: Path
+) -> None:
+    """As under torchrun."""
+    (tmp_path / "train.py").write_text(LEAVES_A_CHILD)
+    program = fork_program("playground", "run", "-n", "2", str(tmp_path / "train.py"), tmp_path)
+    assert program.wait(ENOUGH) == 0
+    (tmp_path / "over").touch()
+    deadline = time.monotonic() + ENOUGH
+    while not (tmp_path / "late").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 STAYING = """
 from playground import launch
 from test_process import start_children

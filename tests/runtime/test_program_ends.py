@@ -188,6 +188,12 @@ def test_what_is_open_is_closed_as_the_interpreter_closes_it(
     assert not [*tmp_path.glob("temporary*")]
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_what_libraries_leave_is_no_leak(run_program: Runs, how: str) -> None:
+    """What Triton's bindings would complain of stays, with all that was imported before."""
+    says(run_program("import torch._dynamo\nprint('done')", 1, how), "done")
+
+
 @pytest.mark.parametrize("end", ["", "raise ValueError('no')"])
 def test_what_is_left_is_deleted(run_program: Runs, end: str) -> None:
     text = f"""
@@ -235,6 +241,7 @@ def test_a_peer_that_has_ended_is_the_end_of_a_stream(run_program: Runs, how: st
 @pytest.mark.parametrize("how", HOW)
 def test_a_lock_that_a_rank_holds_to_its_end_is_let_go(run_program: Runs, how: str) -> None:
     text = """
+        dist.init_process_group("gloo")
         lock = open("lock", "w")
         fcntl.flock(lock, fcntl.LOCK_EX)
         print("has it")
@@ -245,6 +252,7 @@ def test_a_lock_that_a_rank_holds_to_its_end_is_let_go(run_program: Runs, how: s
 @pytest.mark.parametrize("how", HOW)
 def test_a_rank_may_wait_for_the_end_of_another(run_program: Runs, how: str) -> None:
     text = """
+        dist.init_process_group("gloo")
         atexit.register(lambda: open(f"ended {rank}", "w").close())
         while rank == 1 and not os.path.exists("ended 0"):
             time.sleep(0.01)

@@ -28,12 +28,16 @@ def test_every_way_is_timed_beside_ddp(run_cli: Run, few_digits: None) -> None:
 
 def test_rows_of_embeddings_are_timed_over_a_link(run_cli: Run) -> None:
     shown = run_cli(
-        "bench", "steps", "--model", "bert", "--steps", 1, "--batch-size", 4, "--link", 10
+        "bench", "steps", "--model", "bert", "--steps", 1, "--batch-size", 4, "--link", 10, "--json"
     )
     assert shown.code == 0, shown.err
-    rows = {line.split()[0] for line in shown.out.splitlines() if line.strip()}
-    assert {SPARSE, DDP, "flat-step"} <= rows
-    assert not rows & {*ON_NO_LINK}
+    names = {rung["rung"] for rung in json.loads(shown.out)["rungs"]}
+    assert names == {*GRAD_SYNCS, SPARSE, DDP} - {*ON_NO_LINK}
+
+
+def test_the_last_line_says_which_was_fastest(run_cli: Run, few_digits: None) -> None:
+    shown = run_cli(*QUICK, *ON_DIGITS, "--link", 1)
+    assert shown.code == 0, shown.err
     assert "Measured: the fastest rung" in " ".join(shown.out.split())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,3 +72,24 @@ def test_the_data_is_there_before_ranks_start(
     looking, found = ran.err.splitlines()
     assert looking == "looking for MNIST"
     assert found.startswith("data: digits (600 + 200 images; MNIST could not be fetched: ")
+
+
+LOADED = """
+import sys
+from playground.app import cli
+cli.main(sys.argv[1:], standalone_mode=False)
+print(*(name for name in sys.modules if name.partition(".")[0] in ("playground", "torch")))
+"""
+
+
+def test_to_tell_its_options_a_lesson_imports_nothing_that_runs_ranks() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", LOADED, "p2p", "--help"], capture_output=True, text=True, check=True
+    )
+    *text, loaded = shown.stdout.splitlines()
+    assert any("--letter" in line for line in text)
+    modules = loaded.split()
+    assert not {name for name in modules if name.startswith("torch")}
+    assert "playground.runtime.launcher.launch" not in modules
+    assert not {name for name in modules if "flight_recorder" in name}
+    assert len(modules) <= 45

@@ -1,7 +1,7 @@
 """Point to point: one rank sends a tensor, and another rank receives it.
 
-Each function below sends in a different way. It returns the tensor that this rank has afterwards.
-Its table shows the tensor on each of three ranks, before and after.
+Each function below sends in a different way. It returns the number that this rank has afterwards.
+Its table shows this number before and after, on each of three ranks.
 
     python -m playground p2p -n 3
     torchrun --nproc-per-node 3 lesson.py
@@ -183,7 +183,7 @@ def run(rank, size):
         (immediate, 1.0 if rank < 2 else 0.0),
         (exchange, 10.0 + left),
         (batch, 10.0 + left),
-        (ring, size if rank == 0 else rank + 1.0),
+        (ring, size if rank == 0 else rank + 1.0),  # rank 0 gets the token back
         (any_source, 10.0 if rank == 0 else 2 * (10.0 + rank)),
         (tags, 4.0 if rank == 1 else 0.0),
     ):

@@ -63,16 +63,16 @@ class FlatParams:
             param.data = view.view_as(param)  # a step of the shard, or a gather, changes the model
 
     def reduce_gradients(self):
-        """Average the gradients over all ranks. This rank gets the average for its shard only."""
-        grads = parameters_to_vector([param.grad for param in self.params])
-        grads /= dist.get_world_size()
+        """Average the gradients over all ranks, and free them: a rank keeps its shard's average."""
+        grads = parameters_to_vector([param.grad for param in self.params])  # a flat copy
         self.shard.grad = torch.empty_like(self.shard)
         dist.reduce_scatter_tensor(self.shard.grad, grads)
+        self.shard.grad /= dist.get_world_size()
         for param in self.params:
             param.grad = None
 
     def gather(self):
-        """Fill the flat tensor with the shards of all ranks."""
+        """Fill the flat tensor with the shards of all ranks. (In zero1 this one is there.)"""
         dist.all_gather_into_tensor(self.full, self.shard.detach())
 
 
@@ -169,10 +169,10 @@ def zero3(model, batches):
 
 
 def fsdp(model, batches):
-    """PyTorch's fully_shard (FSDP2) does what zero3 does, but cuts each parameter by itself."""
+    """PyTorch's fully_shard (FSDP2) does what zero3 does, but cuts each parameter separately."""
     for layer in layers_of(model):
         fully_shard(layer)
-    fully_shard(model)
+    fully_shard(model)  # it has no parameters left, but coordinates its layers
     optimizer = torch.optim.Adam(model.parameters(), LR)
     for batch in batches:
         optimizer.zero_grad()
@@ -186,15 +186,15 @@ def fsdp(model, batches):
 
 def bytes_held(model, optimizer):
     """Bytes of parameters, of gradients and of Adam's state that this rank holds now."""
-    params = {*model.parameters(), *optimizer.param_groups[0]["params"]}
+    params = {*model.parameters(), *optimizer.param_groups[0]["params"]}  # ZeRO's shards, too
     grads = [param.grad for param in params if param.grad is not None]
     states = [tensor for state in optimizer.state.values() for tensor in state.values()]
-    moments = [tensor for tensor in states if tensor.dim() > 0]  # without the number of steps
+    moments = [tensor for tensor in states if tensor.dim() > 0]  # without Adam's step counters
     return [count_bytes(tensors) for tensors in (params, grads, moments)]
 
 
 def count_bytes(tensors):
-    """Tensors that are views of the same memory count once, and fully_shard's by their shard."""
+    """Tensors that share memory count once, freed ones nothing, and a DTensor as its shard."""
     shards = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     storages = [shard.untyped_storage() for shard in shards]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -19,7 +19,7 @@ from playground.runtime.flight_recorder.idle import Sleep
 from playground.runtime.launcher.keeper import StoreKeeper
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED, find_sender
-from playground.runtime.rank.reports import Event
+from playground.runtime.rank.reports import HUNG_UP, Event
 from playground.runtime.rank.work import Answer, Assignment
 from playground.runtime.signals import describe_signal
 from playground.runtime.untrusted import unpickle
@@ -56,6 +56,9 @@ class RankHandle:
     failure: PlaygroundError | None = None
     failed_at: float = 0.0
     vanished: bool = False
+    hung_up: bool = False
+    """Whether its program has closed the line, as daemons do, or has ended by `os._exit(0)`. The
+    end of its process tells the rest."""
     assigned: int = 0
     box: View | None = None
     keeper: StoreKeeper | None = None
@@ -112,14 +115,20 @@ class RankHandle:
 
     def receive_all(self) -> list[Event]:
         """Take in the messages that have arrived, and return the reports among them. Where the line
-        ends, its process has ended."""
+        ends, its process has ended, or its program has closed the line. That it has hung up without
+        a result or a failure is reported."""
         events = []
         try:
             while self.line.poll():
                 if event := self.receive():
                     events.append(event)
         except (EOFError, OSError):
-            self.vanish()
+            is_over = self.done
+            if self.is_ending():
+                self.vanish()
+            if not (is_over or self.failure or self.hung_up):
+                self.hung_up = True
+                events.append({HUNG_UP: True})
         return events
 
     def receive(self) -> Event | None:

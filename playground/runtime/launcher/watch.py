@@ -188,7 +188,8 @@ def receive(
     What a rank prints counts as a message, and is passed on as it comes.
     """
     present = [rank for rank in ranks if not rank.vanished]
-    sources = [rank.line for rank in present] + [rank.process.sentinel for rank in present]
+    sources = [rank.line for rank in present if not rank.hung_up]
+    sources += [rank.process.sentinel for rank in present]
     ready = await_any(ranks, sources, seconds)
     events: list[tuple[int, Event]] = []
     for rank in present:
@@ -246,7 +247,9 @@ def ask_for_stacks(
         rank.order("where")
 
     def may_answer() -> bool:
-        return any(rank.stack == UNHEARD and not rank.is_stopped() for rank in ranks)
+        return any(
+            rank.stack == UNHEARD and not (rank.hung_up or rank.is_stopped()) for rank in ranks
+        )
 
     receive_while(may_answer, ranks, GRACE, on_report)
     return {rank.number: rank.stack for rank in ranks}

@@ -39,7 +39,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from playground.runtime.errors import Preempted
-from playground.runtime.forks import move_up
+from playground.runtime.forks import Descriptor, close_in_children, move_up
 from playground.runtime.rank.generators import seed_generators
 from playground.runtime.threads import join_our_threads
 from playground.runtime.upstream import (
@@ -58,18 +58,22 @@ PR_SET_PDEATHSIG = 1
 """Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html"""
 _before: dict[str, ModuleType] = {}
 """The modules that were imported before this process was forked."""
+_kept: list[Descriptor] = []
+"""Of this process, until its end: its own end of the lifeline."""
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def begin(lifeline: int) -> None:
     """In a fork of the server, which has blocked signals: be a process of its own, leading its own
-    group. Its group is killed when the launcher is gone, and it when the server is: its program may
-    close all descriptors."""
+    group. Its group is killed when the launcher is gone while this process is there, and it when
+    the server is: its program may close all descriptors."""
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The kernel signals one owner for each opened file.
-    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
-    kill_at_end_of_file(move_up(own), -os.getpid())
+    own = move_up(os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK))
+    kill_at_end_of_file(own, -os.getpid())
+    _kept.append(Descriptor(own))
+    close_in_children(*_kept)  # a child may outlive this process, and the launcher
     os.close(lifeline)
     # to ignore a signal is to forget one that came while this was in the server's group
     for number in FROM_TERMINAL:

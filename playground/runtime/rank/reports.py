@@ -14,6 +14,9 @@ Progress = Callable[[int, Event], None]
 """Takes (rank, event): what a rank reports of its progress."""
 JOINED = "joined"
 """What a rank reports when its program has formed a process group."""
+HUNG_UP = "hung up"
+"""What the launcher reports of a rank whose program has closed the line, or has ended its process
+before it has returned: it may have had more to report."""
 _listeners: list[Callable[[Event], None]] = []
 os.register_at_fork(after_in_child=_listeners.clear)  # a child of a rank is not the rank
 

@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from playground.runtime.forks import is_inheritable_epoll
+
 ACCEPT_LIMIT = 5.0
 """Seconds in which whatever has connected must be accepted: the thread that does so has little else
 to do."""
@@ -129,13 +131,12 @@ class StrangerConnected(Exception):
 
 
 def gloo_sockets() -> Iterator[socket.socket]:
-    """As `tcp_sockets`: those of gloo. What its threads wait with, unlike that of Python, libuv and
-    others, is not to be closed when a program is executed."""
+    """As `tcp_sockets`: those of gloo. Its threads wait with an epoll instance that gloo leaves
+    inheritable. Python, libuv and others do not leave theirs inheritable."""
     watched = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed by now
-            is_epoll = os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]"
-            if is_epoll and os.get_inheritable(int(name)):
+            if is_inheritable_epoll(int(name)):
                 text = Path(f"/proc/self/fdinfo/{name}").read_text()
                 watched.update(re.findall(r" ino:(\w+)", text))
     return (each for each in tcp_sockets() if f"{os.fstat(each.fileno()).st_ino:x}" in watched)

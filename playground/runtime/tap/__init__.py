@@ -207,13 +207,15 @@ class Call:
         ]
 
     @property
+    def number_of_peer(self) -> int | None:
+        """The receiver, the sender, or the root, as a number in the group, which may have no such
+        rank. None if the call has none, or the sender is anyone."""
+        return self.args[1] if self.method in ("send", "recv") else root_of(self.method, self.args)
+
+    @property
     def peer(self) -> int | None:
-        """Rank in the world: the receiver, the sender, or the root. None if there is none, or the
-        sender is anyone."""
-        number = (
-            self.args[1] if self.method in ("send", "recv") else root_of(self.method, self.args)
-        )
-        # torch is about to refuse one that is none
+        """`number_of_peer` as a rank in the world; None if the group has no such rank, too."""
+        number = self.number_of_peer
         return None if number is None else dict(enumerate(self.ranks)).get(number)
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 from playground.console.options import check_writable
 from playground.console.units import format_bytes
 from playground.runtime.errors import UsageError
+from playground.runtime.files import writing
 from playground.tools.bench.results import Row
 from playground.tools.bench.settings import MEMORY
 
@@ -58,4 +59,5 @@ def plot_bandwidth(title: str, rows: Sequence[Row], file: Path) -> None:
     axes.set_xticks(ticks, labels=[format_bytes(tick) for tick in ticks], rotation=45)
     axes.minorticks_off()
     axes.legend()
-    figure.savefig(file)
+    with writing(file) as opened:
+        figure.savefig(opened, format=file.suffix.removeprefix("."))

@@ -15,7 +15,7 @@ from playground.console.session import Session
 from playground.explain.cost.run import measured
 from playground.runtime.constants import Value
 from playground.runtime.errors import UsageError
-from playground.runtime.files import follow_own_links, write_file
+from playground.runtime.files import make_folder, write_file
 from playground.runtime.frames import add_program
 from playground.runtime.imports import find_settings
 from playground.runtime.launcher import server
@@ -26,7 +26,7 @@ from playground.runtime.program import (
     parse,
     path_of_new_interpreter,
 )
-from playground.runtime.rank.reports import JOINED
+from playground.runtime.rank.reports import HUNG_UP, JOINED
 from playground.runtime.remote import file_of, remote
 from playground.tools.run.options import FILES, NO_LIMIT, ProgramOptions
 
@@ -81,7 +81,7 @@ def run_on_ranks(
         bare=True, spawn=spawn, output=asked.output, grace=grace,
         timeout=asked.timeout or NO_LIMIT, on_report=lambda rank, event: reported.update(event),
     )  # fmt: skip
-    if is_ours and world.size > 1 and JOINED not in reported:
+    if is_ours and world.size > 1 and reported.isdisjoint({JOINED, HUNG_UP}):
         apart = APART.format(size=world.size, name=program.name)
         click.echo(f"playground: {apart}", err=True)
 
@@ -89,7 +89,7 @@ def run_on_ranks(
 def make_files(folder: Path, size: int) -> None:
     """Make the files for the output of ranks, empty. Raises `UsageError` where they cannot be."""
     try:
-        follow_own_links(folder).mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for rank in range(size):
             for stream in ("stdout", "stderr"):
                 write_file(folder / file_name(rank, stream), b"")

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple
 
+from playground.runtime.flight_recorder import STRANGERS
+
 SCHEMA = 2
 """Version of the format of a recording."""
 
@@ -70,7 +72,7 @@ class Event:
     a bucket that leaves during backward, may end later than their parent."""
     peer: int | None = None
     """The other rank of a message, or the root of a collective; None for a receive from anyone
-    until it is over."""
+    until it is over. If the group has no such rank: the number that was passed, and `STRANGERS`."""
     nbytes: int = 0
     """Size of the message, or of the collective's tensor."""
     shape: tuple[int, ...] = ()
@@ -93,6 +95,16 @@ class Event:
     @property
     def seconds(self) -> float:
         return self.end - self.start
+
+    @property
+    def is_with_stranger(self) -> bool:
+        """Whether it is a message to or from a rank that does not exist."""
+        return self.kind in (SEND, RECEIVE) and (self.peer or 0) > STRANGERS // 2
+
+    @property
+    def number_of_peer(self) -> int | None:
+        """`peer`, or the number that was passed if there is no such rank."""
+        return (self.peer or 0) - STRANGERS if self.is_with_stranger else self.peer
 
 
 @dataclass(frozen=True, kw_only=True)

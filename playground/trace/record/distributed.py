@@ -12,11 +12,14 @@ import torch
 from playground.algorithms.traffic import bytes_of
 from playground.lessons.rpc.lesson import agents
 from playground.runtime.event_log import NONE
+from playground.runtime.flight_recorder import STRANGERS
 from playground.runtime.tap import MESSAGES, Call, Observer
 from playground.trace.record import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
 from playground.trace.record.layout import LANE_CODES, MAX_VALUES
 from playground.trace.record.recorder import Recorder
 
+FARTHEST = STRANGERS // 2 - 1
+"""Of a rank that does not exist: the largest number that a record holds."""
 Ranks = tuple[int, ...]
 Counts = defaultdict[tuple[str, int], Iterator[int]]
 """Numbers of the next messages, by kind and by the other rank. Both ends count alike."""
@@ -41,6 +44,13 @@ def values_of_all(tensors: Sequence[torch.Tensor]) -> list[float] | None:
         return None
     parts = [values_of(tensor) for tensor in tensors]
     return None if None in parts else [value for part in parts for value in part or ()]
+
+
+def peer_of(call: Call) -> int | None:
+    """The peer of a message, as an event has it."""
+    if call.peer is not None or call.number_of_peer is None:
+        return call.peer
+    return STRANGERS + max(-FARTHEST, min(call.number_of_peer, FARTHEST))
 
 
 class CallRecorder(Observer):
@@ -71,7 +81,7 @@ class CallRecorder(Observer):
             kind, source = SEND if call.method == "send" else RECEIVE, self.recorder.sources.find()
             [tensor] = call.inputs or call.outputs
             number = self.begin_message(
-                kind, call.name, tensor, call.ranks, call.peer, call.tag, source
+                kind, call.name, tensor, call.ranks, peer_of(call), call.tag, source
             )
         self.events[call.number] = number
         self.thread.is_inside = True

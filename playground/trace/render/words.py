@@ -61,7 +61,9 @@ def missing_texts(recording: Recording) -> list[Text]:
     lines += [f"rank {each.rank}: cut off" for each in ranks if each.is_cut_off]
     if unmatched:
         first, count = unmatched[0], plural(len(unmatched), "message")
-        other = "anyone" if first.peer is None else f"rank {first.peer}"
+        other = "anyone" if first.peer is None else f"rank {first.number_of_peer}"
+        if first.is_with_stranger:
+            other += f" of {len(first.group)}, which does not exist"
         end = f"rank {first.rank}'s {first.kind} {'to' if first.kind == SEND else 'from'} {other}"
         lines.append(f"{count} of which only one end is recorded, first {end}")
     return [prose(bad("Not recorded"), ": " + "; ".join(lines))] if lines else []

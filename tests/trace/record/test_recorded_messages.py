@@ -3,7 +3,9 @@ its other end."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -13,13 +15,17 @@ import torch.distributed as dist
 from fixtures import Run, Start, Worlds
 from gpus import COLD, shown
 
+from playground import Deadlock
 from playground.algorithms import ALGORITHMS, load_all_reduce, messages
 from playground.algorithms.cost_model import ELEMENT, Task
+from playground.console.rendering import render
 from playground.runtime.backends import BACKENDS
 from playground.testing import World
 from playground.trace.analyse import match_messages
+from playground.trace.files import to_chrome
 from playground.trace.record import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
 from playground.trace.record.run import Recorded, read_recording
+from playground.trace.render.words import recording_texts
 
 NUMEL = 840
 """Divisible by every number of ranks here, and by every power of two among them."""
@@ -44,6 +50,30 @@ def around(recording: Recording, event: Event) -> str:
     while event.kind != COLLECTIVE and event.parent is not None:
         event = events[event.parent]
     return event.name
+
+
+def receive_from_nobody(rank: int, size: int) -> None:
+    """Of `size` ranks none has this number; then a receive from anyone, which nobody sends to."""
+    if rank == 0:
+        dist.recv(torch.ones(3), size)
+    else:
+        dist.recv(torch.ones(3))
+
+
+def test_a_rank_that_does_not_exist_is_not_taken_for_anyone(world: Worlds, tmp_path: Path) -> None:
+    with pytest.raises(Deadlock):
+        record(world(2), tmp_path, receive_from_nobody)
+    recording = read_recording(tmp_path / "0")
+    receives = sorted(recording.events(RECEIVE), key=lambda each: each.rank)
+    assert [(each.number_of_peer, each.is_with_stranger) for each in receives] == [
+        (2, True),
+        (None, False),
+    ]
+    alone = replace(recording, ranks=(recording.ranks[0], replace(recording.ranks[1], events=())))
+    text = " ".join(render(recording_texts(alone), 80).split())
+    assert "first rank 0's receive from rank 2 of 2, which does not exist" in text
+    arguments = [entry.get("args", {}) for entry in json.loads(to_chrome(alone))["traceEvents"]]
+    assert 2 in [each.get("peer") for each in arguments]
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -22,18 +22,18 @@ def seeded():
 def show(name, loader):
     batches = [numbers for (numbers,) in loader]
     assert all(each.device == torch.get_default_device() for each in batches)
-    print(name, torch.cat(batches).int().tolist())
+    print(name, [number for batch in batches for number in batch.tolist()])
 
 
 def run(rank, size):
-    data = TensorDataset(torch.arange(8.0))
+    data = TensorDataset(torch.tensor([float(number) for number in range(8)]))
     show("shuffled", DataLoader(data, batch_size=3, shuffle=True, generator=seeded()))
     assert len([*DataLoader(data, shuffle=True)]) == 8  # by a seed of its own
-    show("distributed", DataLoader(data, sampler=DistributedSampler(data, seed=1)))
+    show("distributed", DataLoader(data, batch_size=2, sampler=DistributedSampler(data, seed=1)))
     again = RandomSampler(data, replacement=True, generator=seeded())
     show("replaced", DataLoader(data, batch_size=3, sampler=again))
     weighted = WeightedRandomSampler([0.1] * 8, 8, generator=seeded())
-    show("weighted", DataLoader(data, sampler=weighted))
+    show("weighted", DataLoader(data, batch_size=4, sampler=weighted))
     for part in random_split(data, [5, 3], generator=seeded()):
         show("split", DataLoader(part, batch_size=2))
     show("from workers", ([batch[0].to(torch.get_default_device())] for batch in in_workers()))
