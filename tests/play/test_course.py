@@ -167,9 +167,7 @@ def test_a_lesson_runs_in_the_world_that_stands(
     assert told(world.run_cell("heard_from, print_steps.__doc__.split()[0]")) == [
         "[0-2] ([0, 1, 2], 'Print')"
     ]
-    assert told(run_lesson(world, "collectives", "broadcast"))[0].startswith(
-        "[0]   {'before': 1.0, "
-    )
+    assert told(run_lesson(world, "hello", "who_am_i"))[0].startswith("[0]   {'rank': 0, ")
     assert told(run_lesson(world, "p2p")) == []
     printed = capfd.readouterr().out
     assert "[1] Rank 1 has data 2.0 after ring, expected 2.0\n" in printed
