@@ -63,7 +63,7 @@ def waits_for_others(frame: FrameType) -> bool:
     code = frame.f_code
     if code is threading.Condition.wait.__code__:
         return frame.f_locals.get("timeout") is None
-    line = linecache.getline(code.co_filename, frame.f_lineno)
+    line = linecache.getline(code.co_filename, frame.f_lineno or 0)
     if code is find_code("concurrent.futures.thread", "_worker"):
         return "work_queue.get(block=True)" in line
     if code is find_code("logging.handlers", "QueueListener", "dequeue"):
@@ -77,7 +77,7 @@ def waits_for_a_batch(frame: FrameType | None) -> bool:
         frame = frame.f_back
     if frame is None or frame.f_globals.get("__name__") != PINS:
         return False
-    return "in_queue.get(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return "in_queue.get(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
 
 
 def find_code(module: str, *names: str) -> Any:
