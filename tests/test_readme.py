@@ -55,6 +55,9 @@ NOT_RUN = {
     "python -m playground run -n 2 swap.py": "the program above it: tests/lessons/test_programs.py",
     "python -m playground run -n 4 -m package.train --lr 0.1": "a package",
     "python -m playground run -n 4 --see run.html --restarts 3 --grace 30 train.py": "a script",
+    "python -m playground run -n 4 --profile --set EPOCHS=2 train.py": "a script: tests/explain",
+    "python -m playground run -n 4 --link 1 train.py": "a script: tests/explain",
+    "python -m playground run -n 2 --profile train.py": "the script above it: tests/explain",
     "python -m playground why 4711": "a run that stands still",
     "python -m playground play -n 4": "somebody who types",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
@@ -77,7 +80,6 @@ HEAVIER = (
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8", "data-parallel --devices 3 --steps 1",
     "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25",
-    "ladder --dataset digits",
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets "
                                                                           "--dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",

@@ -42,6 +42,8 @@ def check_command(words: list[str]) -> None:
         for param in order:
             value = values[param.name] if isinstance(param, click.Option) else None
             texts = value if isinstance(value, (list, tuple)) else [value]
+            if getattr(param, "_flag_needs_value", False) and not isinstance(value, str):
+                continue  # it is named without its value, and may be
             if value is not None and not any(PLACEHOLDER.fullmatch(str(text)) for text in texts):
                 param.type_cast_value(ctx, value)
 
