@@ -203,7 +203,7 @@ ROWS = (
     Row("memory {on}", needs=FOR.real),
     Row("bytes --backend nccl -n 2", needs=FOR.pair),
     Row("scaling {on}", needs=FOR.pair),
-    Row("zero {on} --layers 2 --steps 5"),
+    Row("zero {on} --steps 5"),
     Row("prove {on}"),
     Row("rpc {on}", needs=FOR.pair),
     Row("parameter-server {on} --steps 20", needs=FOR.pair),

@@ -58,6 +58,14 @@ NOT_RUN = {
     "python -m playground run -n 4 --profile --set EPOCHS=2 train.py": "a script: tests/explain",
     "python -m playground run -n 4 --link 1 train.py": "a script: tests/explain",
     "python -m playground run -n 2 --profile train.py": "the script above it: tests/explain",
+    **{
+        f"python -m playground bench steps {words}": "minutes: tests/tools/test_bench_steps.py"
+        for words in (
+            "--model net",
+            "--model resnet18 --all-reduce shared-memory",
+            "--model bert --link 1",
+        )
+    },
     "python -m playground why 4711": "a run that stands still",
     "python -m playground play -n 4": "somebody who types",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
