@@ -141,7 +141,7 @@ def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Pat
 
 UNEQUAL = "for batch in range(rank, 8, size):\n    dist.all_reduce(one)\n"
 FAULTY: list[tuple[str, str, str, str]] = [
-    ("agreement", ERROR, UNEQUAL, "on 3 ranks: deadlock: rank 2 has finished (train.py:9) where"),
+    ("agreement", ERROR, UNEQUAL, "on 3 ranks: rank 2 has finished (train.py:9) while"),
     ("agreement", ERROR, "dist.all_reduce(one.int() if rank else one)", "on 2 ranks: rank 0 has "
                                                                         "called all_reduce of"),
     ("set-order", WARNING, "for name in {'b', 'w'}:\n    dist.all_reduce(one)",

@@ -423,7 +423,7 @@ def test_the_output_of_rank_0_alone(save: Save, run_it: Ran) -> None:
     assert run_it("--output", "first", "train.py") == Outcome(0, "of 0\n", told)
     refused = run_it("--output", "none", "train.py")
     assert (refused.code, refused.out) == (2, "")
-    assert "'none' is none of ranks, first, files DIR" in refused.err
+    assert "'none' is none of ranks, rounds, first, files DIR" in refused.err
 
 
 def test_another_users_link_is_not_written_through(save: Save, run_it: Ran) -> None:

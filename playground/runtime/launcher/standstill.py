@@ -53,7 +53,7 @@ class Standstill:
     calls: list[object] = field(default_factory=list)
     """The calls in which the ranks are."""
     used: list[int] | None = None
-    """The processor time of each rank's process when it had stood still for `SETTLED` seconds."""
+    """The processor time of each rank when it had stood still for `SETTLED` seconds."""
     was_patient: bool = False
     """Whether ranks have been looked at that have stood still for `PATIENCE` seconds."""
     is_looked_at: bool = False
@@ -95,12 +95,15 @@ class Standstill:
         return time.monotonic() - self.since
 
     def computes(self) -> bool:
-        """Whether the process of a rank has computed in this standstill."""
+        """Whether the main thread of a rank has computed in this standstill."""
         used = zip(self.used or [], self.count_ticks(), strict=True)
         return any(now - was > BUSY * TICKS * self.seconds for was, now in used)
 
     def count_ticks(self) -> list[int]:
-        return [sum(map(int, process_status(rank.process.pid)[11:13])) for rank in self.ranks]
+        """The processor time of each rank's main thread. (A thread of gloo's may spin while its
+        program stands still.)"""
+        pids = [rank.process.pid for rank in self.ranks]
+        return [sum(map(int, process_status(pid, "task", str(pid))[11:13])) for pid in pids]
 
     def tell(self, found: Diagnosis) -> None:
         """Say why the ranks stand still, unless that has been said, or patience may help."""
