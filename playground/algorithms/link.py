@@ -45,7 +45,7 @@ class Link(Observer):
         self.ends: dict[int, float] = {}
         """When the link will have carried the bytes of a call, by its number."""
         self.backwards: list[list[Call]] = []
-        """Of each backward pass under way, the asynchronous calls in it: on a GPU threads of
+        """The asynchronous calls in each backward pass under way: on a GPU threads of
         autograd's call some."""
 
     def carry(self, nbytes: float) -> float:

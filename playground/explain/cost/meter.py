@@ -140,7 +140,7 @@ class Meter(Observer):
         self.calls: dict[int, Issued] = {}
         """By number."""
         self.backwards: list[list[Call]] = []
-        """Of each backward pass under way, the asynchronous calls in it."""
+        """The asynchronous calls in each backward pass under way."""
         self.later: deque[tuple[Moment, Callable[[], None]]] = deque()
         """What can be computed once the GPU has come to an event."""
         self.base: Moment = None
@@ -231,7 +231,7 @@ class Meter(Observer):
             self.settle(issued.completed, lambda: self.add_wait(issued, issued.completed))
 
     def add_wait(self, issued: Issued, end: Moment) -> None:
-        """Of a call that blocks."""
+        """Add what a call that blocks has waited."""
         end = max(self.seconds(end), issued.carried)
         self.log.add(issued.row, WAITED, max(0.0, end - self.seconds(issued.start)))
 
@@ -261,7 +261,7 @@ class Meter(Observer):
         self.stand_still(0, 0.0)
 
     def add_async(self, ended: Sequence[Issued], row: int, start: Moment, end: Moment) -> None:
-        """Of calls for which the program has waited from `start` to `end`."""
+        """Add what the program has waited for calls, from `start` to `end`."""
         began = self.seconds(start)
         self.log.add(row, WAITED, max(0.0, self.seconds(end) - began))
         for issued in ended:
@@ -276,13 +276,7 @@ class Meter(Observer):
         self.log.add(issued.row, HIDDEN, max(0.0, hidden))
 
     def failed(self, calls: Sequence[Call], error: BaseException) -> None:
-        for call in calls:
-            issued = self.calls.get(call.number)
-            if issued and call.blocks and not call.is_torchs:
-                self.calls.pop(call.number)
-                end = self.now(issued.on_gpu)
-                self.settle(end, partial(self.add_wait, issued, end))
-                self.stand_still(0, 0.0)
+        self.done(calls)
 
     def dropped(self, calls: Sequence[Call]) -> None:
         for call in calls:

@@ -59,7 +59,7 @@ PR_SET_PDEATHSIG = 1
 _before: dict[str, ModuleType] = {}
 """The modules that were imported before this process was forked."""
 _kept: list[Descriptor] = []
-"""Of this process, until its end: its own end of the lifeline."""
+"""This process's own end of the lifeline, until it ends."""
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
