@@ -34,6 +34,7 @@ What `launch` raises is a `PlaygroundError`:
     ProgramRefused       every rank of a program ended by an assertion or by `sys.exit`, with words
     RendezvousTimeout    the ranks did not find each other in time
     ForkServerFailed     the process that forks ranks was killed, is stopped, or could not start one
+    StoreFailed          the process through which ranks meet was killed, or has failed
     Preempted            the ranks were asked to end and did, and stored the .step they had reached
 
 Importing this package imports nothing and changes nothing.
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         RankFailed,
         RankTimeout,
         RendezvousTimeout,
+        StoreFailed,
         UsageError,
         launch,
         preempted,
@@ -60,8 +62,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted",
-    "ProgramRefused", "RankFailed", "RankTimeout", "RendezvousTimeout", "UsageError", "launch",
-    "preempted", "report", "restart_count",
+    "ProgramRefused", "RankFailed", "RankTimeout", "RendezvousTimeout", "StoreFailed", "UsageError",
+    "launch", "preempted", "report", "restart_count",
 ]  # fmt: skip
 
 

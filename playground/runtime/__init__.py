@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         RankFailed,
         RankTimeout,
         RendezvousTimeout,
+        StoreFailed,
         UsageError,
     )
     from playground.runtime.launcher.launch import launch
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted",
-    "ProgramRefused", "RankFailed", "RankTimeout", "RendezvousTimeout", "UsageError", "device",
-    "launch", "on_device", "preempted", "report", "restart_count", "synchronize",
+    "ProgramRefused", "RankFailed", "RankTimeout", "RendezvousTimeout", "StoreFailed", "UsageError",
+    "device", "launch", "on_device", "preempted", "report", "restart_count", "synchronize",
 ]  # fmt: skip
 HOMES = (
     *("errors", "backends", "rank.reports", "rank.preemption", "rendezvous.environment"),

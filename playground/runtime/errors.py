@@ -41,6 +41,13 @@ class ForkServerFailed(PlaygroundError):
         return f"the fork server, which ranks come from, {super().__str__()}"
 
 
+class StoreFailed(PlaygroundError):
+    """The process that serves the store, through which ranks meet, was killed, or has failed."""
+
+    def __str__(self) -> str:
+        return f"the process that serves the ranks' store {super().__str__()}"
+
+
 class RendezvousTimeout(PlaygroundError):
     """The ranks did not find each other within the timeout."""
 

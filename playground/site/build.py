@@ -495,8 +495,9 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
     def change(self, page: str, file: Path, content: str, children: list[Token]) -> Iterator[Token]:
         """The parts of a paragraph, with links to pages, to exercises where they are named, and to
         programs in a table."""
-        named = False
+        named = is_linked = False
         for child in children:
+            is_linked = child.type == "link_open" or (is_linked and child.type != "link_close")
             name, changed, named = child.content, "", named or "xercise" in child.content
             if child.type == "link_open" and not re.match("https?:", str(child.attrGet("href"))):
                 path, _, part = str(child.attrGet("href")).partition("#")
@@ -513,12 +514,14 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
                 changed = self.show_figure(
                     page, (file.parent / str(child.attrGet("src"))).resolve(), html.escape(name)
                 )
-            elif child.type == "code_inline" and named and name in CATALOGUE:
+            elif child.type != "code_inline" or is_linked:
+                pass  # a link holds no other
+            elif named and name in CATALOGUE:
                 changed = (
                     f'<a href="{self.link(FOLDER / CATALOGUE[name].folder)}">'
                     f"<code>{name}</code></a>"
                 )
-            elif child.type == "code_inline" and content == f"`{name}`" and name in PROGRAMS:
+            elif content == f"`{name}`" and name in PROGRAMS:
                 changed = f'<a href="break-{name}.html"><code>{name}</code></a>'
             yield Token("html_inline", "", 0, content=changed) if changed else child
 

@@ -18,6 +18,7 @@ from playground.runtime.errors import (
     RankFailed,
     RankTimeout,
     RendezvousTimeout,
+    StoreFailed,
     UsageError,
 )
 from playground.runtime.flight_recorder import Kind
@@ -31,6 +32,7 @@ STACKS = {0: "train.py:1 in step\n", 2: UNHEARD}
 ERRORS: list[tuple[PlaygroundError, int, str]] = [
     (UsageError("-n 0: at least 1"), 2, "-n 0: at least 1"),
     (ForkServerFailed("was killed"), 1, "the fork server, which ranks come from, was killed"),
+    (StoreFailed("was killed"), 1, "the process that serves the ranks' store was killed"),
     (RendezvousTimeout("2 of 3 ranks have come"), 1, "2 of 3 ranks have come"),
     (RankFailed(1, 3, "raised", "Traceback: …"), 1, "rank 1 of 3 raised\nTraceback: …"),
     (ProgramRefused("4 ranks do not divide 30"), 1, "4 ranks do not divide 30"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ from playground.runtime.launcher import server
 
 launch = partial(playground.launch, fresh=True)
 KILLED = "was killed by SIGKILL"
+STORE = "the process that serves the ranks' store"
 
 
 class Restarts:
@@ -271,7 +273,8 @@ def test_any_rank_may_be_killed_at_any_moment(kills: int, tmp_path: Path) -> Non
         )
     assert results == [len(seen.counts)] * 3
     assert killer.kills >= len(seen.counts) >= kills
-    assert [line for line in seen.headlines if not line.endswith(f" of 3 {KILLED}")] == []
+    victims = re.compile(f"(rank [012] of 3|{STORE}) {KILLED}")
+    assert [line for line in seen.headlines if not victims.fullmatch(line)] == []
     assert soon(lambda: children_of_the_server() <= killer.spared)
 
 
@@ -290,6 +293,33 @@ def test_a_rank_may_be_killed_while_it_leaves(seed: int) -> None:
     assert [count for _, count in results] == [len(seen.counts)] * 3
     assert [line for line in seen.headlines if KILLED not in line] == []
     assert soon(lambda: children_of_the_server() <= killer.spared)
+
+
+def form_a_group_without_the_store(rank: int, size: int) -> list[int]:
+    report(pid=os.getpid())
+    if restart_count() == 0:
+        time.sleep(1000)
+    ranks = [*range(size)]
+    return dist.get_process_group_ranks(dist.new_group(ranks))
+
+
+def test_a_store_that_was_killed_is_named_and_replaced() -> None:
+    seen, spared = Restarts(), children_of_the_server()
+    killed: set[int] = set()
+
+    def on_report(rank: int, event: dict[str, Any]) -> None:
+        seen.on_report(rank, event)
+        if len(seen.pids) == 2:
+            killed.update(children_of_the_server() - spared - {*seen.pids})
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    results = launch(
+        form_a_group_without_the_store, 2,
+        restarts=1, on_restart=seen.on_restart, on_report=on_report,
+    )  # fmt: skip
+    assert (results, len(killed)) == ([[0, 1]] * 2, 1)
+    assert seen.headlines == [f"{STORE} {KILLED}"]
 
 
 def kill_the_server_once(rank: int, size: int) -> int:

@@ -19,6 +19,7 @@ from playground.runtime.errors import (
     ProgramRefused,
     RankFailed,
     RankTimeout,
+    StoreFailed,
 )
 from playground.runtime.flight_recorder import Kind
 from playground.runtime.flight_recorder.activity import BETWEEN_LOOKS, compare
@@ -94,8 +95,18 @@ class WorldWatch:
             raise self.explain(
                 RankTimeout(len(self.ranks), self.silence, self.collect_stacks(self.ranks))
             )
+        if not any(rank.died for rank in self.ranks):
+            self.check_store()
         if any(rank.failure for rank in self.ranks):
             raise self.explain(self.first_failure())
+
+    def check_store(self) -> None:
+        """Raise `StoreFailed` if the process that serves the store has ended: no rank can meet
+        another any more, and what ranks raise because of that does not say so."""
+        for rank in self.ranks:
+            if rank.keeper and rank.keeper.process.has_ended:
+                code = rank.keeper.process.join(EXIT_LIMIT)
+                raise StoreFailed(describe_exit(code, rank.backend))
 
     def judge(self, stands: bool) -> None:
         """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in
