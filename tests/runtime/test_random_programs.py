@@ -3,7 +3,6 @@ diagnosed."""
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import subprocess
@@ -12,35 +11,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
-from random_programs import (
-    MISTAKES,
-    Mistake,
-    Program,
-    Step,
-    list_groups,
-    make_mistake,
-    receive,
-    send,
-    write_programs,
-)
+from drawn_player import Player, stop_for_a_while, write_rounds
+from fixtures import Run
+from processes import free_port
+from random_programs import MISTAKES, Mistake, Program, make_mistake
 
 from playground import Deadlock, RankFailed, RankTimeout, launch
-from playground.runtime.flight_recorder import NEW_GROUP, SEND
-from playground.runtime.rank.reports import Event, report
+from playground.runtime.rank.reports import Event
 
 TIMEOUT = 15.0
 """Seconds, far above what a proof takes: a run that stands still and ends by it has not been
 proved."""
-TAGS, IN_THREAD = 20, 19
-"""Tags per program; the one of messages that a thread sends."""
-LONG = 0.3
-"""Seconds that a rank sleeps or is stopped at most: some looks of the launcher's."""
+SCRIPT = Path(__file__).parent.with_name("support") / "drawn_script.py"
 
 
 def play(rank: int, size: int, rounds: list[list[Program]], seed: int, disturbed: bool) -> int:
@@ -48,13 +33,8 @@ def play(rank: int, size: int, rounds: list[list[Program]], seed: int, disturbed
     `disturbed` sleep now and then and run some programs in a thread, and one of them is stopped for
     a while."""
     rng = random.Random(seed * size + rank)
-    player, children = Player(size, rng, disturbed), list[subprocess.Popen[bytes]]()
-    if disturbed and seed % size == rank:
-        stop = (
-            f"sleep {rng.uniform(0, 1)}; kill -STOP {os.getpid()}; sleep {LONG}; kill -CONT "
-            f"{os.getpid()}"
-        )
-        children.append(subprocess.Popen(["sh", "-c", stop]))
+    player = Player(size, rng, disturbed)
+    child = stop_for_a_while(rng) if disturbed and seed % size == rank else None
     for number, programs in enumerate(rounds):
         if disturbed and rng.random() < 0.1:
             thread = threading.Thread(target=player.run, args=(number, programs[rank]))
@@ -62,86 +42,9 @@ def play(rank: int, size: int, rounds: list[list[Program]], seed: int, disturbed
             thread.join()
         else:
             player.run(number, programs[rank])
-    for child in children:
+    if child:
         child.wait()
     return player.called
-
-
-class Player:
-    """Runs programs on this rank of a world."""
-
-    def __init__(self, size: int, rng: random.Random, disturbed: bool) -> None:
-        self.groups = {ranks: dist.new_group(list(ranks)) for ranks in list_groups(size)[1:]}
-        self.rng = rng
-        self.disturbed = disturbed
-        self.called = 0
-
-    def run(self, number: int, program: Program) -> None:
-        works, threads = dict[str, Any](), list[threading.Thread]()
-        for step in program:
-            if self.disturbed and self.rng.random() < 0.05:
-                time.sleep(self.rng.choice((0.001, 0.01, 0.01, 0.1, LONG)))
-            elif not self.disturbed:
-                report(number=number)
-            if step.call and step.call.tag == IN_THREAD and step.call.kind == SEND:
-                threads.append(threading.Timer(self.rng.uniform(0, 0.1), self.call, (step, number)))
-                threads[-1].start()
-            elif step.call:
-                works[step.call.line] = self.call(step, number)
-            if isinstance(work := works.get(step.awaits), dist.Work):
-                work.wait()
-        for thread in threads:
-            thread.join()
-
-    def call(self, step: Step, number: int) -> Any:
-        """Call its operation; return the work if it is asynchronous."""
-        assert step.call
-        self.called += 1
-        call, returns = step.call, step.awaits != step.call.line
-        group, tag = self.groups.get(call.group), call.tag + TAGS * number
-        count, dtype = call.shape[0] if call.shape else 1, getattr(torch, call.dtype or "float32")
-        scale = 20_000 if number % 4 == 3 else 1  # some do not fit into the buffers of sockets
-        tensor, *parts = torch.zeros(1 + len(call.group), count * scale, dtype=dtype)
-        root_parts = parts if call.peer == dist.get_rank() else None
-        more: dict[str, Any] = {"group": group, "async_op": returns}
-        match call.name:
-            case "send":
-                return (dist.isend if returns else dist.send)(tensor, call.peer, group, tag)
-            case "recv":
-                return (dist.irecv if returns else dist.recv)(tensor, call.peer, group, tag)
-            case "all_reduce":
-                return dist.all_reduce(tensor, **more)
-            case "broadcast":
-                return dist.broadcast(tensor, call.peer, **more)
-            case "reduce":
-                return dist.reduce(tensor, call.peer, **more)
-            case "all_gather_into_tensor":
-                return dist.all_gather_into_tensor(torch.cat(parts), tensor, **more)
-            case "scatter":
-                return dist.scatter(tensor, root_parts, call.peer, **more)
-            case "gather":
-                return dist.gather(tensor, root_parts, call.peer, **more)
-            case "all_to_all":
-                return dist.all_to_all([torch.zeros_like(part) for part in parts], parts, **more)
-            case "barrier":
-                return dist.barrier(**more)
-        assert call.name == NEW_GROUP
-        return dist.new_group() and None
-
-
-def write_rounds(size: int, count: int, rng: random.Random) -> list[list[Program]]:
-    """Right programs, in each of which a thread sends a message that the main thread of another
-    rank waits for."""
-    rounds = [write_programs(size, rng) for _ in range(count)]
-    for programs in rounds:
-        sender, receiver = rng.sample(range(size), 2)
-        for rank, place, operation in (
-            (sender, 0, send(receiver, size)),
-            (receiver, rng.randint(0, len(programs[receiver])), receive(sender, size)),
-        ):
-            operation = replace(operation, tag=IN_THREAD, line="in a thread")
-            programs[rank].insert(place, Step(operation, operation.line))
-    return rounds
 
 
 @pytest.fixture
@@ -174,6 +77,29 @@ def run_right_programs(size: int, launches: int, rng: random.Random) -> int:
 def test_right_programs_are_never_called_a_deadlock(caplog: pytest.LogCaptureFixture) -> None:
     assert run_right_programs(3, 1, random.Random(0)) > 50
     assert caplog.records == []
+
+
+def check_scripts(run_cli: Run, folder: Path, seeds: range, rounds: int) -> None:
+    """Run drawn scripts on two to four ranks each: all end, and nothing is told of any."""
+    for seed in seeds:
+        place = folder / str(seed)
+        place.mkdir()
+        words = ["run", "-n", f"{2 + seed % 3}", str(SCRIPT), f"{seed}", f"{rounds}"]
+        ran = run_cli(*words, free_port(), str(place))
+        assert (ran.code, ran.err) == (0, ""), (seed, ran)
+        assert " calls: " in ran.out
+
+
+def test_right_scripts_run_and_nothing_is_told_of_them(run_cli: Run, tmp_path: Path) -> None:
+    check_scripts(run_cli, tmp_path, range(3), 6)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("busy", [0, 2], indirect=True)
+def test_many_right_scripts_run_and_nothing_is_told_of_them(
+    run_cli: Run, tmp_path: Path, busy: None
+) -> None:
+    check_scripts(run_cli, tmp_path, range(3, 63), 40)
 
 
 @pytest.mark.stress
