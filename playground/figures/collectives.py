@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 SIX_COLLECTIVES = FigureRun(
     "collectives", remote("playground.figures.ranks:six_collectives"), 4, recorded=True
 )
-SEND = FigureRun("send", remote("playground.figures.ranks:send_to_last"), 4, recorded=True)
+SEND = FigureRun("send", remote("playground.figures.ranks:send_a_number"), 3, recorded=True)
 REDUCE_BROADCAST, ALL_TO_ALL, RING = (
     FigureRun(name, remote("playground.figures.ranks:all_reduce"), 4, (name,), recorded=True)
     for name in ("reduce-broadcast", "all-to-all", "ring")
@@ -269,14 +269,14 @@ def step_everywhere(run: Evidence) -> Scene:
 @figure("F20", "p2p/p2p", SEND)
 def point_to_point(run: Evidence) -> Scene:
     messages = run.messages
-    idle = {*range(len(run.results))} - {event.rank for message in messages for event in message}
+    [idle] = {*range(len(run.results))} - {event.rank for message in messages for event in message}
     send = messages[0].send
     arrows = arrows_of(messages, format_values(send.values or ()))
     return bands_scene(
         "Point to point: one rank sends, another receives",
-        [before_band(run.results, idle), after_band(run.results, arrows, idle)],
+        [before_band(run.results, [idle]), after_band(run.results, arrows, [idle])],
         f"{len(messages)} message of {format_bytes(send.nbytes)}, recorded: rank {send.rank} to "
-        f"rank {send.peer}. Ranks {' and '.join(map(str, sorted(idle)))} have no part in it.",
+        f"rank {send.peer}. Rank {idle} has no part in it.",
     )
 
 

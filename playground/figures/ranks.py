@@ -103,13 +103,13 @@ def all_reduce(rank: int, size: int, algorithm: str) -> Held:
     return Held(tuple(before), tuple(tensor.tolist()))
 
 
-def send_to_last(rank: int, size: int) -> Held:
-    """Rank 0 sends a number to the last rank; those between have no part in it."""
+def send_a_number(rank: int, size: int) -> Held:
+    """Rank 0 sends a number to rank 1; the other ranks have no part in it."""
     tensor = torch.full((1,), float(rank == 0), device=device())
     before = tensor.tolist()
     if rank == 0:
-        dist.send(tensor, dst=size - 1)
-    elif rank == size - 1:
+        dist.send(tensor, dst=1)
+    elif rank == 1:
         dist.recv(tensor, src=0)
     return Held(tuple(before), tuple(tensor.tolist()))
 

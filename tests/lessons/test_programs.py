@@ -279,7 +279,7 @@ def test_programs_of_a_chapter_run_under_run(
         (("--lettre", "3"), 2, "No such option '--lettre'."),
         (("--letter", "3", "4"), 2, "Got unexpected extra argument (4)"),
         (("--timeout", "0"), 2, "Invalid value for '--timeout'"),
-        (("-n", "1"), 1, "a message needs two ranks: start 2 or more (lesson.py:"),
+        (("-n", "1"), 1, "a message needs at least 2 ranks (lesson.py:"),
     ],
 )
 def test_what_a_lesson_cannot_do_is_one_line(
@@ -293,7 +293,7 @@ def test_what_a_lesson_cannot_do_is_one_line(
 
 def test_its_constants_are_options_with_their_comments(run_cli: Run) -> None:
     shown = " ".join(run_cli("p2p", "--help").out.split())
-    parcel = "the tag of a parcel: a receive with a tag takes only a message with the same tag"
+    parcel = "the tag of a parcel: a receive takes only a message with its own tag (0 if not given)"
     assert f"--parcel INTEGER {parcel} [default: 7]" in shown
     assert "--letter INTEGER the tag of a letter [default: 8]" in shown
 

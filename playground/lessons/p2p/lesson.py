@@ -1,7 +1,8 @@
 """Point to point: one rank sends a tensor, and another rank receives it.
 
 Each function below sends in a different way. It returns the number that this rank has afterwards.
-Its table shows this number before and after, on each of three ranks.
+Its table shows this number before and after, on each of three ranks. All functions take the rank
+and the world size, used or not. Where the ranks start with different numbers, rank r has 10 + r.
 
     python -m playground p2p -n 3
     torchrun --nproc-per-node 3 lesson.py
@@ -18,14 +19,14 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-com
 import torch
 import torch.distributed as dist
 
-PARCEL = 7  # the tag of a parcel: a receive with a tag takes only a message with the same tag
+PARCEL = 7  # the tag of a parcel: a receive takes only a message with its own tag (0 if not given)
 LETTER = 8  # the tag of a letter
 
 
 def blocking(rank, size):
     """Rank 0 adds 1 to its tensor and sends it to rank 1. Other ranks do nothing.
 
-    send returns when the tensor may be changed again. recv returns when the tensor is filled.
+    send returns when its tensor may be changed, and recv when its tensor is filled.
 
     | rank | before | after |
     |------|--------|-------|
@@ -45,7 +46,8 @@ def blocking(rank, size):
 def immediate(rank, size):
     """The same with isend and irecv, which return a request at once, before the data has moved.
 
-    The rank may compute before it calls wait(). It may use the tensor only after wait().
+    The rank may compute before it calls wait(). Before wait(), the sender must not change its
+    tensor, and the receiver must not read or change its own.
 
     | rank | before | after |
     |------|--------|-------|
@@ -87,7 +89,9 @@ def exchange(rank, size):
 
 
 def batch(rank, size):
-    """exchange in one call. A batch may list its sends and its receives in either order.
+    """The same exchange as a batch, whose messages start together.
+
+    On nccl, exchange may hang, but this cannot.
 
     | rank | before | after |
     |------|--------|-------|
@@ -158,10 +162,11 @@ def tags(rank, size):
     | 1    | 0.0    | 4.0   |
     | 2    | 0.0    | 0.0   |
     """
+    parcel, letter = torch.tensor([1.0]), torch.tensor([5.0])
     first, second = torch.zeros(1), torch.zeros(1)
     if rank == 0:
-        sending_parcel = dist.isend(torch.tensor([1.0]), dst=1, tag=PARCEL)
-        sending_letter = dist.isend(torch.tensor([5.0]), dst=1, tag=LETTER)
+        sending_parcel = dist.isend(parcel, dst=1, tag=PARCEL)
+        sending_letter = dist.isend(letter, dst=1, tag=LETTER)
         sending_parcel.wait()
         sending_letter.wait()
     elif rank == 1:
@@ -170,12 +175,13 @@ def tags(rank, size):
     return first - second
 
 
-# On nccl, exchange may hang, any_source raises an error, and tags are ignored.
+# On the backend nccl (for GPUs), exchange may hang, any_source raises an error, and tags are
+# ignored.
 ONLY_ON_GLOO = exchange, any_source, tags
 
 
 def run(rank, size):
-    assert size > 1, "a message needs two ranks: start 2 or more"
+    assert size > 1, "a message needs at least 2 ranks"
     left = (rank - 1) % size
     difference = 0.0
     for function, expected in (
@@ -183,7 +189,7 @@ def run(rank, size):
         (immediate, 1.0 if rank < 2 else 0.0),
         (exchange, 10.0 + left),
         (batch, 10.0 + left),
-        (ring, size if rank == 0 else rank + 1.0),  # rank 0 gets the token back
+        (ring, float(size) if rank == 0 else rank + 1.0),  # rank 0 gets the token back
         (any_source, 10.0 if rank == 0 else 2 * (10.0 + rank)),
         (tags, 4.0 if rank == 1 else 0.0),
     ):
