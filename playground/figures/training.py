@@ -112,11 +112,13 @@ PIPELINE = FigureRun(
     2,
     on_digits(PipelineSettings, size=2, microbatches=4, steps=3),
 )
+METHODS = {"ddp": "data_parallel", "zero-1": "zero1", "zero-2": "zero2", "zero-3": "zero3"}
+"""By way, the name of its function in the program of zero."""
 ZERO = FigureRun(
     "zero",
     remote("playground.figures.counting:count_ways"),
     4,
-    (WaysSettings(ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6),),
+    (WaysSettings(ways=tuple(METHODS), layers=6),),
 )
 ROUTED = FigureRun(
     "experts",
@@ -422,17 +424,18 @@ def hosts(run: Evidence) -> Scene:
 def bytes_over_a_step(run: Evidence) -> Scene:
     ways: Sequence[CountedStep] = run.results[0]
     most = max(way.peak for way in ways)
-    scene = Scene("The bytes that one rank holds over a training step, by four ways")
+    scene = Scene("The bytes that one rank holds over a training step, by four methods")
     width = (WIDTH - 2 * CELL[0]) / COLUMNS
     for way in ways:
         y = scene.bottom + CELL[1]
-        scene.write(f"{way.way}: at most {format_bytes(round(way.peak))}", CELL[0], y)
+        method = METHODS[way.way]
+        scene.write(f"{method}: at most {format_bytes(round(way.peak))}", CELL[0], y)
         held = [(nbytes, what) for what, part in way.series.items() for nbytes in part]
         for column in range(COLUMNS):
             first, end = (len(held) * each // COLUMNS for each in (column, column + 1))
             nbytes, what = max(held[first : max(1, end)] or held[-1:], key=lambda each: each[0])
             x, height = CELL[0] + column * width, CURVE * nbytes / most
-            title = f"{way.way}: {format_bytes(nbytes)} in {PHASES[what]}"
+            title = f"{method}: {format_bytes(nbytes)} in {PHASES[what]}"
             look = {"style": PHASES[what], "title": title}
             scene.add(LANE, x, y + CELL[1] + CURVE - height, width, height, **look)
     add_key(scene, {style: style for style in PHASES.values()})

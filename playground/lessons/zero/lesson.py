@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 
-from playground.lessons.gpt import GPT, V, make_batch, next_token_loss
+from playground.lessons.gpt import GPT, T, make_batch, next_token_loss
 
 STEPS = 10
 BATCH_SIZE = 8  # sequences of each rank
@@ -40,6 +40,7 @@ def data_parallel(model, batches):
     for batch in batches:
         optimizer.zero_grad()
         next_token_loss(model, batch).backward()
+        # The last step's bytes are returned: Adam has no state before the end of the first.
         held = bytes_held(model, optimizer)
         for param in model.parameters():
             dist.all_reduce(param.grad)
@@ -72,7 +73,10 @@ class FlatParams:
             param.grad = None
 
     def gather(self):
-        """Fill the flat tensor with the shards of all ranks. (In zero1 this one is there.)"""
+        """Fill the flat tensor with the shards of all ranks.
+
+        In zero1 and zero2, our own shard is already there.
+        """
         dist.all_gather_into_tensor(self.full, self.shard.detach())
 
 
@@ -96,25 +100,22 @@ def layers_of(model):
     return [*embeddings, *model.blocks, model.final_norm, model.lm_head]
 
 
-class ReduceInBackward:
-    """Reduces a layer's gradients during backward, as soon as the last of them is computed."""
+def when_complete(params, action):
+    """Call action in backward as soon as the last of the params has its gradient."""
 
-    def __init__(self, flat):
-        self.flat = flat
-        for param in flat.params:
-            param.register_post_accumulate_grad_hook(self.on_gradient)
+    def on_gradient(_):
+        if all(param.grad is not None for param in params):
+            action()
 
-    def on_gradient(self, _):
-        """Called by backward when a parameter's gradient is complete."""
-        if all(param.grad is not None for param in self.flat.params):
-            self.flat.reduce_gradients()
+    for param in params:
+        param.register_post_accumulate_grad_hook(on_gradient)
 
 
 def zero2(model, batches):
     """Shard the gradients, too: reduce a layer's gradients, and free them, during backward."""
     flats = [FlatParams(layer) for layer in layers_of(model)]
     for flat in flats:
-        ReduceInBackward(flat)
+        when_complete(flat.params, flat.reduce_gradients)
     optimizer = torch.optim.Adam([flat.shard for flat in flats], LR)
     for batch in batches:
         optimizer.zero_grad()
@@ -137,21 +138,19 @@ class ShardedLayer:
         layer.register_forward_pre_hook(self.gather)
         layer.register_forward_hook(self.free)
         layer.register_full_backward_pre_hook(self.gather)
-        for param in self.flat.params:
-            param.register_post_accumulate_grad_hook(self.on_gradient)
+        when_complete(self.flat.params, self.reduce)
 
     def gather(self, *_):  # hooks pass the layer, and its inputs or gradients
         self.flat.full.untyped_storage().resize_(self.flat.full.nbytes)
         self.flat.gather()
 
     def free(self, *_):
-        """Give the memory back. The tensor stays: autograd has saved views of it for backward."""
+        """Give the memory back. The storage stays: tensors that autograd has saved point to it."""
         self.flat.full.untyped_storage().resize_(0)
 
-    def on_gradient(self, _):
-        if all(param.grad is not None for param in self.flat.params):
-            self.flat.reduce_gradients()
-            self.free()
+    def reduce(self):
+        self.flat.reduce_gradients()
+        self.free()
 
 
 def zero3(model, batches):
@@ -172,7 +171,7 @@ def fsdp(model, batches):
     """PyTorch's fully_shard (FSDP2) does what zero3 does, but cuts each parameter separately."""
     for layer in layers_of(model):
         fully_shard(layer)
-    fully_shard(model)  # it has no parameters left, but coordinates its layers
+    fully_shard(model)  # the root has no parameters left, but starts each layer's gather early
     optimizer = torch.optim.Adam(model.parameters(), LR)
     for batch in batches:
         optimizer.zero_grad()
@@ -201,7 +200,7 @@ def count_bytes(tensors):
 
 
 def run(rank, size):
-    assert V % size == 0, f"shards must be equal: choose a number of ranks that divides {V}"
+    assert T % size == 0, f"shards must be equal: choose a number of ranks that divides {T}"
     batches = [make_batch(BATCH_SIZE, seed=step * size + rank) for step in range(STEPS)]
     expected = None
     if rank == 0:
