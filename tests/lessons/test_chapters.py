@@ -36,7 +36,7 @@ LONGEST_RUN = 25
 """Lines of a run that is shown."""
 MOST_WORDS = 1100
 """Words of prose in a chapter: what is read once, in one sitting."""
-MOST_WORDS_OF_A_PROGRAM = 2200
+MOST_WORDS_OF_A_PROGRAM = 2500
 """The same, of a chapter that explains every function and says when it pays."""
 NO_PROSE = re.compile(
     r"^( *)```.*?^\1```$|^ *(?:\||#|!\[).*?$|(?<=\])\([^)]*\)|<[^>]*>", re.DOTALL | re.MULTILINE
