@@ -145,12 +145,14 @@ def open_folder(
         make_folder(folder)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".sign-") as sign:
         names = all_gather_object(Path(sign.name).name)
-        with refuse_together():
-            if not (folder / names[0]).exists():
-                raise UsageError(
-                    f"snapshots in {folder}: what rank 0 writes is not seen here; all hosts must "
-                    "share it"
-                )
+        is_seen = (folder / names[0]).exists()
+        dist.barrier()
+    with refuse_together():  # after all have deleted theirs: one that refuses ends the others
+        if not is_seen:
+            raise UsageError(
+                f"snapshots in {folder}: what rank 0 writes is not seen here; all hosts must share "
+                "it"
+            )
     with refuse_together():
         newest = choose_snapshot(folder, fingerprint) if is_first else None
         writer = SnapshotWriter(folder) if is_first else None

@@ -247,6 +247,14 @@ def detach_finalizers() -> None:
             each.detach()
 
 
+def find_interpreter() -> int:
+    """The address of the interpreter's own state.
+
+    Source: _PyRuntime in Include/internal/pycore_runtime.h (Python 3.11)
+    """
+    return ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
+
+
 def is_foreign(thread: threading.Thread) -> bool:
     """Whether Python did not start it: a thread of C++, known here since it ran a callback.
 

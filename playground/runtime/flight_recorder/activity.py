@@ -27,7 +27,7 @@ from playground.runtime.flight_recorder.idle import Sleep, find_sleep
 from playground.runtime.frames import in_package, is_standard
 from playground.runtime.rendezvous.connections import tcp_connections
 from playground.runtime.threads import running
-from playground.runtime.upstream import find_torch, is_foreign, takes_remote_calls
+from playground.runtime.upstream import find_interpreter, find_torch, is_foreign, takes_remote_calls
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
@@ -57,6 +57,8 @@ C_LIBRARY = re.compile(
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 RUNNABLE = ([b"R"], [b"D"])
 """States of a thread that runs, waits for a core, or for a disk."""
+INTERPRETER = 2**20
+"""Bytes of the interpreter's own state, in which its lock is, at most."""
 STACK = 2**15
 """Bytes of a thread's stack in which the function is looked for that the thread began in."""
 TCP_INFO, TRANSFER = 11, struct.Struct("=24xI92x2Q")
@@ -77,7 +79,8 @@ class Activity:
     in_flight: bool
     """Whether data is on its way out of one of its sockets."""
     runnable: frozenset[str]
-    """Threads that run, or wait for a core or a disk. What has arrived in a socket and is not read
+    """Threads that run, or wait for a core, a disk or the interpreter's lock, which this look holds
+    now and then. What has arrived in a socket and is not read
     although all others sleep is read by none of them: nobody has asked for it yet."""
     transferred: tuple[list[int], ...]
     ticks: tuple[bytes, ...]
@@ -106,7 +109,11 @@ def find_activity(spare_port: int) -> Activity:
     return Activity(
         may_act=find_visitor() or actor,
         in_flight=any(unacked for unacked, *_ in sockets),
-        runnable=frozenset(thread for thread, _, status in threads if status[:1] in RUNNABLE),
+        runnable=frozenset(
+            thread
+            for thread, _, status in threads
+            if status[:1] in RUNNABLE or waits_for_interpreter(read_call(thread))
+        ),
         transferred=tuple(sorted(transferred for _, *transferred in sockets)),
         ticks=tuple(
             b"/".join(status[11:13]) for _, name, status in threads if not LOOPS.match(name)
@@ -213,8 +220,7 @@ def is_pool(thread: str) -> bool:
     their libraries."""
     # it has ended, runs, or nothing tells
     with contextlib.suppress(OSError, ValueError, IndexError):
-        registers = Path(f"/proc/self/task/{thread}/syscall").read_text().split()[1:]
-        *_, stack, place = (int(word, 16) for word in registers)
+        *_, stack, place = (int(word, 16) for word in read_call(thread)[1:])
         with open("/proc/self/mem", "rb", buffering=0) as memory:
             memory.seek(stack)
             content = memory.read(STACK)
@@ -222,6 +228,20 @@ def is_pool(thread: str) -> bool:
         libraries = {library for library in find_libraries(words) if not C_LIBRARY.match(library)}
         return bool(libraries) and all(POOLS.match(library) for library in libraries)
     return False
+
+
+def read_call(thread: str) -> list[str]:
+    """The system call that a thread is in: its number, six arguments, the stack's end, the place in
+    the code. Less of one that runs, and nothing where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/self/task/{thread}/syscall").read_text().split()
+    return []
+
+
+def waits_for_interpreter(call: list[str]) -> bool:
+    """Whether the thread in this call waits for the interpreter's lock: it goes on as soon as it
+    has that."""
+    return len(call) > 1 and 0 <= int(call[1], 16) - find_interpreter() < INTERPRETER
 
 
 def find_libraries(addresses: set[int]) -> set[str]:

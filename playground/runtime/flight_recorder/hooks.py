@@ -112,6 +112,16 @@ class Tally:
     """The places of its counts in the box."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A backward pass: the averaging of gradients in it ends when it does."""
+
+    averaging: contextlib.ExitStack
+    thread: int
+    line: int
+    """Who has called it."""
+
+
 class Hooks(Recorder):
     """Operations of this process write to `box`, if there is one."""
 
@@ -140,8 +150,8 @@ class Hooks(Recorder):
         the models' numbers, by the model's id."""
         self.here = threading.local()
         """`counted`: the tensor of the message that this thread is handing to a backend."""
-        self.reached: set[int] = set()
-        """Those that the backward pass under way has come to."""
+        self.passes: Pass | None = None
+        """The backward pass that is under way."""
         self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The groups of models and their numbers, by the object of C++ that averages."""
         self.models: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -610,7 +620,7 @@ class Hooks(Recorder):
         if averages:
             self.forwarded[key] = ddp.process_group, self.models.get(ddp, 0)
             for node in {tensor.grad_fn for tensor in _find_tensors(output)} - {None}:
-                node.register_prehook(lambda _: self.reached.add(key))
+                node.register_prehook(lambda _: self.reach(key))
         return output
 
     def rebuild_buckets(self, real: Callable[..., Any], reducer: Any) -> Any:
@@ -623,35 +633,38 @@ class Hooks(Recorder):
         return rebuilt
 
     def backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        box, self.forwarded, forwarded = self.box, {}, self.forwarded
-        if box is None or not forwarded:
-            self.forwarded |= forwarded
+        if self.box is None or not self.forwarded:
             return real(*args, **kwargs)
-        self.reached -= forwarded.keys()
-        with contextlib.ExitStack() as passes:
-            calls = {
-                key: passes.enter_context(self.around(box, BACKWARD, *model))
-                for key, model in forwarded.items()
-            }
+        around = self.passes
+        with contextlib.ExitStack() as averaging:
+            self.passes = Pass(averaging, get_ident(), self.box.sources.find())
             try:
                 return real(*args, **kwargs)
             finally:
-                for key in calls.keys() & self.reached:
-                    calls[key].clear()
-                    forwarded.pop(key)
-                self.forwarded = forwarded | self.forwarded
+                self.passes = around
+
+    def reach(self, key: int) -> None:
+        """A backward pass has come to an output of a model, in whatever thread: the pass averages
+        its gradients until it ends."""
+        if self.box and self.passes and (model := self.forwarded.pop(key, None)):
+            group, number = model
+            call = self.around(self.box, BACKWARD, group, number, self.passes)
+            self.passes.averaging.enter_context(call)
 
     @contextlib.contextmanager
-    def around(self, box: Box, name: str, group: Any, model: int) -> Iterator[list[int]]:
-        """Record a collective of the group's model of this number, as `inside`. Of a kind that may
-        be none, the block clears the list if it was one."""
+    def around(
+        self, box: Box, name: str, group: Any, model: int, caller: Pass | None = None
+    ) -> Iterator[list[int]]:
+        """Record a collective of the group's model of this number, as `inside`. Of buckets, which
+        may not be built again, the block clears the list if they were."""
         key = id(group)
         self.read_group(group)
         with self.counted_apart(key):
-            limited, may_be_none = key in self.limited, name in (BUCKETS, BACKWARD)
+            limited, may_be_none = key in self.limited, name == BUCKETS
             with self.inside(
-                box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model
-            ) as calls:
+                box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model,
+                caller=caller,
+            ) as calls:  # fmt: skip
                 yield calls
 
     @contextlib.contextmanager
@@ -659,17 +672,18 @@ class Hooks(Recorder):
         self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...],
         number: int = 0,
         limited: bool = False, may_be_none: bool = False, model: int = 0,
-        place: str = "",
+        place: str = "", caller: Pass | None = None,
     ) -> Iterator[list[int]]:  # fmt: skip
         """Record a collective of these ranks that takes as long as this block, in which there may
-        be others. If it `may_be_none`, it is taken back unless the block clears the list that it is
-        in."""
+        be others, as this thread's, or as the `caller`'s that waits for this one. If it
+        `may_be_none`, it is taken back unless the block clears the list that it is in."""
         key = name, ranks, members, number, model
         known = box.known.get(key) or box.describe(
             key, (COLLECTIVE, name, ranks, place, None, model, number, members)
         )
-        call = box.call(known, 4, limited)
-        is_main, around = get_ident() == box.main_thread, box.around
+        call = box.call(known, 4, limited, line=caller.line if caller else None)
+        thread = caller.thread if caller else get_ident()
+        is_main, around = thread == box.main_thread, box.around
         if is_main:
             box.around = box.words[MAIN] = call
         calls = [call]
