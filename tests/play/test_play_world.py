@@ -214,6 +214,17 @@ def test_a_hang_is_named_and_ended_and_variables_are_as_they_were(world: PlayWor
 
 
 @pytest.mark.usefixtures("_frequent_looks")
+def test_a_call_that_others_have_not_made_is_named_although_all_are_past_it(
+    world: PlayWorld,
+) -> None:
+    lines = "if rank == 0: dist.all_reduce(torch.ones(2))", "dist.all_reduce(torch.ones(2))"
+    run = world.run_cell("\n".join([*lines, "dist.barrier()"]), 3)
+    words = unwrapped(run)
+    assert re.search(r"deadlock after .* in barrier \((cell 3, )?line 3\)", words)
+    assert "before that: rank 0 has called all_reduce (cell 3, line 1), which" in words
+
+
+@pytest.mark.usefixtures("_frequent_looks")
 def test_it_is_said_which_groups_are_gone(world: PlayWorld) -> None:
     world.run_cell("group = dist.new_group([0, 1])")
     run = world.run_cell("if rank == 0: dist.all_reduce(torch.ones(1), group=group)")

@@ -110,9 +110,10 @@ def test_a_program_ends_as_under_torchrun(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("name", sorted(FILES - {"ends", "fails", "restarts"})[:25])
-def test_a_constant_is_set_in_a_program_and_nothing_else_changes(name: str, tmp_path: Path) -> None:
-    """In programs as others write them, whatever they do."""
+@pytest.mark.parametrize("name", sorted(FILES - {case.program for case in OTHERWISE})[:25])
+def test_options_leave_a_program_as_it_is(name: str, tmp_path: Path) -> None:
+    """Programs as others write them, whatever they do: a constant is set, and nothing else changes
+    in what they print, also where the run is measured, recorded, and its link is a slow one."""
     case = Case(name)
     if case.missing:
         pytest.skip(f"{', '.join(case.missing)} not installed: pip install -e .[ecosystem]")
@@ -135,6 +136,8 @@ def test_a_constant_is_set_in_a_program_and_nothing_else_changes(name: str, tmp_
     without, changed = run(), run("--set", "SET=2")
     assert changed == sorted(line.replace("SET is 1", "SET is 2") for line in without)
     assert changed.count("SET is 2") == case.size
+    assert run("--profile", "cost.json", "--link", "10", "--see", "run.html") == without
+    assert {"cost.json", "run.html"} < {file.name for file in tmp_path.iterdir()}
 
 
 def test_the_chapter_says_how_many_they_are() -> None:

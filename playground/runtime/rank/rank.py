@@ -287,6 +287,9 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     finish()  # while the process group stands: what is registered with atexit may destroy it
     if member:
         member.leave()
+    # All results are in. torch's C++ may abort where it is taken down while threads of its own run.
+    flush()
+    os._exit(0)
 
 
 def release() -> None:
