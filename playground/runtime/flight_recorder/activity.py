@@ -80,8 +80,8 @@ class Activity:
     """Whether data is on its way out of one of its sockets."""
     runnable: frozenset[str]
     """Threads that run, or wait for a core, a disk or the interpreter's lock, which this look holds
-    now and then. What has arrived in a socket and is not read
-    although all others sleep is read by none of them: nobody has asked for it yet."""
+    now and then. What has arrived in a socket and is not read although all others sleep is read by
+    none of them: nobody has asked for it yet."""
     transferred: tuple[list[int], ...]
     ticks: tuple[bytes, ...]
     asleep: frozenset[Sleep] = frozenset()

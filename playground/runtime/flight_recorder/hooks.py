@@ -119,7 +119,7 @@ class Pass:
     averaging: contextlib.ExitStack
     thread: int
     line: int
-    """Who has called it."""
+    """The thread, and the line of the program, that called it."""
 
 
 class Hooks(Recorder):
@@ -145,12 +145,12 @@ class Hooks(Recorder):
         """Numbers of functional collectives by the storage of what they return."""
         self.finds_functions = False
         """Whether functional collectives are recorded: once their module has been imported."""
-        self.forwarded: dict[int, Any] = {}
+        self.forwarded: dict[int, tuple[Any, int]] = {}
         """The groups of models whose gradients a backward pass through their outputs averages, and
         the models' numbers, by the model's id."""
         self.here = threading.local()
         """`counted`: the tensor of the message that this thread is handing to a backend."""
-        self.passes: Pass | None = None
+        self.under_way: Pass | None = None
         """The backward pass that is under way."""
         self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The groups of models and their numbers, by the object of C++ that averages."""
@@ -635,21 +635,20 @@ class Hooks(Recorder):
     def backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.box is None or not self.forwarded:
             return real(*args, **kwargs)
-        around = self.passes
+        outer = self.under_way
         with contextlib.ExitStack() as averaging:
-            self.passes = Pass(averaging, get_ident(), self.box.sources.find())
+            self.under_way = Pass(averaging, get_ident(), self.box.sources.find())
             try:
                 return real(*args, **kwargs)
             finally:
-                self.passes = around
+                self.under_way = outer
 
     def reach(self, key: int) -> None:
         """A backward pass has come to an output of a model, in whatever thread: the pass averages
         its gradients until it ends."""
-        if self.box and self.passes and (model := self.forwarded.pop(key, None)):
-            group, number = model
-            call = self.around(self.box, BACKWARD, group, number, self.passes)
-            self.passes.averaging.enter_context(call)
+        if self.box and self.under_way and (model := self.forwarded.pop(key, None)):
+            call = self.around(self.box, BACKWARD, *model, self.under_way)
+            self.under_way.averaging.enter_context(call)
 
     @contextlib.contextmanager
     def around(
