@@ -281,6 +281,7 @@ def test_the_program_s_excepthook_is_called(run_program: Runs, how: str) -> None
     text = """
         sys.excepthook = lambda kind, error, traceback: print("mine:", kind.__name__, error)
         dist.init_process_group("gloo")
+        dist.barrier()  # one that raises sooner has its peer's hook called, too
         if rank == 1:
             raise ValueError("no")
         time.sleep(100)

@@ -193,12 +193,9 @@ class Box(EventLog):
         start, length = FORMAT.place_of(0), RECORD.size
         find, now, exc_info = self.sources.find, time.monotonic_ns, sys.exc_info
 
-        def call(
-            known: Known, depth: int, may_give_up: bool, shape: Sequence[int] = (),
-            line: int | None = None,
-        ) -> int:  # fmt: skip
+        def call(known: Known, depth: int, may_give_up: bool, shape: Sequence[int] = ()) -> int:
             """An operation is called, by the program's innermost line from `depth` frames above
-            this one on, unless a `line` is given. Returns its number."""
+            this one on. Returns its number."""
             description, place = known
             # no other thread comes between: nothing is called in these lines
             number = words[BEGUN]
@@ -213,8 +210,7 @@ class Box(EventLog):
                 pack = packs[MOST_SIZES]
             pack(
                 memory, start + length * (number % CAPACITY), now(), -may_give_up, index,
-                find(depth) if line is None else line, description, raised,
-                len(shape), *shape, mark,
+                find(depth), description, raised, len(shape), *shape, mark,
             )  # fmt: skip
             return number
 

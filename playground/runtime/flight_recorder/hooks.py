@@ -112,16 +112,6 @@ class Tally:
     """The places of its counts in the box."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """A backward pass: the averaging of gradients in it ends when it does."""
-
-    averaging: contextlib.ExitStack
-    thread: int
-    line: int
-    """The thread, and the line of the program, that called it."""
-
-
 class Hooks(Recorder):
     """Operations of this process write to `box`, if there is one."""
 
@@ -145,13 +135,13 @@ class Hooks(Recorder):
         """Numbers of functional collectives by the storage of what they return."""
         self.finds_functions = False
         """Whether functional collectives are recorded: once their module has been imported."""
-        self.forwarded: dict[int, tuple[Any, int]] = {}
+        self.forwarded: dict[int, Any] = {}
         """The groups of models whose gradients a backward pass through their outputs averages, and
         the models' numbers, by the model's id."""
         self.here = threading.local()
         """`counted`: the tensor of the message that this thread is handing to a backend."""
-        self.under_way: Pass | None = None
-        """The backward pass that is under way."""
+        self.reached: set[int] = set()
+        """Those that the backward pass under way has come to."""
         self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The groups of models and their numbers, by the object of C++ that averages."""
         self.models: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -620,7 +610,7 @@ class Hooks(Recorder):
         if averages:
             self.forwarded[key] = ddp.process_group, self.models.get(ddp, 0)
             for node in {tensor.grad_fn for tensor in _find_tensors(output)} - {None}:
-                node.register_prehook(lambda _: self.reach(key))
+                node.register_prehook(lambda _: self.reached.add(key))
         return output
 
     def rebuild_buckets(self, real: Callable[..., Any], reducer: Any) -> Any:
@@ -633,37 +623,35 @@ class Hooks(Recorder):
         return rebuilt
 
     def backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.box is None or not self.forwarded:
+        box, self.forwarded, forwarded = self.box, {}, self.forwarded
+        if box is None or not forwarded:
+            self.forwarded |= forwarded
             return real(*args, **kwargs)
-        outer = self.under_way
-        with contextlib.ExitStack() as averaging:
-            self.under_way = Pass(averaging, get_ident(), self.box.sources.find())
+        self.reached -= forwarded.keys()
+        with contextlib.ExitStack() as passes:
+            calls = {
+                key: passes.enter_context(self.around(box, BACKWARD, *model))
+                for key, model in forwarded.items()
+            }
             try:
                 return real(*args, **kwargs)
             finally:
-                self.under_way = outer
-
-    def reach(self, key: int) -> None:
-        """A backward pass has come to an output of a model, in whatever thread: the pass averages
-        its gradients until it ends."""
-        if self.box and self.under_way and (model := self.forwarded.pop(key, None)):
-            call = self.around(self.box, BACKWARD, *model, self.under_way)
-            self.under_way.averaging.enter_context(call)
+                for key in calls.keys() & self.reached:
+                    calls[key].clear()
+                    forwarded.pop(key)
+                self.forwarded = forwarded | self.forwarded
 
     @contextlib.contextmanager
-    def around(
-        self, box: Box, name: str, group: Any, model: int, caller: Pass | None = None
-    ) -> Iterator[list[int]]:
-        """Record a collective of the group's model of this number, as `inside`. Of buckets, which
-        may not be built again, the block clears the list if they were."""
+    def around(self, box: Box, name: str, group: Any, model: int) -> Iterator[list[int]]:
+        """Record a collective of the group's model of this number, as `inside`. Of a kind that may
+        be none, the block clears the list if it was one."""
         key = id(group)
         self.read_group(group)
         with self.counted_apart(key):
-            limited, may_be_none = key in self.limited, name == BUCKETS
+            limited, may_be_none = key in self.limited, name in (BUCKETS, BACKWARD)
             with self.inside(
-                box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model,
-                caller=caller,
-            ) as calls:  # fmt: skip
+                box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model
+            ) as calls:
                 yield calls
 
     @contextlib.contextmanager
@@ -671,18 +659,17 @@ class Hooks(Recorder):
         self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...],
         number: int = 0,
         limited: bool = False, may_be_none: bool = False, model: int = 0,
-        place: str = "", caller: Pass | None = None,
+        place: str = "",
     ) -> Iterator[list[int]]:  # fmt: skip
         """Record a collective of these ranks that takes as long as this block, in which there may
-        be others, as this thread's, or as the `caller`'s that waits for this one. If it
-        `may_be_none`, it is taken back unless the block clears the list that it is in."""
+        be others. If it `may_be_none`, it is taken back unless the block clears the list that it is
+        in."""
         key = name, ranks, members, number, model
         known = box.known.get(key) or box.describe(
             key, (COLLECTIVE, name, ranks, place, None, model, number, members)
         )
-        call = box.call(known, 4, limited, line=caller.line if caller else None)
-        thread = caller.thread if caller else get_ident()
-        is_main, around = thread == box.main_thread, box.around
+        call = box.call(known, 4, limited)
+        is_main, around = get_ident() == box.main_thread, box.around
         if is_main:
             box.around = box.words[MAIN] = call
         calls = [call]
