@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client.manager import KernelManager, start_new_kernel
-from notebooks import Notebook
+from jupyter_client.manager import KernelManager
+from notebooks import Notebook, place_to_meet
 from processes import ENOUGH, session_ends, session_members
 
 
@@ -19,8 +19,12 @@ class KernelOfItsOwn(Notebook):
 
     manager: KernelManager
 
-    def __init__(self) -> None:
-        self.manager, client = start_new_kernel(startup_timeout=ENOUGH, kernel_name="python3")
+    def __init__(self, place: dict[str, Any]) -> None:
+        self.manager = KernelManager(kernel_name="python3", **place)
+        self.manager.start_kernel()
+        client = self.manager.client()
+        client.start_channels()
+        client.wait_for_ready(timeout=ENOUGH)
         super().__init__(client, self.manager.interrupt_kernel)
 
     @property
@@ -32,16 +36,17 @@ class KernelOfItsOwn(Notebook):
 @pytest.fixture
 def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelOfItsOwn]:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    notebook = KernelOfItsOwn()
-    process = notebook.process
-    try:
-        assert "2 ranks on gloo" in notebook.run("%load_ext playground\n%ranks 2")
-        assert len(session_members(process)) >= 4
-        yield notebook
-    finally:
-        notebook.client.stop_channels()
-        notebook.manager.shutdown_kernel(now=True)
-    assert session_ends(process)
+    with place_to_meet() as place:
+        notebook = KernelOfItsOwn(place)
+        process = notebook.process
+        try:
+            assert "2 ranks on gloo" in notebook.run("%load_ext playground\n%ranks 2")
+            assert len(session_members(process)) >= 4
+            yield notebook
+        finally:
+            notebook.client.stop_channels()
+            notebook.manager.shutdown_kernel(now=True)
+        assert session_ends(process)
 
 
 def test_ranks_ask_in_a_notebook_and_end_with_its_kernel(notebook: KernelOfItsOwn) -> None:

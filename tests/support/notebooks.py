@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,18 +59,27 @@ def printed(outputs: list[Any]) -> str:
 
 
 @contextlib.contextmanager
+def place_to_meet() -> Iterator[dict[str, Any]]:
+    """Where a kernel and its front end connect: sockets that are files, as another test may take a
+    port between its choice and its use. The folder's name is short: a socket's has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="kernel-") as folder:
+        yield {"transport": "ipc", "ip": f"{folder}/socket"}
+
+
+@contextlib.contextmanager
 def fork_kernel(folder: Path, **environ: str) -> Iterator[Notebook]:
     """A kernel in a process that has torch imported, which is killed in the end. What connects it
     is in `folder`."""
-    file, _ = write_connection_file(str(folder / "kernel.json"))
-    kernel = ForkedProgram("ipykernel_launcher", ["-f", file], {**os.environ, **environ})
-    client = BlockingKernelClient(connection_file=file)
-    client.load_connection_file()
-    client.start_channels()
-    try:
-        client.wait_for_ready(ENOUGH)
-        yield Notebook(client, lambda: kernel.send_signal(signal.SIGINT))
-    finally:
-        client.stop_channels()
-        kernel.close()
-        assert session_ends(kernel.pid)
+    with place_to_meet() as place:
+        file, _ = write_connection_file(str(folder / "kernel.json"), **place)
+        kernel = ForkedProgram("ipykernel_launcher", ["-f", file], {**os.environ, **environ})
+        client = BlockingKernelClient(connection_file=file)
+        client.load_connection_file()
+        client.start_channels()
+        try:
+            client.wait_for_ready(ENOUGH)
+            yield Notebook(client, lambda: kernel.send_signal(signal.SIGINT))
+        finally:
+            client.stop_channels()
+            kernel.close()
+            assert session_ends(kernel.pid)
