@@ -300,7 +300,7 @@ def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
         others = {name for name in others if not f"{name}.".startswith(f"{folder}.")} - {
             "playground.lessons.LESSONS", "playground.lessons.PATH", "playground.tools.TOOLS",
         }  # fmt: skip
-        if module == "playground.tools.run.page":  # `run --dry` checks a script as doctor does
+        if module == "playground.tools.run.dry":  # `run --dry` checks a script as doctor does
             others = {name for name in others if not name.startswith("playground.tools.doctor")}
         if part in ("page", "command", "report"):
             assert not others

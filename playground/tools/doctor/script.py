@@ -47,7 +47,7 @@ from playground.runtime.launcher.launch import launch
 from playground.runtime.program import Program, parse
 from playground.runtime.rank.reports import Event, report
 from playground.runtime.threads import OurTimer
-from playground.tools.doctor import Finding, error, warning
+from playground.tools.doctor import Finding, error, run_checks, warning
 
 SIZES = (2, 3)
 """Numbers of ranks on which it runs: three are the fewest of an odd number."""
@@ -378,3 +378,8 @@ def is_set(node: ast.expr, names: Mapping[str, bool]) -> bool:
 TEXT_CHECKS = (check_device, check_set_order)
 """Those that need no run."""
 CHECKS = (check_agreement, check_failure, check_any_source, *TEXT_CHECKS)
+
+
+def check_text(path: Path) -> list[Finding]:
+    """What the text of a script shows: it is not run."""
+    return [*run_checks(TEXT_CHECKS, ScriptFacts(path=path, folder="", runs=(), operations=()))]

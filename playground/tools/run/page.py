@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +13,9 @@ from playground.console.session import Session, session_command
 from playground.runtime.constants import read_constants
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
-from playground.runtime.program import (
-    Program,
-    parse,
-    path_of_new_interpreter,
-)
+from playground.runtime.program import Program, parse, path_of_new_interpreter
+from playground.runtime.remote import remote
 from playground.tools import TOOLS
-from playground.tools.doctor import run_checks, script
-from playground.tools.doctor.page import finding_text
 from playground.tools.run.options import (
     NO_LIMIT,
     ProgramOptions,
@@ -32,6 +26,8 @@ from playground.tools.run.options import (
 from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks, share_imports
 
 TOOL = TOOLS["run"]
+CHECK_TEXT = remote("playground.tools.doctor.script:check_text")
+SAY_WHAT_WOULD_RUN = remote("playground.tools.run.dry:say_what_would_run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,35 +110,21 @@ def command(
     file = program.locate()
     if settings_of_constants and not (file and program.is_one_file):
         raise UsageError(f"--set: the text of {name} cannot be read here: name a file")
-    findings = []
     if file:
         tree = parse(file)
         share_imports(file, tree)
-        facts = script.ScriptFacts(path=file, folder="", runs=(), operations=())
-        findings = [*run_checks(script.TEXT_CHECKS, facts)]
         if settings_of_constants:
             constants = read_constants(file.read_bytes(), tree)
             values = read_settings(settings_of_constants, constants, file)
             program = replace(program, constants=tuple(values))
     if settings.dry:
-        kind = "an interpreter of its own" if settings.spawn else "a fork of one that has torch"
-        names = (check.__name__.removeprefix("check_") for check in script.TEXT_CHECKS)
-        checks = ", ".join(names).replace("_", " ")
-        found = f"{len(findings)} found something" if findings else "nothing found"
-        session.say(
-            f"{TOOL.name}: {world.size} ranks, each {kind}, in {os.getcwd()}",
-            f"  {shlex.join(program.words)}",
-            f"as does: {line}",
-            f"{len(script.TEXT_CHECKS)} checks of its text ({checks}): {found}",
-            *map(finding_text, findings),
-        )
-        session.print_document({}, torchrun=line, folder=os.getcwd(), findings=findings)
+        SAY_WHAT_WOULD_RUN(session, program, line, file, spawn=settings.spawn)
         return
     is_ours = prepare_start(session, asked)
     if is_ours and not settings.spawn:
         world.warm_up(RUN_PROGRAM)
-    for finding in findings:
-        if finding.check == "set-order" and is_ours and not settings.spawn:
-            note = f"{finding.saw}, which forks share: --spawn gives each rank its own"
-            click.echo(f"playground: {note}", err=True)
+        for finding in CHECK_TEXT(file) if file else []:
+            if finding.check == "set-order":
+                note = f"{finding.saw}, which forks share: --spawn gives each rank its own"
+                click.echo(f"playground: {note}", err=True)
     run_on_ranks(session, program, asked, spawn=settings.spawn, grace=settings.grace)

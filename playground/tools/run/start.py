@@ -12,7 +12,6 @@ import click
 
 from playground.console.lesson import Lesson
 from playground.console.session import Session
-from playground.explain.cost.run import measured
 from playground.runtime.constants import Value
 from playground.runtime.errors import UsageError
 from playground.runtime.files import make_folder, write_file
@@ -37,6 +36,7 @@ APART = (
 VISION = "torchvision"
 """What reads the data, and is imported once for all ranks."""
 RUN_PROGRAM = remote("playground.runtime.program:run_program")
+MEASURED = remote("playground.explain.cost.run:measured")
 
 
 def share_imports(file: Path, tree: ast.Module) -> None:
@@ -72,7 +72,8 @@ def run_on_ranks(
     group, say so. Raises what `launch` raises, and `UsageError` if its cost cannot be measured, or
     a link not be simulated."""
     world = session.world
-    world.around = measured(world, asked.profile, asked.link)
+    if asked.profile or asked.link:
+        world.around = MEASURED(world, asked.profile, asked.link)
     is_ours = world.rank_env is None
     run = str(uuid.uuid4()) if is_ours else ""
     reported = set[str]()

@@ -1,0 +1,33 @@
+"""`run --dry`: what would be run, and what the text of the script shows. Does not import torch."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from playground.console.session import Session
+from playground.runtime.program import Program
+from playground.tools import TOOLS
+from playground.tools.doctor.page import finding_text
+from playground.tools.doctor.script import TEXT_CHECKS, check_text
+
+
+def say_what_would_run(
+    session: Session, program: Program, torchrun: str, file: Path | None, *, spawn: bool
+) -> None:
+    """Say what `run` would run, the command of torchrun that does the same, and what is found in
+    the text of the script, which is in `file` if it can be read."""
+    kind = "an interpreter of its own" if spawn else "a fork of one that has torch"
+    findings = check_text(file) if file else []
+    names = (check.__name__.removeprefix("check_") for check in TEXT_CHECKS)
+    checks = ", ".join(names).replace("_", " ")
+    found = f"{len(findings)} found something" if findings else "nothing found"
+    session.say(
+        f"{TOOLS['run'].name}: {session.world.size} ranks, each {kind}, in {os.getcwd()}",
+        f"  {shlex.join(program.words)}",
+        f"as does: {torchrun}",
+        f"{len(TEXT_CHECKS)} checks of its text ({checks}): {found}",
+        *map(finding_text, findings),
+    )
+    session.print_document({}, torchrun=torchrun, folder=os.getcwd(), findings=findings)
