@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 import zipfile
+from collections import Counter
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -594,9 +595,11 @@ thread.join()
 
 def test_ranks_that_call_from_a_thread_are_recorded(save: Save, run_it: Ran) -> None:
     save(SEE_THREAD)
-    ran = run_it("--see", "run.txt", "train.py")
+    ran = run_it("--see", "run.json", "train.py")
     assert ran.code == 0, ran.err
-    assert "all_reduce" in Path("run.txt").read_text()
+    events = json.loads(Path("run.json").read_text())["traceEvents"]
+    begun = Counter((each["name"], each["pid"]) for each in events if each["ph"] == "b")
+    assert begun == {("all_reduce", 0): 20, ("all_reduce", 1): 20}
 
 
 def test_a_run_in_silence_ends_at_its_timeout(save: Save, run_it: Ran) -> None:

@@ -552,7 +552,12 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
     if called and not (wait and is_at(wait.operation, called.channel, called.index)):
         return has_called(called, kind)
     if wait:
-        what, line = detail(wait.operation, kind), wait.operation.line
+        others = (each.operation for each in graph.waits.values())
+        if kind == Kind.ABORTED and any(are_models(wait.operation, other) for other in others):
+            what = detail(wait.operation, Kind.MODELS)
+        else:
+            what = detail(wait.operation, kind)
+        line = wait.operation.line
         if kind == Kind.ABORTED and ABORT in state.end:
             several = re.sub("^was ", "were ", state.end)
             return Predicate(f"{state.end} in {what}", f"{several} in {what}", line)
@@ -560,6 +565,11 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
     last = state.operations[-1].line if state.operations and state.doing == Doing.FINISHED else ""
     one, several = ACTS.get(state.doing) or (state.end, re.sub("^was ", "were ", state.end))
     return Predicate(one or "is dead", several or "are dead", state.line or last)
+
+
+def are_models(one: Operation, other: Operation) -> bool:
+    """Whether two operations are the same part of DDP, for different models."""
+    return one.name in OF_DDP and find_difference(one, other) == Kind.MODELS
 
 
 def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:

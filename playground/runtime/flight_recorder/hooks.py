@@ -142,6 +142,8 @@ class Hooks(Recorder):
         """`counted`: the tensor of the message that this thread is handing to a backend."""
         self.reached: set[int] = set()
         """Those that the backward pass under way has come to."""
+        self.passes: dict[int, int] = {}
+        """The numbers of the operations that this pass is, by the same ids."""
         self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The groups of models and their numbers, by the object of C++ that averages."""
         self.models: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -610,7 +612,7 @@ class Hooks(Recorder):
         if averages:
             self.forwarded[key] = ddp.process_group, self.models.get(ddp, 0)
             for node in {tensor.grad_fn for tensor in _find_tensors(output)} - {None}:
-                node.register_prehook(lambda _: self.reached.add(key))
+                node.register_prehook(lambda _: self.reach(key))
         return output
 
     def rebuild_buckets(self, real: Callable[..., Any], reducer: Any) -> Any:
@@ -633,13 +635,22 @@ class Hooks(Recorder):
                 key: passes.enter_context(self.around(box, BACKWARD, *model))
                 for key, model in forwarded.items()
             }
+            outer, self.passes = self.passes, {key: call[0] for key, call in calls.items()}
             try:
                 return real(*args, **kwargs)
             finally:
+                self.passes = outer
                 for key in calls.keys() & self.reached:
                     calls[key].clear()
                     forwarded.pop(key)
                 self.forwarded = forwarded | self.forwarded
+
+    def reach(self, key: int) -> None:
+        """A backward pass has come to an output of a model. If it may average the gradients of
+        several, this is the one that the main thread is at."""
+        self.reached.add(key)
+        if self.box and key in self.passes and get_ident() == self.box.main_thread:
+            self.box.words[MAIN] = self.passes[key]
 
     @contextlib.contextmanager
     def around(self, box: Box, name: str, group: Any, model: int) -> Iterator[list[int]]:
