@@ -295,9 +295,9 @@ def test_what_a_lesson_cannot_do_is_one_line(
 
 def test_its_constants_are_options_with_their_comments(run_cli: Run) -> None:
     shown = " ".join(run_cli("p2p", "--help").out.split())
-    parcel = "the tag of a parcel: a receive takes only a message with its own tag (0 if not given)"
+    parcel = "a tag: recv takes only a message sent with the tag that it asks for (default 0)"
     assert f"--parcel INTEGER {parcel} [default: 7]" in shown
-    assert "--letter INTEGER the tag of a letter [default: 8]" in shown
+    assert "--letter INTEGER another tag [default: 8]" in shown
 
 
 def test_a_constant_has_the_value_that_is_given(run_cli: Run) -> None:

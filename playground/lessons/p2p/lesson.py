@@ -19,8 +19,8 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-com
 import torch
 import torch.distributed as dist
 
-PARCEL = 7  # the tag of a parcel: a receive takes only a message with its own tag (0 if not given)
-LETTER = 8  # the tag of a letter
+PARCEL = 7  # a tag: recv takes only a message sent with the tag that it asks for (default 0)
+LETTER = 8  # another tag
 
 
 def blocking(rank, size):
@@ -71,7 +71,8 @@ def immediate(rank, size):
 def exchange(rank, size):
     """Every rank sends its number to the right, and receives its left neighbour's number.
 
-    With send, every rank may wait until its right neighbour receives, and none gets to its recv.
+    With send instead of isend, every rank may wait for its right neighbour's recv, and none gets
+    there.
 
     | rank | before | after |
     |------|--------|-------|
@@ -91,7 +92,7 @@ def exchange(rank, size):
 def batch(rank, size):
     """The same exchange as a batch, whose messages start together.
 
-    On nccl, exchange may hang, but this cannot.
+    On the backend nccl (for GPUs), messages may run in order, and exchange may hang. This cannot.
 
     | rank | before | after |
     |------|--------|-------|

@@ -101,7 +101,10 @@ def layers_of(model):
 
 
 def when_complete(params, action):
-    """Call action in backward as soon as the last of the params has its gradient."""
+    """Call action in backward as soon as the last of the params has its gradient.
+
+    The action must free the gradients: in the next backward, each is None until it is there.
+    """
 
     def on_gradient(_):
         if all(param.grad is not None for param in params):
@@ -200,6 +203,7 @@ def count_bytes(tensors):
 
 
 def run(rank, size):
+    # T = 24 divides every parameter's first dimension, which fully_shard cuts
     assert T % size == 0, f"shards must be equal: choose a number of ranks that divides {T}"
     batches = [make_batch(BATCH_SIZE, seed=step * size + rank) for step in range(STEPS)]
     expected = None
