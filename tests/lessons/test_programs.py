@@ -295,7 +295,7 @@ def test_what_a_lesson_cannot_do_is_one_line(
 
 def test_its_constants_are_options_with_their_comments(run_cli: Run) -> None:
     shown = " ".join(run_cli("p2p", "--help").out.split())
-    parcel = "a tag: recv takes only a message sent with the tag that it asks for (default 0)"
+    parcel = "a tag: recv(tag=7) takes only a message that was sent with tag=7 (default 0)"
     assert f"--parcel INTEGER {parcel} [default: 7]" in shown
     assert "--letter INTEGER another tag [default: 8]" in shown
 

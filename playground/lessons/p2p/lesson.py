@@ -1,8 +1,9 @@
 """Point to point: one rank sends a tensor, and another rank receives it.
 
 Each function below sends in a different way. It returns the number that this rank has afterwards.
-Its table shows this number before and after, on each of three ranks. All functions take the rank
-and the world size, used or not. Where the ranks start with different numbers, rank r has 10 + r.
+Its table shows this number before and after, on each of three ranks. All functions have the same
+arguments, rank and world size. Where the ranks start with different numbers, rank r has 10 + r. The
+library that carries the messages is the backend: gloo between CPUs, nccl between GPUs.
 
     python -m playground p2p -n 3
     torchrun --nproc-per-node 3 lesson.py
@@ -19,7 +20,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-com
 import torch
 import torch.distributed as dist
 
-PARCEL = 7  # a tag: recv takes only a message sent with the tag that it asks for (default 0)
+PARCEL = 7  # a tag: recv(tag=7) takes only a message that was sent with tag=7 (default 0)
 LETTER = 8  # another tag
 
 
@@ -71,8 +72,8 @@ def immediate(rank, size):
 def exchange(rank, size):
     """Every rank sends its number to the right, and receives its left neighbour's number.
 
-    With send instead of isend, every rank may wait for its right neighbour's recv, and none gets
-    there.
+    With send instead of isend, every rank may wait until its right neighbour calls recv, and no
+    rank reaches its own recv.
 
     | rank | before | after |
     |------|--------|-------|
@@ -92,7 +93,8 @@ def exchange(rank, size):
 def batch(rank, size):
     """The same exchange as a batch, whose messages start together.
 
-    On the backend nccl (for GPUs), messages may run in order, and exchange may hang. This cannot.
+    On nccl, a rank may finish its send before it starts to receive: exchange may hang, but a batch
+    cannot.
 
     | rank | before | after |
     |------|--------|-------|
@@ -176,8 +178,7 @@ def tags(rank, size):
     return first - second
 
 
-# On the backend nccl (for GPUs), exchange may hang, any_source raises an error, and tags are
-# ignored.
+# On nccl, exchange may hang, any_source raises an error, and tags are ignored.
 ONLY_ON_GLOO = exchange, any_source, tags
 
 
