@@ -50,7 +50,7 @@ from playground.trace.render import (
 from playground.trace.render.timeline import format_values, lay_out, message_title
 
 if TYPE_CHECKING:
-    from playground.figures.ranks import Held, SgdStep
+    from playground.figures.ranks import Held, Met, SgdStep
 
 SIX_COLLECTIVES = FigureRun(
     "collectives", remote("playground.figures.ranks:six_collectives"), 4, recorded=True
@@ -61,7 +61,7 @@ REDUCE_BROADCAST, ALL_TO_ALL, RING = (
     for name in ("reduce-broadcast", "all-to-all", "ring")
 )
 SGD = FigureRun("sgd", remote("playground.figures.ranks:sgd_step"), 4)
-HELLO = FigureRun("hello", remote("playground.lessons.hello.lesson:who_am_i"), 3)
+HELLO = FigureRun("hello", remote("playground.figures.ranks:meet"), 3)
 REDUCE_SCATTER = FigureRun("reduce-scatter", remote("playground.figures.ranks:reduce_scatter"), 4)
 RPC = FigureRun("rpc", remote("playground.lessons.rpc.lesson:remote_call"), 2)
 TENSOR = FigureRun("tensor", remote("playground.figures.ranks:sharded_mlp"), 2)
@@ -282,24 +282,24 @@ def point_to_point(run: Evidence) -> Scene:
 
 @figure("hello", "hello/one_world", HELLO)
 def one_world(run: Evidence) -> Scene:
-    ranks = run.results
-    everyone = range(len(ranks))
+    processes: Sequence[Met] = run.results
+    everyone = range(len(processes))
+    started = [box(f"process {each.pid}\nRANK={each.rank}") for each in processes]
     met = [
-        box(f"rank {each['rank']}\nheard from\n{numbers(tuple(each['heard_from']))}", "value")
-        for each in ranks
-    ]
-    bands = [
-        Band([box(f"pid {each['pid']}") for each in ranks], label="processes"),
-        Band([box("rank 0's store", meant=True)], meant_arrows(everyone, [0]), "the master"),
-        Band(met, meant_arrows([0], everyone), "one world"),
+        box(f"rank {each.rank}\nhas heard from\n{numbers(each.heard_from)}", "value")
+        for each in processes
     ]
     return bands_scene(
-        "N processes become one world",
-        bands,
-        f"{len(ranks)} processes on {ranks[0]['backend']}: who each is, and whom it has heard "
-        "from, as it says itself.",
-        "Dashed: each writes down where it can be reached, and reads the same of the others; that "
-        "is not recorded.",
+        "Who starts whom: torchrun starts processes, and they become one world",
+        [
+            Band([box("torchrun", meant=True)], label="you start"),
+            Band(started, meant_arrows([0], everyone), "it starts"),
+            Band([box("the store", meant=True)], meant_arrows(everyone, [0]), "the master"),
+            Band(met, meant_arrows([0], everyone), "one world"),
+        ],
+        f"{len(processes)} processes: who each is, and whom it has heard from, as it says itself.",
+        "Dashed, and not recorded: torchrun starts the processes, each writes its address into the "
+        "store, and reads the others' addresses.",
     )
 
 

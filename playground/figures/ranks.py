@@ -3,6 +3,7 @@ but for speed."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from playground.lessons.data_parallel.machine import (
 )
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
 from playground.lessons.gpt import GPT, make_batch
+from playground.lessons.hello import lesson as hello
 from playground.lessons.parameter_server.experiment import (
     MeasuredServer,
     new_model as new_served_model,
@@ -57,6 +59,20 @@ class Held:
 
     before: tuple[float, ...]
     after: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Met:
+    """What a rank says of itself."""
+
+    rank: int
+    pid: int
+    heard_from: tuple[int, ...]
+
+
+def meet(rank: int, size: int) -> Met:
+    """Say who this rank is, and whose rank it has got, as the lesson hello does."""
+    return Met(rank, os.getpid(), tuple(hello.gather(size, rank)))
 
 
 def six_collectives(rank: int, size: int) -> dict[str, Held]:

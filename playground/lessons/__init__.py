@@ -24,7 +24,7 @@ PATH = (
     lesson(
         name="hello",
         teaches="N processes become one world: who am I?",
-        shown="{ranks} met: rank 0 has heard from all of {who_am_i[0][heard_from]}",
+        is_program=True,
         default_size=4,
     ),
     lesson(

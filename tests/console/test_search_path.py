@@ -38,7 +38,7 @@ def test_own_files_in_the_working_folder_are_left_alone(own_files: Path) -> None
         command, cwd=own_files, env=environ, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Shown: " in done.stdout
+    assert "Rank 0 of 1 has gathered " in done.stdout
 
 
 def test_the_working_folder_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:

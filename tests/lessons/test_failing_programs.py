@@ -35,8 +35,10 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def fail_in(function: str, folder: Path) -> subprocess.Popen[str]:
-    """Start the first program of hello, with rank 1 failing at the beginning of a function."""
-    text = blocks("hello", "python")[0].replace("29500", str(free_port()))
+    """Start the tutorial's program, in hello, with rank 1 failing at the beginning of a
+    function."""
+    [program] = [block for block in blocks("hello", "python") if "mp.Process" in block]
+    text = program.replace("29500", str(free_port()))
     text, changes = re.subn(rf"^def {function}\(.*\n", rf"\g<0>{FAILURE}", text, flags=re.MULTILINE)
     assert changes == 1
     file = folder / "program.py"
@@ -65,6 +67,23 @@ def test_a_rank_that_fails_later_is_not_in_the_exit_code(tmp_path: Path) -> None
     assert "RuntimeError: no disk" in complaints
     assert "Connection closed by peer" in complaints
     assert program.returncode == 0
+
+
+def test_torchrun_names_the_rank_that_failed_first(tmp_path: Path) -> None:
+    """And ends with an error; the report has the lines that the chapter shows."""
+    [program] = [block for block in blocks("hello", "python") if "\ndist.barrier()\n" in block]
+    [report] = [block for block in blocks("hello", "text") if "Root Cause" in block]
+    failing = program.replace("dist.barrier()", f"{FAILURE.strip()}\ndist.barrier()")
+    (tmp_path / "train.py").write_text(failing, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node=3", "train.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=ENOUGH,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    shown = [line.strip() for line in report.splitlines() if "…" not in line]
+    for line in (line for line in shown if "SIGTERM" not in line):
+        assert re.sub(r"pid: \d+", "pid", line) in re.sub(r"pid: \d+", "pid", done.stderr)
 
 
 def test_the_report_of_two_ranks_that_send_first(tmp_path: Path) -> None:

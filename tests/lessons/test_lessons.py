@@ -5,35 +5,32 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from boards import source_of
 from fixtures import Run, Worlds
 from gpus import shown
 from processes import free_port
+from test_readme import fenced_blocks
 
 from playground.lessons import LESSONS
 from playground.lessons.context.page import ContextSettings
 from playground.lessons.ddp import lesson as ddp
 from playground.lessons.experts.page import ExpertsSettings
-from playground.lessons.hello import lesson as hello
 from playground.lessons.mesh.page import MeshSettings, shapes_for
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.sgd import lesson as sgd
 from playground.lessons.tensor.page import TensorSettings
 from playground.runtime import RankFailed, UsageError
-from playground.runtime.backends.nccl import format_version, nccl_version
 from playground.runtime.rank.reports import hearing
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote, remote
+from playground.site.chapters import CHAPTERS
 from playground.training.data import Images
 from playground.training.step_settings import LadderSettings
 
@@ -134,99 +131,17 @@ def test_ranks_that_were_given_different_settings_are_stopped(world: Worlds) -> 
             assert "seed is 1 on rank 0 and 2 on rank 1" in message, name
 
 
-def write_down(folder: Path, rank: int, size: int) -> None:
-    assert size == 2 or rank != 1
-    total = torch.tensor([rank + 1.0])
-    dist.all_reduce(total)
-    (folder / str(rank)).write_text(
-        f"{dist.get_rank()} of {dist.get_world_size()}: {total.item():g}"
-    )
-
-
-SPAWNED = """
-import torch.multiprocessing as mp
-from playground.lessons.hello.lesson import init_process
-
-def run(rank, size):
-    print("Rank", rank, "of", size)
-
-if __name__ == "__main__":
-    processes = []
-    mp.set_start_method("spawn")
-    for rank in range(2):
-        p = mp.Process(target=init_process, args=(rank, 2, run))
-        p.start()
-        processes.append(p)
-    for p in processes:
-        p.join()
-    mp.spawn(init_process, args=(3, run, "gloo"), nprocs=3)
-"""
-
-
 def test_the_tutorial_s_program_runs_as_it_stands(run_script: Callable[..., Any]) -> None:
-    """With a port of its own, that is: the default is taken where two tests run at once. And
-    forked, for processes that are spawned import torch."""
-    program = SPAWNED
-    forked = (
-        ('"spawn"', '"fork", force=True'),
-        ("mp.spawn(", "mp.start_processes("),
-        ("=3)", '=3, start_method="fork")'),
-    )
-    for spawned, instead in forked:
-        assert program.count(spawned) == 1
-        program = program.replace(spawned, instead)
-    shown = run_script(program, MASTER_PORT=str(free_port()))
-    assert (shown.code, shown.err) == (0, "")
-    lines = [f"Rank {rank} of {size}" for size in (2, 3) for rank in range(size)]
-    assert sorted(shown.out.splitlines(), key=lambda line: line.split()[::-1]) == lines
-
-
-@pytest.mark.stress
-def test_the_tutorials_processes_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "set by whoever is next")
-    hello.start_processes(2, partial(write_down, tmp_path))
-    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["0 of 2: 3", "1 of 2: 3"]
-    assert "init_process" not in LESSONS["hello"].steps
-
-
-@pytest.mark.stress
-def test_a_process_by_hand_that_fails_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "set by whoever is next")
-    with pytest.raises(RuntimeError, match=r"ranks that failed: .*1"):
-        hello.start_processes(3, partial(write_down, tmp_path))
-
-
-def placed(rank: int, size: int, local_ranks: list[int]) -> dict[str, object]:
-    """What `where_am_i` says where ranks have these local ranks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCAL_RANK", str(local_ranks[rank]))
-        return hello.where_am_i(rank, size)
-
-
-@pytest.mark.parametrize(
-    ("local_ranks", "sums"),
-    [
-        ([0, 1, 2], ["0 x 3 + 0 = 0", "0 x 3 + 1 = 1", "0 x 3 + 2 = 2"]),
-        ([0, 1, 0, 1], ["0 x 2 + 0 = 0", "0 x 2 + 1 = 1", "1 x 2 + 0 = 2", "1 x 2 + 1 = 3"]),
-        ([0, 0], ["0 x 1 + 0 = 0", "1 x 1 + 0 = 1"]),
-        ([0, 1, 0, 0], ["nodes have different numbers of ranks"] * 4),
-    ],
-)
-def test_a_rank_is_a_sum(local_ranks: list[int], sums: list[str], world: Worlds) -> None:
-    results = world(len(local_ranks)).run(placed, local_ranks)
-    assert [result["rank_as_a_sum"] for result in results] == sums
-    assert [result["local_rank"] for result in results] == local_ranks
-    if "node_rank" not in results[0]:
-        return
-    nodes = [
-        sum(local == 0 for local in local_ranks[: rank + 1]) - 1 for rank in range(len(local_ranks))
-    ]
-    assert [result["node_rank"] for result in results] == nodes
-    assert [result["ranks_per_node"] for result in results] == [nodes.count(node) for node in nodes]
+    """As the chapter hello shows it, with a port of its own: 29500 is taken where two tests run at
+    once. And forked, for processes that are spawned import torch."""
+    chapter = CHAPTERS["hello"].read_text(encoding="utf-8")
+    [program] = [block for block in fenced_blocks(chapter, "python") if "mp.Process" in block]
+    for written, instead in (('"29500"', f'"{free_port()}"'), ('"spawn"', '"fork", force=True')):
+        assert program.count(written) == 1
+        program = program.replace(written, instead)
+    ran = run_script(program)
+    assert (ran.code, ran.err) == (0, "")
+    assert sorted(ran.out.splitlines()) == ["Rank 0 of 2", "Rank 1 of 2"]
 
 
 def train_on_boards(rank: int, size: int, folder: Path) -> list[list[torch.Tensor]]:
@@ -275,21 +190,6 @@ def test_between_sgd_and_ddp_are_two_lines() -> None:
         "-     broadcast_parameters", "+     model = DistributedDataParallel", "-             "
                                                                                "average_gradients",
     ]  # fmt: skip
-
-
-@pytest.mark.gpu
-def test_hello_names_what_runs(run_cli: Run, nccl_size: int) -> None:
-    document = shown(run_cli, "hello", "-n", nccl_size)
-    gpus = torch.cuda.device_count()
-    assert document["device"] == "cuda"
-    [ranks] = [step["ranks"] for step in document["steps"] if step["name"] == "what_is_here"]
-    for rank, told in enumerate(ranks):
-        assert told["device"] == f"cuda:{rank % gpus}"
-        assert told["implementation"].startswith("ProcessGroupNCCL")
-        assert told["nccl"] == format_version(nccl_version())
-        assert torch.cuda.get_device_name(rank % gpus) in told["hardware"]
-        assert told["ranks_there"] == len(range(rank % gpus, nccl_size, gpus))
-        assert re.fullmatch(r"\d+\.\d+(\.\d+)?", told["driver"])
 
 
 def ranks_by_step(document: Any) -> dict[str, Any]:

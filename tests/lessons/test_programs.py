@@ -31,8 +31,8 @@ QUIET = [
 """As parameters, where torch prints no warnings: older ones warn of fully_shard's layers."""
 SMALLER: dict[str, tuple[str, ...]] = {"zero": ("--steps", "3")}
 """By lesson, constants with which its program is quick, as options of its command."""
-VARIES = {"zero"}
-"""Lessons that print what differs from run to run, such as times."""
+VARIES = {"hello", "zero"}
+"""Lessons that print what differs from run to run, such as times and process ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class KeyLine:
 
 
 CHECKS = {
+    "hello": r"largest difference between the two lists (\S+)$",
     "p2p": r"largest difference from the expected data (\S+)$",
     "collectives": r"largest difference from the expected numbers (\S+)$",
     "zero": r"^\w+(?: +\d+)+ +(\S+)$",
@@ -85,8 +86,14 @@ KEY_LINES = [
             "dist.broadcast_object_list(", "dist.all_gather_object(",
         )
     ),
+    *(
+        KeyLine(lesson="hello", line=line, size=size)
+        for size in (2, 4)
+        for line in ("dist.all_gather_object(", "store.set(", "dist.init_process_group()")
+    ),
 ]  # fmt: skip
 QUICK = {
+    "hello": KeyLine(lesson="hello", line="dist.all_gather_object("),
     "p2p": KEY_LINES[0],
     "zero": KEY_LINES[7 + 2],
     "collectives": KeyLine(lesson="collectives", line="dist.reduce_scatter("),
@@ -120,7 +127,10 @@ def run_by_torchrun(lesson: Lesson, size: int, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}"]
     logs = folder / "logs"  # a file for each rank: in one stream, lines would be mixed
     done = subprocess.run(
-        [*command, "--standalone", "--redirects=1", f"--log-dir={logs}", str(source_of(lesson))],
+        [
+            *command, "--standalone", "--local-addr=127.0.0.1", "--redirects=1",
+            f"--log-dir={logs}", str(source_of(lesson)),
+        ],
         cwd=folder, capture_output=True, text=True, timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

@@ -163,11 +163,8 @@ def test_a_lesson_runs_in_the_world_that_stands(
     world.run_cell("group = dist.new_group([0, 1])")
     assert told(run_lesson(world, "hello")) == []
     printed = capfd.readouterr().out
-    assert "[2] Rank 2 of 3 has heard from [0, 1, 2]: 0 x 3 + 2 = 2" in printed
-    assert told(world.run_cell("heard_from, print_steps.__doc__.split()[0]")) == [
-        "[0-2] ([0, 1, 2], 'Print')"
-    ]
-    assert told(run_lesson(world, "hello", "who_am_i"))[0].startswith("[0]   {'rank': 0, ")
+    assert "[2] Rank 2: largest difference between the two lists 0\n" in printed
+    assert told(world.run_cell("gather(size, rank)")) == ["[0-2] [0, 1, 2]"]
     assert told(run_lesson(world, "p2p")) == []
     printed = capfd.readouterr().out
     assert "[1] Rank 1 has data 2.0 after ring, expected 2.0\n" in printed

@@ -72,7 +72,7 @@ def test_a_taken_master_port_is_explained(
         port = str(taken.getsockname()[1])
         for name, value in by_hand(0, 2, port).items():
             monkeypatch.setenv(name, value)
-        blocked = run_cli("hello", "--json")
+        blocked = run_cli("hello")
     assert (blocked.code, blocked.out) == (2, "")
     explained = f"cannot listen on 127.0.0.1:{port} (Address already in use): choose another port"
     assert blocked.err == f"playground: {explained}\n"

@@ -1,112 +1,95 @@
 """Hello: N processes become one world, and each learns who it is.
 
-    python lesson.py
+rank = node rank x ranks per node + local rank: the number of a process, 0, 1, …, N - 1.
+
+The *world size* is N, the number of processes. A *process group* is a set of ranks that talk to
+each other. The first one is the world: all ranks. The *master* is the address where they meet.
+`python lesson.py` starts four ranks, as torchrun does.
+
+    python -m playground hello
     torchrun --nproc-per-node 4 lesson.py
-    python -m playground hello -n 4
 
-Terms: the *world size* is the number of processes, a *rank* is a process's number in it, 0 … N-1.
-The *backend* moves the data (gloo on CPU, nccl on GPUs). A *process group* is the set of ranks that
-talk; at first there is one, the world. The *master* is the place where the ranks find each other.
-On several hosts the *local rank* counts within a host: rank = node rank x ranks per node + local
-rank. Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
+    Process 9523 has RANK=0 LOCAL_RANK=0 WORLD_SIZE=4
+    …
+    Process 9523 meets the others at MASTER_ADDR=127.0.0.1 MASTER_PORT=41325
+    …
+    Rank 0 of 4 has read the process ids [9523, 9525, 9527, 9529] in the store
+    …
+    Rank 0 of 4 has gathered the process ids [9523, 9525, 9527, 9529]
+    …
+    Rank 0: largest difference between the two lists 0
+
+Source: https://docs.pytorch.org/docs/stable/distributed.html#initialization
 """
-
-from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
+import subprocess
+import sys
+from datetime import timedelta
 
 import torch.distributed as dist
-import torch.multiprocessing as mp
-
-Function = Callable[[int, int], object]
 
 
-def start_processes(size: int, fn: Function, backend: str = "gloo") -> None:
-    """Start `size` processes, each of which joins one world and calls `fn(rank, size)`, and wait
-    for all.
-
-    Raises `RuntimeError` if one of them fails. Its peers may wait for it until their timeout.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as server:  # 29500 may be taken
+def start_processes(size):
+    """Start this file once for each rank, and wait for all, as torchrun does on one machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:  # 0: the system chooses a free port
         port = server.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # the processes inherit them
-    context = mp.get_context("spawn")
     processes = []
     for rank in range(size):
-        args = (rank, size, fn, backend)
-        processes.append(context.Process(target=init_process, args=args, daemon=True))
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    failed = [rank for rank, process in enumerate(processes) if process.exitcode]
-    if failed:
-        raise RuntimeError(f"ranks that failed: {failed}")
-
-
-def init_process(rank: int, size: int, fn: Function, backend: str = "gloo") -> None:
-    """Join the world that meets at MASTER_ADDR and MASTER_PORT, call `fn(rank, size)`, leave."""
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29500")
-    dist.init_process_group(backend, rank=rank, world_size=size)
-    dist.barrier()  # a rank that leaves while others still connect to it makes them fail
-    fn(rank, size)
-    dist.destroy_process_group()
-
-
-def who_am_i(rank: int, size: int) -> dict[str, object]:
-    """What a rank knows about itself. `heard_from` is the proof that the world is one: all ranks it
-    met."""
-    everyone: list[Any] = [None] * size
-    dist.all_gather_object(everyone, rank)
-    return {
-        "rank": dist.get_rank(),
-        "size": dist.get_world_size(),
-        "local_rank": dist.get_node_local_rank(0),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "backend": dist.get_backend(),
-        "heard_from": everyone,
-    }
-
-
-def where_am_i(rank: int, size: int) -> dict[str, object]:
-    """Where each rank runs, if all nodes have as many: rank = node rank x ranks per node + local
-    rank.
-
-    A script for `mp.spawn(main_worker, nprocs=ngpus)` works out its rank like this; here every
-    process is told its local rank.
-    """
-    local_ranks: list[Any] = [None] * size
-    dist.all_gather_object(local_ranks, dist.get_node_local_rank(rank))
-    per_node = max(local_ranks) + 1
-    node_rank, local_rank = divmod(rank, per_node)
-    total = node_rank * per_node + local_rank
-    if local_ranks != [other % per_node for other in range(size)]:
-        return {
-            "local_rank": local_ranks[rank],
-            "rank_as_a_sum": "nodes have different numbers of ranks",
+        variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
         }
-    return {
-        "node_rank": node_rank,
-        "ranks_per_node": per_node,
-        "local_rank": local_rank,
-        "rank_as_a_sum": f"{node_rank} x {per_node} + {local_rank} = {total}",
-    }
+        command = [sys.executable, __file__]
+        processes.append(subprocess.Popen(command, env={**os.environ, **variables}))
+    exit_codes = [process.wait() for process in processes]
+    assert not any(exit_codes), f"the exit codes of the ranks are {exit_codes}"
 
 
-def print_steps(rank: int, world_size: int) -> None:
-    """Print who this rank has heard from, and its place."""
-    heard_from = who_am_i(rank, world_size)["heard_from"]
-    place = where_am_i(rank, world_size)["rank_as_a_sum"]
-    print(f"Rank {rank} of {world_size} has heard from {heard_from}: {place}")
+def print_environment():
+    """Print what this process was told by the program that started it."""
+    place = [f"{name}={os.environ[name]}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
+    master = [f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT")]
+    print(f"Process {os.getpid()} has", *place)
+    print(f"Process {os.getpid()} meets the others at", *master)
+
+
+def gather_by_hand(rank, size, number):
+    """Write this rank's number to the store, and read the numbers of all ranks.
+
+    The store is at the master. get waits for a key until it is there, for at most 30 seconds.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, timeout=timedelta(seconds=30))
+    store.set(f"number of rank {rank}", str(number))
+    return [int(store.get(f"number of rank {other}")) for other in range(size)]
+
+
+def gather(size, number):
+    """Get the numbers of all ranks by torch's own call, which all ranks make."""
+    numbers = [0] * size
+    dist.all_gather_object(numbers, number)
+    return numbers
+
+
+def run(rank, size):
+    read = gather_by_hand(rank, size, os.getpid())
+    print(f"Rank {rank} of {size} has read the process ids {read} in the store")
+    gathered = gather(size, os.getpid())
+    print(f"Rank {rank} of {size} has gathered the process ids {gathered}")
+    difference = max(abs(a - b) for a, b in zip(read, gathered, strict=True))
+    print(f"Rank {rank}: largest difference between the two lists {difference}")
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:  # torchrun has started this process
-        init_process(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), print_steps)
+    if "RANK" not in os.environ:  # started by hand, and not as a rank
+        start_processes(4)
     else:
-        start_processes(4, print_steps)
+        print_environment()
+        dist.init_process_group()
+        run(dist.get_rank(), dist.get_world_size())
+        dist.destroy_process_group()

@@ -131,7 +131,3 @@ class Backend:
     def libraries(self) -> dict[str, object]:
         """Versions of what it is built on, beside torch: plain data."""
         return {}
-
-    def hardware(self) -> str:
-        """The device that this rank uses, inside a world; empty for the CPU."""
-        return ""

@@ -154,13 +154,6 @@ class Nccl(Backend):
             "driver": driver_version(),
         }
 
-    def hardware(self) -> str:
-        """The GPU's name and, since two of them may have one name, its UUID."""
-        import torch
-
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return f"{properties.name} {properties.uuid}"
-
 
 def only_nccl_can_tell(gpus: int, joined: bool) -> bool:
     """Whether the one GPU in sight may be this rank's own: Slurm can show each of its tasks a
