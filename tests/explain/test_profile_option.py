@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from fixtures import Run
 
+from playground.runtime.tap.native import HAS_HOOKS
+
 SCRIPT = """
 import sys
 import torch
@@ -49,6 +51,14 @@ def rows_of(file: str) -> dict[tuple[int, str], Any]:
     return {(row["line"], row["operation"]): row for row in rows}
 
 
+def test_it_is_said_if_torch_does_not_tell_of_calls_in_cpp(script: str, run_cli: Run) -> None:
+    ran = run_cli("run", "-n", 2, "--profile", script, "a", "b.json")
+    assert ran.code == 0
+    assert ("does not tell of calls in C++" in ran.err) != HAS_HOOKS
+    assert (f"train.py:{BACKWARD}" in ran.err) == HAS_HOOKS
+
+
+@pytest.mark.torch(2, 14)  # older ones do not tell of calls in C++
 def test_what_a_script_prints_stays_and_the_profile_says_its_lines(
     script: str, run_cli: Run
 ) -> None:

@@ -47,6 +47,8 @@ LIMITS = timedelta(seconds=WORLD_LIMIT / 2), timedelta(seconds=2 * WORLD_LIMIT)
 """Timeouts that no call needs: one that ends before the world's, and one that does not."""
 SHORT = timedelta(seconds=0.02)
 """One that passes."""
+HAS_SET_TIMEOUT = hasattr(distributed_c10d, "set_timeout")
+"""Whether a group's timeout is set by a function, too (torch 2.14)."""
 MOST_GROUPS = 6
 INTEGERS = "int64", "int32", "uint8", "int8"
 FLOATS = "float32", "float32", "float64", "float16", "bfloat16"
@@ -925,11 +927,14 @@ GIVE_UP: list[Callable[[Any], object]] = [
         torch.ones(1), group=group, group_src=(group.rank() + 1) % group.size()
     ).wait(SHORT),
     lambda group: (group.set_timeout(SHORT), dist.all_reduce(torch.ones(1), group=group)),
-    lambda group: (
-        dist.distributed_c10d.set_timeout(SHORT, group),
-        dist.all_reduce(torch.ones(1), group=group),
-    ),
 ]
+if HAS_SET_TIMEOUT:
+    GIVE_UP.append(
+        lambda group: (
+            dist.distributed_c10d.set_timeout(SHORT, group),
+            dist.all_reduce(torch.ones(1), group=group),
+        )
+    )
 """Ways to wait for a while only. (A group's timeout is none of its messages', on gloo.)"""
 
 
@@ -954,7 +959,7 @@ def limits_of_groups(player: Player) -> None:
     more is proved."""
     group, own = player.group(), player.own
     for limit in LIMITS if group.handle is not None else ():
-        if own.random() < 0.5:
+        if own.random() < 0.5 and HAS_SET_TIMEOUT:
             player.call(distributed_c10d.set_timeout, {"timeout": limit, "group": group.handle})
         else:
             player.call(group.handle.set_timeout, {"timeout": limit})

@@ -5,6 +5,7 @@ Does not import torch: the ranks do.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from playground.runtime.untrusted import printable
 
 METERED = remote("playground.explain.cost.meter:metered")
 FLAG = "--profile"
+TELLS_OF_NATIVE_CALLS = 2, 14
+"""The first torch whose process groups tell of calls in C++."""
 TERMINAL = Path("-")
 """In the place of a file: the table is shown on the terminal."""
 
@@ -44,6 +47,18 @@ class Metered:
     def __call__(self, rank: int, size: int, *args: Any) -> Any:
         with METERED(self.folder and self.folder / str(restart_count()), rank, self.gbit):
             return call(self.fn, rank, size, *args)
+
+
+def tell_what_torch_does_not() -> None:
+    """Say what an older torch does not tell, and is thus neither counted nor delayed."""
+    version = importlib.metadata.version("torch")
+    if tuple(map(int, version.split(".")[:2])) < TELLS_OF_NATIVE_CALLS:
+        since = ".".join(map(str, TELLS_OF_NATIVE_CALLS))
+        click.echo(
+            f"playground: torch {version} does not tell of calls in C++: what DDP and functional "
+            f"collectives send is left out (torch {since} tells it)",
+            err=True,
+        )
 
 
 def measured(world: CommandWorld, profile: Path | None, gbit: float | None) -> Around:
@@ -63,6 +78,7 @@ def measured(world: CommandWorld, profile: Path | None, gbit: float | None) -> A
                 "file out"
             )
         check_writable(FLAG, profile)
+    tell_what_torch_does_not()
     outer, file = world.around, profile and (profile if profile == TERMINAL else profile.absolute())
 
     @contextlib.contextmanager

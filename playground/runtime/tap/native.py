@@ -52,6 +52,8 @@ def listen(group: Any, before: Callable[[Any], None], after: Callable[[Any], Non
 
 
 def stop_listening(group: Any) -> None:
+    if not HAS_HOOKS:
+        return
     try:
         group.unregister_pre_hook(HOOK_ID)
         group.unregister_post_hook(HOOK_ID)
