@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parent / "ecosystem"
 CHAPTER = CHAPTERS["run"]
 EXTRA = {"accelerate", "lightning", "torchmetrics", "transformers"}
 """Packages that pyproject.toml has under `ecosystem`, with what they need."""
+TORCHRUN = "torch.distributed.run"
 ABORTED = "terminate called without an active exception"
 """What gloo's threads say where torchrun's process is taken down before they have ended. It happens
 to a right program now and then, on a busy machine: it is started again."""
@@ -76,22 +77,31 @@ CASES = [
 
 def outcome(case: Case, folder: Path, launcher: list[str]) -> tuple[list[str], list[str]]:
     """The lines on stdout of a program that ends under this launcher with its exit code, and the
-    files it has written."""
+    files it has written.
+
+    Ranks of torchrun share a pipe, and `print("a", "b")` is several writes to it, which those of
+    another rank may come between. So torchrun writes a file for each rank; `run` keeps lines whole.
+    """
     path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
     environ = {"OMP_NUM_THREADS": "1", "BACKEND": case.backend, "PYTHONPATH": path}
+    # without a GPU, accelerate.Accelerator forms a process group only if it is asked to
+    environ["ACCELERATE_USE_CPU"] = "true"
     for attempt in range(5):
         here = folder / str(attempt)
         here.mkdir(parents=True)
+        logs = folder / f"logs{attempt}"
+        to_files = ["--log-dir", str(logs), "--redirects", "1"] if launcher[0] == TORCHRUN else []
         ran = subprocess.run(
-            [sys.executable, "-m", *launcher, *case.target, *case.words], cwd=here,
+            [sys.executable, "-m", *launcher, *to_files, *case.target, *case.words], cwd=here,
             capture_output=True, text=True, timeout=10 * ENOUGH, env=os.environ | environ,
             check=False,
         )  # fmt: skip
-        if ABORTED not in ran.stderr or launcher[0] == "playground":
+        if ABORTED not in ran.stderr or launcher[0] != TORCHRUN:
             break
     assert ran.returncode == case.code, ran.stderr
     files = sorted(str(file.relative_to(here)) for file in here.rglob("*"))
-    return sorted(ran.stdout.splitlines()), files
+    printed = "".join(file.read_text() for file in sorted(logs.rglob("stdout.log")))
+    return sorted((ran.stdout + printed).splitlines()), files
 
 
 @pytest.mark.stress
@@ -102,7 +112,7 @@ def test_a_program_ends_as_under_torchrun(case: Case, tmp_path: Path) -> None:
     size, restarts = str(case.size), str(case.restarts)
     ours = ["playground", "run", "-n", size, "--restarts", restarts]
     # with another rendezvous the ranks of a restart find addresses of those before
-    torchruns = ["torch.distributed.run", "--standalone", "--nproc-per-node", size]
+    torchruns = [TORCHRUN, "--standalone", "--nproc-per-node", size]
     torchruns += ["--max-restarts", restarts]
     found = outcome(case, tmp_path / "ours", ours)
     assert found == outcome(case, tmp_path / "torchruns", torchruns)
@@ -113,14 +123,17 @@ def test_a_program_ends_as_under_torchrun(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(FILES - {case.program for case in OTHERWISE})[:25])
 def test_options_leave_a_program_as_it_is(name: str, tmp_path: Path) -> None:
     """Programs as others write them, whatever they do: a constant is set, and nothing else changes
-    in what they print, also where the run is measured, recorded, and its link is a slow one."""
+    in what they print, also where the run is measured, recorded, and its link is a slow one. A
+    process that a rank spawns imports the file as `__mp_main__`, and finds what is written there.
+    """
     case = Case(name)
     if case.missing:
         pytest.skip(f"{', '.join(case.missing)} not installed: pip install -e .[ecosystem]")
     text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    [*_, last] = (node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom))
+    imports = ast.Import | ast.ImportFrom
+    [*_, last] = (node for node in ast.parse(text).body if isinstance(node, imports))
     lines = text.splitlines(keepends=True)
-    lines.insert(last.end_lineno or 0, "SET = 1\nprint(f'SET is {SET}\\n', end='')\n")
+    lines.insert(last.end_lineno or 0, "SET = 1\nprint(f'{__name__} SET is {SET}\\n', end='')\n")
     (tmp_path / f"{name}.py").write_text("".join(lines), encoding="utf-8")
     path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
 
@@ -134,8 +147,9 @@ def test_options_leave_a_program_as_it_is(name: str, tmp_path: Path) -> None:
         return sorted(ran.stdout.splitlines())
 
     without, changed = run(), run("--set", "SET=2")
-    assert changed == sorted(line.replace("SET is 1", "SET is 2") for line in without)
-    assert changed.count("SET is 2") == case.size
+    before, after = "__main__ SET is 1", "__main__ SET is 2"
+    assert changed == sorted(line.replace(before, after) for line in without)
+    assert changed.count(after) == case.size
     assert run("--profile", "cost.json", "--link", "10", "--see", "run.html") == without
     assert {"cost.json", "run.html"} < {file.name for file in tmp_path.iterdir()}
 
