@@ -427,6 +427,14 @@ def find_torch() -> str:
     return (spec.origin if spec else "") or ""
 
 
+def find_older_torch(first: tuple[int, int]) -> str:
+    """The version of torch, which need not be imported, if it is older than `first`; else empty."""
+    from importlib.metadata import version  # which takes longer to import than this package
+
+    found = version("torch")
+    return found if tuple(map(int, found.split(".")[:2])) < first else ""
+
+
 def is_below_inplace() -> bool:
     """Whether torch's dispatcher is below the key that counts the versions of tensors.
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fixtures import Worlds
+from ranks import needs_native_calls
 from torch import nn
 from torch.distributed import _functional_collectives
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -150,7 +151,7 @@ def order_of_waits(rank: int, size: int) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.torch(2, 14)  # older ones do not tell of calls in C++
+@needs_native_calls
 def test_a_program_computes_until_it_waits(world: Worlds) -> None:
     """What was begun goes over the link meanwhile. A receive is not delayed."""
     for found in world(2).run(order_of_waits):

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from costed_programs import BATCH, MICROBATCHES, STEPS, WEIGHTS, WIDTH, new_model
+from ranks import needs_native_calls
 from torch.distributed import ProcessGroup, Work
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
@@ -56,7 +57,7 @@ def run_programs(rank: int, size: int, folder: Path) -> None:
         metered_in(folder / name, lambda program=program: program(new_model()))  # type: ignore[misc]
 
 
-@pytest.mark.torch(2, 14)  # older ones do not tell of calls in C++
+@needs_native_calls
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_bytes_are_those_of_the_closed_form(size: int, world: Worlds, tmp_path: Path) -> None:
     world(size, timeout=300).run(run_programs, tmp_path)
@@ -154,7 +155,7 @@ def call_in_subgroup(rank: int, size: int, folder: Path) -> None:
     metered_in(folder, program)
 
 
-@pytest.mark.torch(2, 14)  # older ones do not tell of calls in C++
+@needs_native_calls
 def test_groups_batches_and_functional_collectives(world: Worlds, tmp_path: Path) -> None:
     world(3).run(call_in_subgroup, tmp_path)
     sent = sent_by_operation(profile_of(tmp_path, 3))

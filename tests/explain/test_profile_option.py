@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fixtures import Run
+from ranks import needs_native_calls
 
 from playground.runtime.tap.native import HAS_HOOKS
 
@@ -58,7 +59,7 @@ def test_it_is_said_if_torch_does_not_tell_of_calls_in_cpp(script: str, run_cli:
     assert (f"train.py:{BACKWARD}" in ran.err) == HAS_HOOKS
 
 
-@pytest.mark.torch(2, 14)  # older ones do not tell of calls in C++
+@needs_native_calls
 def test_what_a_script_prints_stays_and_the_profile_says_its_lines(
     script: str, run_cli: Run
 ) -> None:

@@ -5,7 +5,6 @@ Does not import torch: the ranks do.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from playground.runtime.rank.work import call
 from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import restart_count
 from playground.runtime.untrusted import printable
+from playground.runtime.upstream import find_older_torch
 
 METERED = remote("playground.explain.cost.meter:metered")
 FLAG = "--profile"
@@ -51,11 +51,10 @@ class Metered:
 
 def tell_what_torch_does_not() -> None:
     """Say what an older torch does not tell, and is thus neither counted nor delayed."""
-    version = importlib.metadata.version("torch")
-    if tuple(map(int, version.split(".")[:2])) < TELLS_OF_NATIVE_CALLS:
+    if found := find_older_torch(TELLS_OF_NATIVE_CALLS):
         since = ".".join(map(str, TELLS_OF_NATIVE_CALLS))
         click.echo(
-            f"playground: torch {version} does not tell of calls in C++: what DDP and functional "
+            f"playground: torch {found} does not tell of calls in C++: what DDP and functional "
             f"collectives send is left out (torch {since} tells it)",
             err=True,
         )

@@ -11,6 +11,7 @@ import re
 
 from playground.runtime.backends.backend import Backend
 from playground.runtime.errors import UsageError
+from playground.runtime.upstream import find_older_torch
 
 MISSING_RANK = re.compile(r"[Ww]ait timeout after (\d+)ms, keys: .*/(\d+)")
 
@@ -44,10 +45,7 @@ class Shm(Gloo):
     summary = "CPUs of one host, by the memory they share"
 
     def check(self, local_ranks: int, joined: bool = False) -> str:
-        from importlib.metadata import version  # which takes longer to import than this package
-
-        found = version("torch")
-        if tuple(map(int, found.split(".")[:2])) < FIRST_TORCH:
+        if found := find_older_torch(FIRST_TORCH):
             raise UsageError(
                 f"--backend shm needs torch {'.'.join(map(str, FIRST_TORCH))}, and here is "
                 f"{found}: --all-reduce shared-memory does without"

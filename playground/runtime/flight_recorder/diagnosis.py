@@ -553,10 +553,8 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
         return has_called(called, kind)
     if wait:
         others = (each.operation for each in graph.waits.values())
-        if kind == Kind.ABORTED and any(are_models(wait.operation, other) for other in others):
-            what = detail(wait.operation, Kind.MODELS)
-        else:
-            what = detail(wait.operation, kind)
+        by_model = kind == Kind.ABORTED and any(are_models(wait.operation, one) for one in others)
+        what = detail(wait.operation, Kind.MODELS if by_model else kind)
         line = wait.operation.line
         if kind == Kind.ABORTED and ABORT in state.end:
             several = re.sub("^was ", "were ", state.end)

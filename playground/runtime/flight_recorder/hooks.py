@@ -142,8 +142,8 @@ class Hooks(Recorder):
         """`counted`: the tensor of the message that this thread is handing to a backend."""
         self.reached: set[int] = set()
         """Those that the backward pass under way has come to."""
-        self.passes: dict[int, int] = {}
-        """The numbers of the operations that this pass is, by the same ids."""
+        self.passes: dict[int, list[int]] = {}
+        """The operations that this pass is, by the same ids, as `inside` has them."""
         self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The groups of models and their numbers, by the object of C++ that averages."""
         self.models: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -635,7 +635,7 @@ class Hooks(Recorder):
                 key: passes.enter_context(self.around(box, BACKWARD, *model))
                 for key, model in forwarded.items()
             }
-            outer, self.passes = self.passes, {key: call[0] for key, call in calls.items()}
+            outer, self.passes = self.passes, calls
             try:
                 return real(*args, **kwargs)
             finally:
@@ -650,7 +650,7 @@ class Hooks(Recorder):
         several, this is the one that the main thread is at."""
         self.reached.add(key)
         if self.box and key in self.passes and get_ident() == self.box.main_thread:
-            self.box.words[MAIN] = self.passes[key]
+            [self.box.words[MAIN]] = self.passes[key]
 
     @contextlib.contextmanager
     def around(self, box: Box, name: str, group: Any, model: int) -> Iterator[list[int]]:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from fixtures import Run, Worlds
 from gpus import shown
+from ranks import needs_native_calls
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -85,7 +86,6 @@ WAYS = [
     ("overlapped", "ring", True), ("ddp", "backend", True),
 ]  # fmt: skip
 """With DDP or one of ours, by which all-reduce, and whether backward runs in another thread."""
-torch_2_14 = pytest.mark.torch(2, 14)
 
 
 def train_in_all_ways(rank: int, size: int, folder: Path) -> None:
@@ -103,8 +103,9 @@ def recorded(world: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "number",
     [
-        # older ones do not tell of calls in C++
-        pytest.param(number, id=" ".join(map(str, way)), marks=[torch_2_14] * (way[0] == "ddp"))
+        pytest.param(
+            number, id=" ".join(map(str, way)), marks=[needs_native_calls] * (way[0] == "ddp")
+        )
         for number, way in enumerate(WAYS)
     ],
 )
