@@ -428,7 +428,10 @@ def find_torch() -> str:
 
 
 def find_older_torch(first: tuple[int, int]) -> str:
-    """The version of torch, which need not be imported, if it is older than `first`; else empty."""
+    """The version of torch, which need not be imported, if it is older than `first`; else empty.
+
+    Source: importlib.metadata.version (Python 3.11)
+    """
     from importlib.metadata import version  # which takes longer to import than this package
 
     found = version("torch")

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -274,6 +275,9 @@ def test_hosts_find_each_other_and_name_the_one_that_is_missing(
         missing.bind((names[1], port))
         with hosts.listen(names, port) as first, hosts.listen(names, port) as third:
             hosts.greet(third, names[0])
+            end = time.monotonic() + ENOUGH
+            while not first.heard and time.monotonic() < end:  # it answers, and notes that it has
+                time.sleep(0.01)
             found = hosts.meet(first, names, 0)
             first.shutdown()
             third.shutdown()
