@@ -369,9 +369,8 @@ RING = "def ring_traffic(ranks, elements):\n    "
         ("return sys._getframe(1).f_locals['counted']", PEEKS),
         (
             "board = importlib.import_module('playground.lessons.all_reduce.lesson')\n"
-            "    mine = torch.ones(elements)\n"
-            "    sent = board.run_counted(board.ring, mine, dist.get_rank(), ranks)\n"
-            "    return {'messages': len(sent)}",
+            "    steps, _ = board.measure(board.ring, torch.ones(elements))\n"
+            "    return {'messages': steps}",
             "is not to be used here, says the task",
         ),
         (

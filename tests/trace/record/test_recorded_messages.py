@@ -132,7 +132,7 @@ def test_values_are_those_that_travelled(world: Worlds, tmp_path: Path) -> None:
     first = recording.ranks[0].events
     assert [event.offset for event in first if event.kind == SEND] == [2, 1, 0, 2]
     assert {recording.sources[event.source or 0].file for event in first if event.kind == SEND} == {
-        "playground/lessons/all_reduce/lesson.py"
+        "playground/algorithms/all_reduce.py"
     }
 
 
