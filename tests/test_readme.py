@@ -53,6 +53,8 @@ NOT_RUN = {
     ),
     "python -m playground run -n 4 train.py --lr 0.1": "a script with this fault",
     "python -m playground run -n 2 swap.py": "the program above it: tests/lessons/test_programs.py",
+    "PLAYGROUND_HOSTS=2 python -m playground run -n 4 --see levels.html levels.py": "the program "
+    "above it: tests/lessons/test_all_reduce.py",
     "python -m playground run -n 4 -m package.train --lr 0.1": "a package",
     "python -m playground run -n 4 --see run.html --restarts 3 --grace 30 train.py": "a script",
     "python -m playground run -n 4 --profile --set EPOCHS=2 train.py": "a script: tests/explain",

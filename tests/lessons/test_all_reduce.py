@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from math import log2
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ import torch.distributed as dist
 from fixtures import Run, Worlds
 from ranks import needs_shm
 from test_lessons import docstring_table
+from test_readme import fenced_blocks
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
+from playground.algorithms.all_reduce import BETWEEN, INSIDE
 from playground.algorithms.cost_model import (
     Machine,
     Task,
@@ -26,6 +29,8 @@ from playground.algorithms.traffic import sent_by
 from playground.lessons.all_reduce import lesson
 from playground.runtime.tap import MESSAGES, Call, Observer, observing
 from playground.site.chapters import CHAPTERS
+from playground.trace.record import PHASE
+from playground.trace.record.run import read_recording
 
 CHAPTER = CHAPTERS["allreduce"]
 ALL_REDUCES = ("reduce_broadcast", "all_to_all", "tutorial_ring", "ring")
@@ -142,6 +147,23 @@ def test_steps_and_bytes_are_counted_as_by_the_formulas(size: int, run_cli: Run)
     assert root == [2 * (size - 1), whole, 2 * whole]
     assert everyone == tutorial == [size - 1, whole, size * whole]
     assert ring == [2 * (size - 1), 2 * whole // size, 2 * whole]
+
+
+def test_the_page_on_hosts_records_an_all_reduce_in_two_levels(
+    run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (CHAPTER.parent / "hosts_and_memory.md").read_text(encoding="utf-8")
+    program, recording = tmp_path / "levels.py", tmp_path / "levels.playground"
+    [text] = [
+        block for block in fenced_blocks(page, "python") if "dist.init_process_group()" in block
+    ]
+    program.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
+    ran = run_cli("run", "-n", 4, "--see", recording, program)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("[1111.0, 1111.0, 1111.0, 1111.0]") == 4
+    phases = {event.name for event in read_recording(recording).events(PHASE)}
+    assert {name.partition(" ")[2] for name in phases} == {INSIDE, BETWEEN}
 
 
 @pytest.mark.gpu
