@@ -52,6 +52,8 @@ NOT_RUN = {
         "half a minute"
     ),
     "python -m playground run -n 4 train.py --lr 0.1": "a script with this fault",
+    "python -m playground run -n 3 train.py": "a program that fails: tests/lessons/test_hello.py",
+    "python -m playground run -n 4 lesson.py": "a program that is edited",
     "python -m playground run -n 2 swap.py": "the program above it: tests/lessons/test_programs.py",
     "PLAYGROUND_HOSTS=2 python -m playground run -n 4 --see levels.html levels.py": "the program "
     "above it: tests/lessons/test_all_reduce.py",

@@ -9,9 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from fixtures import Run
 from processes import ENOUGH
+from test_readme import fenced_blocks
 
 from playground.lessons.hello import lesson
+from playground.site.chapters import CHAPTERS
 
 COMPARE = "    difference = "
 
@@ -42,3 +46,22 @@ def test_a_rank_that_fails_is_told_by_the_process_that_started_it(tmp_path: Path
     assert done.returncode == 1
     assert "AssertionError: no disk" in done.stderr
     assert re.search(r"the exit codes of the ranks are \[\d, 1, \d, \d\]", done.stderr)
+
+
+def test_run_names_the_rank_that_fails_in_the_shortest_program(
+    tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = CHAPTERS["hello"].read_text(encoding="utf-8")
+    python = fenced_blocks(text, "python")
+    [program] = [block for block in python if block.startswith("import torch.distributed")]
+    failure = 'if rank == 1: raise RuntimeError("no disk")'
+    assert failure in text
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(program, encoding="utf-8")
+    right = run_cli("run", "-n", 3, "train.py")
+    assert (right.code, len(right.out.splitlines())) == (0, 3), right.err
+    Path("train.py").write_text(program.replace("dist.barrier", f"{failure}\ndist.barrier"))
+    wrong = run_cli("run", "-n", 3, "train.py")
+    told = "rank 1 of 3 failed: RuntimeError: no disk"
+    assert told in text
+    assert (wrong.code, wrong.err.splitlines()[0]) == (1, f"playground: {told}")

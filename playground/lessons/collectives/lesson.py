@@ -278,11 +278,11 @@ def broadcast_object(rank, size):
     | rank | before        | the list afterwards | after |
     |------|---------------|---------------------|-------|
     | 0    | [{'lr': 0.1}] | [{'lr': 0.1}]       | [0.1] |
-    | 1    | [None]        | [{'lr': 0.1}]       | [0.1] |
-    | 2    | [None]        | [{'lr': 0.1}]       | [0.1] |
-    | 3    | [None]        | [{'lr': 0.1}]       | [0.1] |
+    | 1    | [{}]          | [{'lr': 0.1}]       | [0.1] |
+    | 2    | [{}]          | [{'lr': 0.1}]       | [0.1] |
+    | 3    | [{}]          | [{'lr': 0.1}]       | [0.1] |
     """
-    objects = [{"lr": 0.1}] if rank == 0 else [None]
+    objects = [{"lr": 0.1} if rank == 0 else {}]
     dist.broadcast_object_list(objects, src=0)
     return [objects[0]["lr"]]
 
@@ -297,7 +297,7 @@ def all_gather_object(rank, size):
     | 2    | 'xx'   | ['', 'x', 'xx', 'xxx'] | [0, 1, 2, 3] |
     | 3    | 'xxx'  | ['', 'x', 'xx', 'xxx'] | [0, 1, 2, 3] |
     """
-    received = [None] * size
+    received = [""] * size
     dist.all_gather_object(received, "x" * rank)
     return [len(each) for each in received]
 
