@@ -330,7 +330,7 @@ def check_writable(flag: str, file: Path) -> None:
 
 
 HEADINGS = {
-    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader"),
+    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate"),
     "Ranks": ("size", "backend", "timeout", "seed"),
     "Data": ("dataset", "data_dir", "limit"),
     "Snapshots": ("snapshots", "snapshot_every", "restarts"),

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from playground.checkpoint.snapshots import Fingerprint
-from playground.lessons.sgd.lesson import Net
+from playground.lessons.mnist import Net
 from playground.runtime import device, host, on_device
 from playground.runtime.files import sha256
 from playground.runtime.remote import Remote
@@ -33,7 +33,6 @@ from playground.training.data import (
     batches,
     partition_dataset,
     partition_test_set,
-    training_images,
 )
 from playground.training.history import BoardWatch, History, result_of
 from playground.training.memory import InBfloat16, bytes_kept, change
@@ -44,7 +43,7 @@ from playground.training.settings import BFLOAT16, FLOAT32, TrainingSettings
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, build_grad_sync
 
-MAY_DIFFER = ("snapshots", "epochs", "loader")
+MAY_DIFFER = ("snapshots", "epochs")
 """Settings that change no number at any step."""
 
 
@@ -63,7 +62,7 @@ def run_board(
 ) -> TrainingResult:
     """Train as a board's `run` does, with what `settings` ask for, and watch it from outside. Every
     rank returns the same."""
-    images = training_images(settings)
+    images = Images(settings.folder, "train", settings.limit)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     watch = BoardWatch(test_set, settings.epochs)
     with on_device():
@@ -100,7 +99,7 @@ def prepare_and_train(
 ) -> TrainingResult:  # fmt: skip
     """`Net` on MNIST: prepared as in the lessons, then trained by `train`."""
     torch.manual_seed(settings.seed)
-    images = training_images(settings)
+    images = Images(settings.folder, "train", settings.limit)
     train_set, samples = partition_dataset(images, settings.batch_size, settings.seed)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = Net().to(device(), memory_format=torch.channels_last)

@@ -15,8 +15,6 @@ from playground.training.grad_syncs import GRAD_SYNCS
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
-LOADERS = ("batch", "per-sample")
-"""Ways to fetch samples: whole batches; and as tutorials do, one by one."""
 FLOAT32, BFLOAT16 = DTYPES = "float32", "bfloat16"
 BEYOND_TUTORIAL = ("sync", "all_reduce", "link", "accumulate", "dtype", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
@@ -60,11 +58,6 @@ class TrainingSettings:
     seed: int = 1234
     accumulate: int = flag(
         1, "Accumulate the gradients of K batches for each step.", least=1, metavar="K"
-    )
-    loader: str = flag(
-        LOADERS[0],
-        "Load whole batches at once or, as tutorials do, sample by sample.",
-        choices=LOADERS,
     )
     sync: str = flag(
         "per-parameter",

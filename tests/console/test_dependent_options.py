@@ -49,7 +49,6 @@ def test_an_option_without_effect_is_refused(words: list[str], message: str) -> 
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (("sgd", "--sync", "flat", "--sync-every", "1"), "--sync-every"),
         (("ddp", "--snapshot-every", "3"), "--snapshot-every"),
     ],
     ids=" ".join,

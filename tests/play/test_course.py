@@ -194,7 +194,7 @@ def test_constants_of_a_lesson_are_set_at_the_prompt(
 def test_a_program_that_exits_says_why(
     world: PlayWorld, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert told(run_lesson(world, "sgd", str(tmp_path))) == []
+    assert told(run_lesson(world, "ddp", str(tmp_path))) == []
     assert f"[1] no MNIST in '{tmp_path}': python -c" in capfd.readouterr().err
 
 

@@ -118,7 +118,7 @@ def test_an_end_without_a_snapshot_is_no_success(settings: TrainingSettings) -> 
 def words(data_dir: Path, tmp_path: Path) -> list[Any]:
     """A training that would take some time."""
     return [
-        "sgd", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--epochs", 2000,
+        "ddp", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--epochs", 2000,
         "--json",
         "--snapshots", tmp_path / "snapshots",
     ]  # fmt: skip
@@ -177,7 +177,7 @@ def test_ranks_that_somebody_else_has_started(
 def endless(data_dir: Path) -> tuple[Any, ...]:
     """A training that somebody has to end."""
     words = (
-        "sgd",
+        "ddp",
         "--backend",
         "nccl",
         "--dataset",

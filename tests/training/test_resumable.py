@@ -280,9 +280,7 @@ def training_options(data_dir: Path) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(("sgd",), id="sgd"),
-        pytest.param(("sgd", "--sync", "overlapped"), id="overlapped", marks=pytest.mark.stress),
-        pytest.param(("ddp",), id="ddp", marks=pytest.mark.stress),
+        pytest.param(("ddp",), id="ddp"),
     ],
 )
 def test_training_ends_with_the_same_bits(

@@ -279,10 +279,6 @@ def test_nothing_is_in_the_way_when_nothing_is_recorded(world: Worlds, tmp_path:
     "words",
     [
         ("allreduce",),
-        pytest.param(
-            ("sgd", "--all-reduce", "ring", "--dataset", "digits", "--epochs", 1),
-            marks=pytest.mark.stress,
-        ),
     ],
 )
 def test_a_recording_counts_each_message_once(
