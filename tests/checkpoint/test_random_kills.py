@@ -35,7 +35,10 @@ KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "200"))
 """So many at least, in all."""
 AT_ONCE = 25
 """Kills in one training, at most."""
-WAYS = {name: remote(f"{loop.__name__}:{name}") for name in ("train_by_hand", "train_with_ddp")}
+WAYS = {
+    "train_by_hand": Remote("general_loop", "train_by_hand"),
+    "train_with_ddp": remote(f"{loop.__name__}:train_with_ddp"),
+}
 SNAPSHOTS = str(Path(checkpoint.__file__).parent)
 
 

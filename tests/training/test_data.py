@@ -19,8 +19,9 @@ from torchvision import transforms
 from torchvision.datasets.mnist import MNIST, read_image_file, read_label_file
 
 from playground import launch, report
-from playground.lessons import mnist
+from playground.lessons.mnist import load_mnist
 from playground.runtime import RankFailed
+from playground.training import prepare
 from playground.training.data import MEAN, STD, Images, batches, partition_dataset
 from playground.training.digits import draw
 
@@ -77,10 +78,10 @@ def test_the_lessons_images_are_the_tutorial_s_and_the_machine_s(
     train: bool, data_dir: Path, digits_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`load_mnist` normalises all images at once, as the tutorial's transforms do one by one."""
-    monkeypatch.setattr(mnist, "FOLDER", str(data_dir / "digits"))
-    images, labels = mnist.load_mnist(train).tensors
+    monkeypatch.setenv(prepare.DATA_DIR, str(data_dir / "digits"))
+    images, labels = load_mnist(train).tensors
     tutorial = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
-    data = MNIST(mnist.FOLDER, train=train, transform=tutorial)
+    data = MNIST(data_dir / "digits", train=train, transform=tutorial)
     torch.testing.assert_close(images, torch.stack([image for image, _ in data]))
     assert labels.tolist() == [label for _, label in data]
     ours, classes = Images(digits_folder, "train" if train else "t10k")[list(range(len(data)))]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from fixtures import Run, Start
+from general_loop import sync_by_hand
 from gpus import COLD
 from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snapshot
 from programs import ForkedProgram
@@ -24,7 +25,7 @@ from playground import PlaygroundError, Preempted, launch, preempted, report
 from playground.checkpoint.folder import SnapshotSettings, find_snapshots
 from playground.lessons.elastic.experiment import compare
 from playground.training import resumable
-from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
+from playground.training.loop import prepare_and_train, sync_with_ddp
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
 

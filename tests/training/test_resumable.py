@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures import Run, Worlds
+from general_loop import train_by_hand
 from gpus import COLD, shown
 from mortals import by_hand, with_ddp
 
@@ -24,7 +25,7 @@ from playground.runtime import UsageError
 from playground.runtime.backends import BACKENDS
 from playground.testing import World
 from playground.training import resumable
-from playground.training.loop import run_training, train_by_hand
+from playground.training.loop import run_training
 from playground.training.results import TrainingResult
 from playground.training.resumable import redistribute
 from playground.training.settings import TrainingSettings

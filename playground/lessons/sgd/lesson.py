@@ -1,9 +1,10 @@
 """Synchronous SGD: N processes train one model, each on its own part of the data.
 
-    gradient of the whole batch = mean over the ranks of (gradient of a rank's part of the batch)
+    gradient of a batch = (g_0 + g_1 + … + g_(N-1)) / N
 
-The ranks start with equal parameters. In each step every rank computes the gradient of its own
-samples, then all ranks average their gradients and take the same step. So their models stay equal.
+The batch has N parts of the same size, one for each rank, and g_r is the gradient of rank r's part.
+The ranks start with equal parameters. In each step every rank computes the gradient of its part,
+then all ranks average their gradients and take the same step. So their models stay equal.
 
     python -m playground sgd
     torchrun --nproc-per-node 2 lesson.py
@@ -27,6 +28,7 @@ from random import Random
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
 from playground.lessons.mnist import Net, accuracy, load_mnist
@@ -37,12 +39,31 @@ LR = 0.01
 MOMENTUM = 0.5
 
 
+def plain_step(model, optimizer, images, labels):
+    """A step of one process. Return the loss."""
+    optimizer.zero_grad()
+    loss = F.nll_loss(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
 def average_gradients(model):
     """Replace each gradient by its mean over all ranks. All ranks must call this."""
     size = dist.get_world_size()
     for param in model.parameters():
         dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)
         param.grad /= size
+
+
+def train_step(model, optimizer, images, labels):
+    """A step of all ranks together. Return the loss of this rank's images."""
+    optimizer.zero_grad()
+    loss = F.nll_loss(model(images), labels)
+    loss.backward()
+    average_gradients(model)
+    optimizer.step()
+    return loss.detach()
 
 
 class Partition:
@@ -77,36 +98,36 @@ class DataPartitioner:
         return Partition(self.data, self.partitions[partition])
 
 
-def train_step(model, optimizer, images, labels):
-    """Take one step, which is the same on all ranks. Return the loss of this rank's samples."""
-    optimizer.zero_grad()
-    loss = F.nll_loss(model(images), labels)
-    loss.backward()
-    average_gradients(model)
-    optimizer.step()
-    return loss.detach()
+def partition_dataset(rank, size):
+    """This rank's part of MNIST, and how many of its images make a batch."""
+    partition = DataPartitioner(load_mnist(), [1 / size] * size).use(rank)
+    return partition, BATCH_SIZE // size
 
 
-def difference_from_one_process(rank, size, data):
-    """The largest difference of a parameter of this rank from one process with the whole batch.
+def five_steps(model, step, batch):
+    """The parameters of the model after five steps with the same batch."""
+    images, labels = batch
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    for _ in range(5):
+        step(model, optimizer, images.double(), labels)
+    return parameters_to_vector(model.parameters()).detach()
 
-    Both take five steps with the same batch, in float64 and without dropout. Rounding remains.
+
+def compare_with_one_process(rank, size, data):
+    """Print the largest difference of this rank's parameters from one process with the whole batch.
+
+    All train in float64 and without dropout. So only rounding may differ.
     """
     batch = Partition(data, range(BATCH_SIZE))
-    images, labels = DataPartitioner(batch, [1 / size] * size).use(rank)[:]
-    all_images, all_labels = batch[:]
+    part = DataPartitioner(batch, [1 / size] * size).use(rank)
     torch.manual_seed(1234)
     model = Net().double().eval()  # eval() turns dropout off
-    expected = deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
-    one_process = torch.optim.SGD(expected.parameters(), lr=LR, momentum=MOMENTUM)
-    for _ in range(5):
-        train_step(model, optimizer, images.double(), labels)
-        one_process.zero_grad()
-        F.nll_loss(expected(all_images.double()), all_labels).backward()
-        one_process.step()
-    params, expected_params = (parameters_to_vector(m.parameters()) for m in (model, expected))
-    return (params - expected_params).abs().max().item()
+    expected = five_steps(deepcopy(model), plain_step, batch[:])
+    by_hand = five_steps(deepcopy(model), train_step, part[:])
+    by_ddp = five_steps(DistributedDataParallel(model), plain_step, part[:])
+    for name, params in (("by hand", by_hand), ("by DDP", by_ddp)):
+        difference = (params - expected).abs().max().item()
+        print(f"Rank {rank}, {name}: largest difference from one process {difference:.0e}")
 
 
 def run(rank, size):
@@ -115,18 +136,17 @@ def run(rank, size):
     model = Net().to(memory_format=torch.channels_last)  # CPUs convolve faster in this layout
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
     torch.manual_seed(1234 + rank)  # from here on, different orders and dropout on each rank
-    train_set, test_set = load_mnist(), load_mnist(train=False)
-    partition = DataPartitioner(train_set, [1 / size] * size).use(rank)
+    train_set, batch_size = partition_dataset(rank, size)
+    test_set = load_mnist(train=False)
     for epoch in range(1, EPOCHS + 1):
-        batches = torch.randperm(len(partition)).split(BATCH_SIZE // size)
+        batches = torch.randperm(len(train_set)).split(batch_size)
         epoch_loss = 0.0
         for batch in batches:
-            images, labels = partition[batch]
+            images, labels = train_set[batch]
             epoch_loss += train_step(model, optimizer, images, labels)
-        mean_loss, right = epoch_loss / len(batches), accuracy(model, test_set)
-        print(f"Rank {rank}, epoch {epoch}: loss {mean_loss:.4f}, test accuracy {right:.2%}")
-    difference = difference_from_one_process(rank, size, train_set)
-    print(f"Rank {rank}: largest difference from one process {difference:.0e}")
+        loss, test_accuracy = epoch_loss / len(batches), accuracy(model, test_set)
+        print(f"Rank {rank}, epoch {epoch}: loss {loss:.4f}, test accuracy {test_accuracy:.2%}")
+    compare_with_one_process(rank, size, train_set.data)
 
 
 if __name__ == "__main__":
