@@ -169,6 +169,7 @@ ALLOWED = {
         "tools",
         "lessons",
         "console",
+        "training",
         "runtime",
     },
     "app": {
