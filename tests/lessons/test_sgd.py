@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import Run, Worlds
+from processes import ENOUGH
 
 from playground.lessons.mnist import Net
 from playground.lessons.sgd import lesson as sgd
@@ -50,7 +51,7 @@ def test_ranks_train_the_model_of_one_process(size: int, world: Worlds) -> None:
     """Whether they average gradients or, after every step, parameters: the step of SGD is linear in
     the gradients."""
     mean = (size + 1) / 2
-    for means, *differences in world(size).run(take_steps):
+    for means, *differences in world(size, timeout=ENOUGH).run(take_steps):
         assert means == [[10.0**place * mean] * 2 for place in range(8)]
         assert max(differences) <= EXACT
 
@@ -66,7 +67,7 @@ def test_the_data_is_divided_and_a_batch_has_128_images_of_all_ranks(
     size: int, world: Worlds, digits_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(prepare.DATA_DIR, str(digits_folder.parents[1]))
-    found = world(size).run(partition)
+    found = world(size, timeout=ENOUGH).run(partition)
     assert sorted(index for indices, *_ in found for index in indices) == list(range(600))
     for indices, batch_size, images, labels in found:
         assert (len(indices), batch_size) == (600 // size, 128 // size)
