@@ -462,7 +462,7 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
                                                  "65,536 characters"),
         ("while True: dist.isend(tensor, rank ^ 1)", LOOP, "line 7: runs without end: it makes "
                                                            "more than 2,000 calls"),
-        ("os._exit(3)", ERROR, "line 7: has left before its end: return from the function"),
+        ("os._exit(3)", ERROR, "exited with code 3 without a result"),
         pytest.param(
             "threading.Thread(target=time.sleep, args=(99,)).start(); return tensor", FAIL,
             "A thread left running",
