@@ -57,6 +57,8 @@ HANGS = 30.0
 a deadlock is proved before."""
 ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
 PROBABLY = "probably: "
+NEVER_WAIT = COMPUTES[0], "isend", "irecv"
+"""Where a rank that has stopped reporting computes: these calls return at once."""
 LEAVES = "has left before its end: return from the function"
 OURS: tuple[list[str], ...] = [], ["runtime"], ["runtime", "launcher"]
 """Packages of the playground that a solution may import: its own program starts ranks with them."""
@@ -177,8 +179,8 @@ class Attempt:
             raise Ended(Failure(status=status, rank=rank, words=words, line=line, printed=printed))
 
     def find_standstill(self) -> Failure:
-        # waits, or computes in C code
-        if endless := [rank for rank, at in self.at.items() if at == COMPUTES]:
+        # computes in C code, or between calls that do not wait
+        if endless := [rank for rank, (name, *_) in self.at.items() if name in NEVER_WAIT]:
             return Failure(status=LOOP, rank=endless[0], words=ENDLESS)
         ranks = [
             f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}"

@@ -1,11 +1,11 @@
 """Hello: N processes become one world, and each learns its rank, a number from 0 to N - 1.
 
-rank = node rank x ranks per node + local rank, where a node is a machine
+world size = N, ranks = 0, 1, …, N - 1
 
-The *world size* is N, the number of processes. A *process group* is a set of ranks that talk to
-each other. The first one is the world: all ranks. The *master* is the address where they meet.
-Rank 0, or the program that started the ranks, serves a *store* there: a table of keys and values.
-`python lesson.py` starts four ranks itself.
+A *process group* is a set of ranks that talk to each other. The first one is the world: all ranks.
+The *master* is the address where they meet. A *store* listens there, a table of keys and values:
+torchrun serves it, or rank 0 if torchrun has not started the ranks. `python lesson.py` starts four
+ranks itself.
 
     python -m playground hello
     torchrun --nproc-per-node 4 lesson.py
@@ -35,7 +35,7 @@ import torch.distributed as dist
 def start_processes(size):
     """Start this file once for each rank, and wait for all of them."""
     with socket.create_server(("127.0.0.1", 0)) as server:  # 0: the system chooses a free port
-        port = server.getsockname()[1]  # it is closed here, so that rank 0 can take it
+        port = server.getsockname()[1]  # init_process_group opens it again in rank 0
     processes = []
     for rank in range(size):
         variables = {
@@ -65,13 +65,13 @@ def gather_by_hand(rank, size, pid):
     get waits for a key until it is there, for at most 30 seconds, and returns bytes.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, timeout=timedelta(seconds=30))  # connects to the master's
+    store = dist.TCPStore(address, port, timeout=timedelta(seconds=30))  # a client of that store
     store.set(f"pid of rank {rank}", str(pid))
     return [int(store.get(f"pid of rank {other}")) for other in range(size)]
 
 
 def gather(size, pid):
-    """Get the process ids of all ranks by torch's own call, which all ranks make."""
+    """Get the process ids of all ranks by torch's own call. Every rank must make it."""
     pids = [0] * size
     dist.all_gather_object(pids, pid)
     return pids
