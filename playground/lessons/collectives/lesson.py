@@ -328,7 +328,7 @@ def run(rank, size):
         (broadcast_object, [0.1]),
         (all_gather_object, [*range(size)]),
     ):
-        # with --backend nccl the tensors are on GPUs, and nccl has no bitwise operations
+        # nccl, the backend for GPUs, has no bitwise operations
         if dist.get_backend() == "nccl" and function is bitwise:
             continue
         data = function(rank, size)
