@@ -36,7 +36,6 @@ from playground.runtime.backends.nccl import (
     nccl_version,
 )
 from playground.runtime.errors import UsageError
-from playground.training.grad_syncs import GRAD_SYNCS
 
 SIMULATED = "SIMULATED: no GPU has run this, and none of it says how fast one is"
 PROGRAMS = {
@@ -159,10 +158,8 @@ ROWS = (
     Row("p2p {on} --see {folder}/p2p.playground", needs=FOR.pair),
     Row("collectives {on} --see {folder}/collectives.playground"),
     Row("allreduce {on} --see {folder}/allreduce.playground", needs=FOR.pair),
-    Row("sgd {on} {few} --see {folder}/sgd.playground"),
-    Row("sgd {on} {few} --all-reduce ring --see {folder}/ring.playground", needs=FOR.pair),
-    Row("sgd {on} {few} --sync overlapped --see {folder}/overlapped.playground"),
-    Row("sgd {on} {few} --see {folder}/hosts.playground", environ={"PLAYGROUND_HOSTS": "2"},
+    Row("sgd {on} --epochs 1 --see {folder}/sgd.playground"),
+    Row("ddp {on} {few} --see {folder}/hosts.playground", environ={"PLAYGROUND_HOSTS": "2"},
     needs=FOR.pair),
     Row("ddp {on} {few} --see {folder}/ddp.playground"),
     Row("ddp {on} {few} --see {folder}/old.playground", environ=OLD),
@@ -175,12 +172,12 @@ ROWS = (
     Row("see {folder}/sgd.playground", ranks=RANKS.one),
     Row("see {folder}/ddp.playground", ranks=RANKS.one),
     # Training that is interrupted and goes on, with other numbers of ranks too.
-    Row("sgd {on} --epochs 1 --snapshots {folder}/sgd --restarts 1"),
-    Row("sgd {on} --epochs 2 --snapshots {folder}/sgd"),
-    Row("sgd {on} --epochs 3 --snapshots {folder}/sgd", ranks=RANKS.one),
-    Row("sgd {on} --epochs 4 --snapshots {folder}/sgd", needs=FOR.pair),
+    Row("ddp {on} --epochs 1 --snapshots {folder}/snapshots --restarts 1"),
+    Row("ddp {on} --epochs 2 --snapshots {folder}/snapshots"),
+    Row("ddp {on} --epochs 3 --snapshots {folder}/snapshots", ranks=RANKS.one),
+    Row("ddp {on} --epochs 4 --snapshots {folder}/snapshots", needs=FOR.pair),
     Row("ddp {on} {few} --snapshots {folder}/ddp --snapshot-every 20"),
-    Row("torchrun --nproc-per-node {ranks} --max-restarts 1 -m playground sgd --backend nccl "
+    Row("torchrun --nproc-per-node {ranks} --max-restarts 1 -m playground ddp --backend nccl "
         "{few}"),
     # BERT, from one process too.
     Row("bert {on} --steps 50", ranks=RANKS.one, limit=300),
@@ -193,8 +190,7 @@ ROWS = (
     Row("collectives {on}"),
     Row("allreduce {on}", needs=FOR.pair),
     Row("data-parallel --devices {devices}", ranks=RANKS.one),
-    *(Row(f"sgd {{on}} {{few}} --sync {sync}") for sync in GRAD_SYNCS),
-    *(Row(f"sgd {{on}} {{few}} --all-reduce {name}") for name in ("ring", "auto")),
+    Row("sgd {on} --epochs 1"),
     Row("ladder {on} --json", verdict=ladder_verdict),
     Row("ladder {on} --json", verdict=ladder_verdict, environ=OLD),
     Row("ddp {on} {few}"),

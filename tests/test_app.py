@@ -146,7 +146,7 @@ def test_training_as_json(run_cli: Run, data_dir: Path) -> None:
 
 def test_a_loss_that_diverged_is_still_json(run_cli: Run, data_dir: Path) -> None:
     shown = run_cli(
-        "sgd",
+        "ddp",
         "--lr",
         1e30,
         "--epochs",
@@ -185,13 +185,13 @@ def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
         ("hello", "--backend", "mpi"),
         ("hello", "--timeout", "0"),
         ("juggle",),
-        ("sgd", "--batch-size", "3", "-n", "4"),
+        ("ddp", "--batch-size", "3", "-n", "4"),
         ("ddp", "--sync", "flat"),
-        ("sgd", "--snapshot-every", "3"),
-        ("sgd", "--checkpoint-activations"),
-        ("sgd", "--accumulate", "3", "--dataset", "digits", "--data-dir", "{data_dir}"),
-        ("sgd", "--dataset", "digits", "--data-dir", __file__),
-        ("sgd", "--dataset", "digits", "--data-dir", "{data_dir}", "--limit", "601"),
+        ("ddp", "--snapshot-every", "3"),
+        ("ddp", "--checkpoint-activations"),
+        ("ddp", "--accumulate", "3", "--dataset", "digits", "--data-dir", "{data_dir}"),
+        ("ddp", "--dataset", "digits", "--data-dir", __file__),
+        ("ddp", "--dataset", "digits", "--data-dir", "{data_dir}", "--limit", "601"),
     ],
     ids=" ".join,
 )
@@ -266,7 +266,7 @@ def test_a_hang_ends_with_exit_code_1_and_the_stacks(
     [
         (["rpc", "--only", "remote_c"], "remote_call"),
         (["p2"], "p2p"),
-        (["sgd", "--syn"], "--sync"),
+        (["ddp", "--accu"], "--accumulate"),
     ],
 )
 def test_shell_completion(typed: list[str], offered: str) -> None:

@@ -68,7 +68,7 @@ def named(module: str) -> set[str]:
 
 
 BOARDS = {f"playground.lessons.{name}.lesson" for name in boards.BOARDS}
-GIVEN = {"playground.lessons.gpt", "playground.lessons.mnist"}
+GIVEN = {f"playground.lessons.{name}" for name in ("gpt", "mnist", "partition")}
 """What boards may import of ours: a model and its data."""
 PROGRAMS = {lesson.module() for lesson in PATH if lesson.is_program}
 
@@ -169,6 +169,7 @@ ALLOWED = {
         "tools",
         "lessons",
         "console",
+        "training",
         "runtime",
     },
     "app": {
@@ -304,7 +305,7 @@ def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
             others = {name for name in others if not name.startswith("playground.tools.doctor")}
         if part in ("page", "command", "report"):
             assert not others
-        board = re.compile(r"playground\.lessons\.(\w+\.lesson|gpt|mnist)\b")
+        board = re.compile(r"playground\.lessons\.(\w+\.lesson|gpt|mnist|partition)\b")
         assert all(
             board.match(name) or any(name.startswith(each) for each in earlier) for name in others
         ), others

@@ -94,7 +94,6 @@ HEAVIER = (
     "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25",
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets "
                                                                           "--dataset digits",
-    "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
     "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 "
                                                                            "--dataset digits",
     "ladder --link 0.25 --steps 30 --dataset digits",
@@ -118,7 +117,6 @@ is in the suite (that of the site's pages: tests/site/test_site.py). That they c
 stand: tests/lessons/test_commands_named.py."""
 FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
 SMALLER = {
-    "sgd": FEW_SAMPLES,
     "ladder": ("--dataset", "digits", "--steps", "2"),
     "ddp": FEW_SAMPLES,
     "elastic": ("-n", "2", "--epochs", "3"),
@@ -133,7 +131,6 @@ SMALLER = {
 }
 """Options that make a command quick and leave the form of its output as it is."""
 WITHOUT_OUTPUT = {
-    "sgd": ("--epochs", "1"),
     "ddp --lab": ("-n", "4"),
     "bert": ("--steps", "6", "--batch-size", "8"),
     "prove": ("-n", "2", "--steps", "2"),

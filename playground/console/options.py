@@ -12,7 +12,6 @@ what the option takes:
 An option that has no effect is refused by name. What it needs stands with its flag, or beside the
 options of a command:
 
-    flag(…, needs={"sync": ("bucketed", "overlapped")})         # one of these --sync
     flag(…, needs={"snapshots": ANY})                           # --snapshots, whatever its value
     refuse("wide", why=lambda given: "prints no table: leave it out" if given["as_json"] else "")
 """
@@ -330,7 +329,7 @@ def check_writable(flag: str, file: Path) -> None:
 
 
 HEADINGS = {
-    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader"),
+    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate"),
     "Ranks": ("size", "backend", "timeout", "seed"),
     "Data": ("dataset", "data_dir", "limit"),
     "Snapshots": ("snapshots", "snapshot_every", "restarts"),

@@ -19,7 +19,6 @@ from playground.console.session import Session
 from playground.console.tables import Column, Rows, Text, figures
 from playground.console.terminal import Bar
 from playground.console.text import good, prose
-from playground.console.units import format_bytes
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.flags import ANY, flag
 from playground.runtime.launcher.launch import describe_restart
@@ -27,7 +26,6 @@ from playground.runtime.rank.reports import Event
 from playground.runtime.remote import Remote, remote
 from playground.runtime.untrusted import printable
 from playground.training import prepare
-from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.one_process import EXACT_STEPS
 from playground.training.prepare import PreparedData, Settings
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
@@ -199,9 +197,6 @@ def over_links(session: Session, link: float) -> str:
 RUN_TRAINING = remote("playground.training.loop:run_training")
 RUN_BOARD = remote("playground.training.loop:run_board")
 
-LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
-"""Modules that the fork server imports for the ranks, by the way to fetch samples."""
-
 
 def train_and_show(
     session: Session,
@@ -222,10 +217,8 @@ def train_and_show(
     asked.check_batch(session.world.size)
     board = lesson.remote("run")
     function, more = (RUN_BOARD, (board,)) if asked.is_tutorial else (general, ())
-    session.world.warm_up(board, function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
-    links = over_links(session, asked.link)
-    about = [f"training: {lesson.name}{links}"] if links else []
-    prepared, settings = announce_data(session, data, asked, *about, check=asked.check_accumulation)
+    session.world.warm_up(board, function, RUN_TRAINING)
+    prepared, settings = announce_data(session, data, asked, check=asked.check_accumulation)
     printer = EpochPrinter(session)
     grace = GRACE if checkpoint.snapshots else None  # without snapshots there is nothing to store
 
@@ -243,38 +236,29 @@ def train_and_show(
             sys.exit(preemption.exit_code)
         preemption.hint = "the same command resumes from there"
         raise
-    show_result(session, lesson, settings, prepared, result, links)
+    show_result(session, lesson, prepared, result)
 
 
 def show_result(
     session: Session,
     lesson: Lesson,
-    settings: TrainingSettings,
     data: PreparedData,
     result: TrainingResult,
-    links: str,
 ) -> None:
-    """Show the result of training with `settings` on `data`, over `links`. Raises `PlaygroundError`
+    """Show the result of training on `data`. Raises `PlaygroundError`
     if replicas differ that must not."""
     best = result.best
     session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
-    if kept := result.kept:
-        sizes = [f"{format_bytes(nbytes)} in {dtype}" for dtype, nbytes in kept.items()]
-        session.say(f"Kept for the backward of a rank's batch: {' and '.join(sizes)}.")
     if result.diverged:
         click.echo(DIVERGED, err=True)
     losses = [{"loss": loss} for loss in result.epochs[-1].loss_per_rank]
     about = {"dataset": data.summary, "replicas_max_difference": result.replicas_max_difference}
-    about |= {"kept": result.kept} if result.kept else {}
     session.print_document({"run": losses}, best=best, epochs=result.epochs, **about)
-    verdict = replicas_verdict(
-        result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in
-    )
-    averaged = "parameters" if "sync_every" in GRAD_SYNCS[settings.sync].needs else "gradients"
-    values = {"averaged": averaged, "accuracy": best.test_accuracy}
+    verdict = replicas_verdict(result.replicas_max_difference, name=result.replicas_differ_in)
+    concluded = lesson.conclude(session.world.size, accuracy=best.test_accuracy)
     session.say(
         prose(
-            f"Shown: {lesson.conclude(session.world.size, **values)}{links}; ",
+            f"Shown: {concluded}; ",
             good(verdict),
             ".",
         )

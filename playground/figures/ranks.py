@@ -32,6 +32,7 @@ from playground.lessons.data_parallel.machine import (
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
 from playground.lessons.gpt import GPT, make_batch
 from playground.lessons.hello import lesson as hello
+from playground.lessons.mnist import Net
 from playground.lessons.parameter_server.experiment import (
     MeasuredServer,
     new_model as new_served_model,
@@ -40,7 +41,7 @@ from playground.lessons.parameter_server.experiment import (
 from playground.lessons.parameter_server.lesson import SERVER, serve, work
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.rpc.agent import Agent
-from playground.lessons.sgd.lesson import Net, average_gradients
+from playground.lessons.sgd.lesson import average_gradients
 from playground.lessons.tensor.lesson import ColumnParallelLinear, RowParallelLinear, copy_to_region
 from playground.runtime import device
 from playground.training.replicas import broadcast_parameters, find_largest_difference

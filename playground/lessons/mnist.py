@@ -9,21 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
-from torchvision.datasets import MNIST
 
-FOLDER = os.environ.get("PLAYGROUND_DATA_DIR", "data")
 MEAN, STD = 0.1307, 0.3081  # of the pixels of the training set
 
 
 def load_mnist(train=True):
-    """Normalised images [N, 1, 28, 28] and labels [N].
+    """Normalised images [N, 1, 28, 28] and labels [N], in the memory of the default device.
 
-    The files must be there. Download them once, by MNIST(FOLDER, download=True), before ranks
-    start: if every rank did, they would write the same files at the same time.
+    The files must be in the folder PLAYGROUND_DATA_DIR, or else in data. Download them once, by
+    MNIST("data", download=True), before ranks start. If every rank did, they would write the same
+    files at the same time.
     """
-    mnist = MNIST(FOLDER, train=train)
-    images = mnist.data.unsqueeze(1) / 255
-    return TensorDataset((images - MEAN) / STD, mnist.targets)
+    from torchvision.datasets import MNIST  # here: whoever wants only the network need not wait
+
+    mnist = MNIST(os.environ.get("PLAYGROUND_DATA_DIR", "data"), train=train)
+    device = torch.get_default_device()
+    images = mnist.data.to(device).unsqueeze(1) / 255
+    return TensorDataset((images - MEAN) / STD, mnist.targets.to(device))
 
 
 class Net(nn.Module):

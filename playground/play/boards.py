@@ -5,6 +5,7 @@ not import torch before it is in a rank."""
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ class Board:
     arguments: tuple[str, ...] = ()
     constants: tuple[tuple[str, Value], ...] = ()
     """Names of constants, and the values that they have instead of those in the file."""
+    needs_mnist: bool = False
+    data: str = ""
+    """The folder in which it finds MNIST."""
 
 
 def run_board(board: Board, rank: int, size: int, number: int, source: str) -> Outcome:
@@ -36,11 +40,15 @@ def run_board(board: Board, rank: int, size: int, number: int, source: str) -> O
         import torch
 
         from playground.runtime.backends import on_device
+        from playground.training.prepare import DATA_DIR
 
         dtype = torch.get_default_dtype()
         names = vars(cells)
         kept, words = {name: names[name] for name in given & {*names}}, sys.argv
+        folder = os.environ.get(DATA_DIR)
         sys.argv = [file, *board.arguments]
+        if board.data:
+            os.environ[DATA_DIR] = board.data
         try:
             with on_device():
                 tree = put_values(ast.parse(source, file), dict(board.constants))
@@ -53,6 +61,8 @@ def run_board(board: Board, rank: int, size: int, number: int, source: str) -> O
             torch.set_default_dtype(dtype)  # a program's choice would change the cells that follow
             names.update(kept)
             sys.argv = words
+            os.environ.pop(DATA_DIR, None)
+            os.environ |= {} if folder is None else {DATA_DIR: folder}
 
     return guarded(run)
 

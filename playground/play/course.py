@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from playground.console import terminal
 from playground.console.rendering import render_markdown
@@ -39,8 +42,21 @@ def find_program(words: Sequence[str]) -> Board:
             f"{lesson.steps[0]} ({', '.join(lesson.steps)})"
         )
     if lesson.is_program:
-        return Board(file, constants=read_values(lesson, arguments))
+        constants = read_values(lesson, arguments)
+        return Board(file, constants=constants, needs_mnist=lesson.needs_mnist)
     return Board(file, arguments=tuple(arguments))
+
+
+def with_data(board: Board) -> Board:
+    """The program, with the data that it needs on this host. Raises `NoData`."""
+    if not board.needs_mnist:
+        return board
+    from playground.training.prepare import prepare_for_lessons  # most lessons do without
+
+    tell = partial(print, file=sys.stderr)
+    data = prepare_for_lessons(tell)
+    tell(f"data: {data}")
+    return replace(board, data=str(data.torchvision_root))
 
 
 def begin_exercise(name: str, is_notebook: bool) -> tuple[str, str]:

@@ -269,9 +269,9 @@ class PlayMagics(Magics):
     @line_magic
     def lesson(self, line: str) -> None:
         """Run a lesson's program, or a step of it. Its objects are in the namespace then."""
-        from playground.play.course import find_program
+        from playground.play.course import find_program, with_data
 
-        board = self.ask(lambda world: find_program(shlex.split(line)))
+        board = self.ask(lambda world: with_data(find_program(shlex.split(line))))
         text = board.file.read_text(encoding="utf-8")
         self.ask(lambda world: world.texts.update({board.file.name: text}))
         self.run(text, self.on_ranks, partial(run_board, board))

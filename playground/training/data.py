@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from PIL import Image
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
-import playground.lessons.sgd.lesson as board
-from playground.lessons.sgd.lesson import Batches, Partition
+import playground.lessons.partition as given
+from playground.lessons.partition import Batches, Partition
 from playground.runtime import device
 from playground.training.digits import SIDE
 from playground.training.prepare import default_data_dir, prepare
-from playground.training.settings import TrainingSettings
 
 MEAN, STD = 0.1307, 0.3081
 """Mean and standard deviation of MNIST's training pixels, by which every image is shifted and
@@ -56,33 +54,6 @@ class Images(Dataset[Batch]):
         """`count` samples in the order of the file from number `first` on; after the last comes the
         first again."""
         return self[[place % len(self) for place in range(first, first + count)]]
-
-
-class ImagesOneByOne(Images):
-    """The same, fetched as tutorials do: each sample by itself, made a picture, then transformed by
-    torchvision."""
-
-    def __init__(self, folder: Path, split: str, limit: int | None = None) -> None:
-        from torchvision import transforms
-
-        super().__init__(folder, split, limit)
-        self.transform = transforms.Compose(
-            [transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))]
-        )
-
-    def __getitem__(self, index: Any) -> Batch:
-        positions = torch.as_tensor(index, device="cpu")
-        if positions.dim():
-            found = [self[position] for position in positions.tolist()]
-            return tuple(default_collate(found)) if found else super().__getitem__([])
-        picture = Image.fromarray(self.images[positions, 0].numpy())
-        return self.transform(picture), self.labels[positions].long()
-
-
-def training_images(settings: TrainingSettings) -> Dataset[Batch]:
-    """The images to train on, fetched as `settings.loader` says."""
-    kind = ImagesOneByOne if settings.loader == "per-sample" else Images
-    return kind(settings.folder, "train", settings.limit)
 
 
 def map_idx_file(file: Path, *sample: int) -> torch.Tensor:
@@ -121,13 +92,13 @@ def partition_dataset(
     data: Any = None, batch_size: int = 128, seed: int = 1234, group: Any = None
 ) -> tuple[DataLoader[Batch], int]:
     """This rank's part of `data` in batches, and their size: its share of each global batch of
-    `batch_size`, as on sgd's board.
+    `batch_size`, as lessons that train with any number of ranks do.
 
     The default for `data` is MNIST's training set, or digits where MNIST cannot be downloaded.
     """
     if data is None:
         data = Images(prepare("auto", default_data_dir()).folder, "train")
-    return board.partition_dataset(data, batch_size, seed, new_loader, group)
+    return given.partition_dataset(data, batch_size, seed, new_loader, group)
 
 
 def new_loader(data: Partition, *, sampler: Any, **options: Any) -> DataLoader[Batch]:

@@ -26,7 +26,7 @@ class GradSyncSpec:
 
 
 DDP, SPARSE = "ddp", "sparse-embeddings"
-"""Those that are compared with these, and no choice of `sgd --sync`: DistributedDataParallel, and
+"""Those that are compared with these, and no choice of `sync`: DistributedDataParallel, and
 the ladder's rung for embeddings."""
 ALL_REDUCE = ("all_reduce",)
 # Leave the mean of the gradients in every `param.grad`: rungs of the ladder to

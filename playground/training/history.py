@@ -15,7 +15,7 @@ import torch._dynamo
 from torch import nn
 from torch.utils.data import DataLoader
 
-from playground.lessons.sgd.lesson import Partition, count
+from playground.lessons.partition import Partition, count
 from playground.runtime import device, report
 from playground.runtime.backends import backend_for
 from playground.training.data import Batch, new_loader

@@ -1,15 +1,14 @@
 """The general training loop: any model, any gradient synchronisation, gradients accumulated over
 several batches.
 
-The boards of sgd and ddp have the tutorial's loop written out, and `run_board` runs them. The loop
-here takes the same steps, and the options besides.
+The board of ddp has the tutorial's loop written out, and `run_board` runs it. The loop here takes
+the same steps, and the options besides.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -22,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from playground.checkpoint.snapshots import Fingerprint
-from playground.lessons.sgd.lesson import Net
+from playground.lessons.mnist import Net
 from playground.runtime import device, host, on_device
 from playground.runtime.files import sha256
 from playground.runtime.remote import Remote
@@ -33,18 +32,15 @@ from playground.training.data import (
     batches,
     partition_dataset,
     partition_test_set,
-    training_images,
 )
 from playground.training.history import BoardWatch, History, result_of
-from playground.training.memory import InBfloat16, bytes_kept, change
-from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
 from playground.training.resumable import ResumableRun
-from playground.training.settings import BFLOAT16, FLOAT32, TrainingSettings
+from playground.training.settings import TrainingSettings
 from playground.training.step import backward, training_step
-from playground.training.sync import GradSync, build_grad_sync
+from playground.training.sync import GradSync
 
-MAY_DIFFER = ("snapshots", "epochs", "loader")
+MAY_DIFFER = ("snapshots", "epochs")
 """Settings that change no number at any step."""
 
 
@@ -63,7 +59,7 @@ def run_board(
 ) -> TrainingResult:
     """Train as a board's `run` does, with what `settings` ask for, and watch it from outside. Every
     rank returns the same."""
-    images = training_images(settings)
+    images = Images(settings.folder, "train", settings.limit)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     watch = BoardWatch(test_set, settings.epochs)
     with on_device():
@@ -75,19 +71,9 @@ def run_board(
     return result_of(model, watch.finished)
 
 
-def train_by_hand(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
-    """Train as the lesson sgd does, with the gradient synchronisation that `settings` ask for."""
-    return prepare_and_train(settings, sync_by_hand)
-
-
 def train_with_ddp(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
     """Train as the lesson ddp does, with gradients accumulated over several batches."""
     return prepare_and_train(settings, sync_with_ddp)
-
-
-def sync_by_hand(model: nn.Module, settings: TrainingSettings) -> GradSync:
-    broadcast_parameters(model)
-    return build_grad_sync(model, settings)
 
 
 def sync_with_ddp(model: nn.Module, settings: TrainingSettings) -> GradSync:
@@ -100,18 +86,11 @@ def prepare_and_train(
 ) -> TrainingResult:  # fmt: skip
     """`Net` on MNIST: prepared as in the lessons, then trained by `train`."""
     torch.manual_seed(settings.seed)
-    images = training_images(settings)
-    train_set, samples = partition_dataset(images, settings.batch_size, settings.seed)
+    images = Images(settings.folder, "train", settings.limit)
+    train_set, _ = partition_dataset(images, settings.batch_size, settings.seed)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = Net().to(device(), memory_format=torch.channels_last)
-    kept = {}
-    if settings.dtype == BFLOAT16:
-        batch = [each.to(device()) for each in train_set.dataset[range(samples)]]
-        kept[FLOAT32] = bytes_kept(model, partial(sum_of_losses, model, *batch))
-        change(model, InBfloat16)
-        kept[BFLOAT16] = bytes_kept(model, partial(sum_of_losses, model, *batch))
-    result = train(new_sync(model, settings), train_set, test_set, settings, after_step)
-    return replace(result, kept=kept)
+    return train(new_sync(model, settings), train_set, test_set, settings, after_step)
 
 
 def sum_of_losses(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -135,6 +135,11 @@ def prepare(
             return find_or_draw_digits(data_dir, error.why, say)
 
 
+def prepare_for_lessons(say: Say) -> PreparedData:
+    """MNIST, or digits where it is out of reach, where the environment says. Raises `NoData`."""
+    return prepare("auto", default_data_dir(), os.environ.get(MIRROR), say)
+
+
 def raw_folder(data_dir: Path, name: str) -> Path:
     """Where a dataset's files are in `data_dir`: MNIST's where torchvision looks for them in
     `data_dir`, digits where it looks for MNIST in the folder `digits` of `data_dir`."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from playground.algorithms import ALGORITHMS
 from playground.runtime.errors import PlaygroundError
@@ -39,9 +38,6 @@ class TrainingResult:
     """The largest difference of any parameter or buffer between a rank and rank 0, at the end."""
     replicas_differ_in: str = ""
     """The name of the parameter or buffer with that difference; empty if there is none."""
-    kept: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that autograd keeps for the backward of a rank's batch, by the type that the model
-    computes in; empty if that is float32."""
 
     @property
     def best(self) -> Epoch:

@@ -10,21 +10,14 @@ from pathlib import Path
 from playground.algorithms import ALL_REDUCES
 from playground.checkpoint.folder import SnapshotSettings
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_flags, flag, like
+from playground.runtime.flags import check_flags, flag
 from playground.training.grad_syncs import GRAD_SYNCS
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
-LOADERS = ("batch", "per-sample")
-"""Ways to fetch samples: whole batches; and as tutorials do, one by one."""
 FLOAT32, BFLOAT16 = DTYPES = "float32", "bfloat16"
-BEYOND_TUTORIAL = ("sync", "all_reduce", "link", "accumulate", "dtype", "snapshots")
+BEYOND_TUTORIAL = ("accumulate", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
-
-
-def syncs_with(setting: str) -> dict[str, tuple[object, ...]]:
-    """The needs of an option that only some gradient synchronisations take."""
-    return {"sync": tuple(name for name, spec in GRAD_SYNCS.items() if setting in spec.needs)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +54,6 @@ class TrainingSettings:
     accumulate: int = flag(
         1, "Accumulate the gradients of K batches for each step.", least=1, metavar="K"
     )
-    loader: str = flag(
-        LOADERS[0],
-        "Load whole batches at once or, as tutorials do, sample by sample.",
-        choices=LOADERS,
-    )
     sync: str = flag(
         "per-parameter",
         f"How gradients are averaged: {', '.join(GRAD_SYNCS)}. With parameters each rank takes its "
@@ -78,7 +66,6 @@ class TrainingSettings:
         "With --sync parameters: number of steps between two averages.",
         least=1,
         metavar="STEPS",
-        needs=syncs_with("sync_every"),
     )
     all_reduce: str = flag(
         ALL_REDUCES[0],
@@ -103,7 +90,6 @@ class TrainingSettings:
         metavar="MB",
     )
     """Bytes after which a bucket of gradients is full."""
-    dtype: str = like(MemorySettings, "dtype")
     snapshots: SnapshotSettings | None = None
     """When snapshots are taken; None for never."""
 

@@ -15,7 +15,7 @@ from playground.training.settings import TrainingSettings
 
 BERT = "bert"
 IMAGE_MODELS = {
-    "net": remote("playground.lessons.sgd.lesson:Net"),
+    "net": remote("playground.lessons.mnist:Net"),
     "resnet18": remote("playground.training.step_times:ResNet18"),
 }
 """They have 21,840 and 11,175,370 parameters."""

@@ -16,7 +16,7 @@ from playground.checkpoint.folder import find_snapshots
 from playground.lessons.elastic.experiment import compare
 
 TRAIN = (
-    "sgd",
+    "ddp",
     "--dataset",
     "digits",
     "--limit",

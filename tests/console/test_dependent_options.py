@@ -46,20 +46,10 @@ def test_an_option_without_effect_is_refused(words: list[str], message: str) -> 
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        (("sgd", "--sync", "flat", "--sync-every", "1"), "--sync-every"),
-        (("ddp", "--snapshot-every", "3"), "--snapshot-every"),
-    ],
-    ids=" ".join,
-)
-def test_commands_say_what_has_no_effect(
-    words: tuple[str, ...], option: str, run_cli: Callable[..., Any]
-) -> None:
-    shown = run_cli(*words)
+def test_commands_say_what_has_no_effect(run_cli: Callable[..., Any]) -> None:
+    shown = run_cli("ddp", "--snapshot-every", "3")
     assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
-    assert shown.err.startswith(f"playground: {option} has no effect with")
+    assert shown.err.startswith("playground: --snapshot-every has no effect with")
 
 
 def test_what_nobody_typed_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:

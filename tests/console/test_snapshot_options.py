@@ -42,8 +42,8 @@ def test_training_goes_on_where_it_was(train: Run, tmp_path: Path) -> None:
 
 
 def test_another_run_is_refused_by_what_differs(train: Run, tmp_path: Path) -> None:
-    assert train("sgd", "--epochs", 1).code == 0
-    shown = train("sgd", "--epochs", 1, "--lr", 0.5)
+    assert train("ddp", "--epochs", 1).code == 0
+    shown = train("ddp", "--epochs", 1, "--lr", 0.5)
     assert shown.code == 2
     assert "lr is 0.01 in the snapshot and 0.5 here" in shown.err
 
@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_made_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 256, "--epochs", 1)
-    shown = run_cli("sgd", *words, "--snapshots", tmp_path / "file" / "snapshots")
+    shown = run_cli("ddp", *words, "--snapshots", tmp_path / "file" / "snapshots")
     assert (shown.code, shown.err.count("\n")) == (2, 1)
     assert str(tmp_path / "file") in shown.err
 
@@ -62,7 +62,7 @@ def test_a_snapshot_that_cannot_be_written_is_a_line_and_training_goes_on(
     train: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "snapshots" / ".unfinished").mkdir(parents=True)  # in the way
-    shown = train("sgd", "--epochs", 1, "--snapshot-every", 2, "--json")
+    shown = train("ddp", "--epochs", 1, "--snapshot-every", 2, "--json")
     assert (shown.code, len(json.loads(shown.out)["epochs"])) == (0, 1)
     why = f"{tmp_path / 'snapshots'} cannot be written to (Is a directory)"
     assert shown.err == f"step 2 has no snapshot: {why}; training went on\n"
@@ -75,7 +75,7 @@ def test_a_folder_in_which_another_run_writes_is_refused_in_a_line(
     """After a second, in which that run may end: see tests/checkpoint/test_snapshots.py."""
     (tmp_path / "snapshots").mkdir()
     lock = lock_folder(tmp_path / "snapshots")
-    shown = train("sgd", "--json")
+    shown = train("ddp", "--json")
     os.close(lock)
     todo = "wait for its end, or choose another folder"
     why = f"snapshots in {tmp_path / 'snapshots'}: another run is writing its own there; {todo}"
@@ -85,8 +85,8 @@ def test_a_folder_in_which_another_run_writes_is_refused_in_a_line(
 @pytest.mark.parametrize(
     "words",
     [
-        ("sgd", "--snapshots", ""),
-        ("sgd", "--data-dir", ""),
+        ("ddp", "--snapshots", ""),
+        ("ddp", "--data-dir", ""),
         ("hello", "--see", ""),
         ("bench", "--plot", ""),
         ("bench", "--diff", "", "a.json"),

@@ -44,7 +44,7 @@ def test_no_line_of_help_is_wider_than_80_columns(name: str, run_cli: Callable[.
 
 
 def test_wide_shows_every_column(run_cli: Callable[..., Any], data_dir: Path) -> None:
-    words = ("sgd", "-n", 3, "--epochs", 1, "--limit", 128, *DIGITS, "--data-dir", data_dir)
+    words = ("ddp", "-n", 3, "--epochs", 1, "--limit", 128, *DIGITS, "--data-dir", data_dir)
     narrow, wide = run_cli(*words).out, run_cli(*words, "--wide").out
     assert too_wide(narrow) == []
     assert "more columns with --wide: train loss of each rank" in narrow

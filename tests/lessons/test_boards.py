@@ -25,7 +25,7 @@ from playground.runtime.remote import ROOT
 TIMED = {"ladder", "scaling"}
 """Boards that print times, or losses of rates at which roundings grow."""
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
-GIVEN = {"playground.lessons.gpt", "playground.lessons.mnist"}
+GIVEN = {f"playground.lessons.{name}" for name in ("gpt", "mnist", "partition")}
 """Models and data, which lessons that are programs are given."""
 PROGRAMS = {Path(lesson.path).name for lesson in PATH if lesson.is_program}
 

@@ -25,7 +25,7 @@ from playground.lessons.ddp.lab import (
 )
 from playground.lessons.ddp.page import PARTS, LabSettings
 from playground.lessons.ladder.lesson import buckets
-from playground.lessons.sgd.lesson import Net
+from playground.lessons.mnist import Net
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.launcher.server import preload

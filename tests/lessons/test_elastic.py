@@ -20,13 +20,15 @@ import torch
 import torch.distributed as dist
 from fixtures import Run
 from processes import ENOUGH, by_hand, free_port
+from torch import nn
 
 from playground import launch
 from playground.checkpoint.snapshots import Snapshot, SnapshotWriter
 from playground.lessons.elastic import experiment, hosts, lesson, page
 from playground.lessons.elastic.experiment import BOARD_FILE, compare, count_differing
 from playground.lessons.elastic.page import Comparison, Witness, draw_kills
-from playground.lessons.sgd import lesson as sgd
+from playground.lessons.mnist import Net
+from playground.lessons.partition import broadcast_parameters, partition_dataset
 from playground.runtime import PlaygroundError, RankFailed
 from playground.training.data import Images
 
@@ -60,17 +62,28 @@ def train_board(
     return resumed, totals
 
 
+def train_plainly(rank: int, size: int, data: Images, totals: dict[int, Any]) -> nn.Module:
+    """Two epochs without snapshots. `totals` gets the counts of each."""
+    torch.manual_seed(1234)
+    train_set, _ = partition_dataset(data, BATCH)
+    model = Net().to(memory_format=torch.channels_last)
+    broadcast_parameters(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    torch.manual_seed(1235 + rank)
+    for epoch in (1, 2):
+        counts = torch.zeros(3, dtype=torch.float64)
+        for step, (images, labels) in enumerate(train_set):
+            samples = min(BATCH, len(data) - step * BATCH)
+            counts += lesson.take_step(model, optimizer, images, labels, samples / size)
+        totals[epoch] = counts.tolist()
+    return model
+
+
 def resume_after_each_step(rank: int, size: int, digits: Path, folder: Path) -> bool:
-    """Whether the board trains as sgd's does, and ends with the same bits wherever it is killed."""
+    """Whether the board trains as a plain loop does, and ends with the same bits wherever it is
+    killed."""
     data, expected = Images(digits, "train", SAMPLES), dict[int, Any]()
-    plain = sgd.run(
-        rank,
-        size,
-        data,
-        BATCH,
-        2,
-        after_epoch=lambda epoch, model, counts: expected.update({epoch: counts.tolist()}),
-    )
+    plain = train_plainly(rank, size, data, expected)
     assert train_board(data, folder / "whole.pt") == ([], expected)
     for kill in range(1, 2 * STEPS + 1):
         file, saved = folder / f"{kill}.pt", (kill - 1) // EVERY * EVERY
@@ -94,8 +107,8 @@ def resume_after_each_step(rank: int, size: int, digits: Path, folder: Path) -> 
 def test_the_board_resumes_after_any_step_with_the_same_bits(
     size: int, world: Any, digits_folder: Path, tmp_path: Path
 ) -> None:
-    """Parameters, momentum, random numbers, totals: the files have the same bytes. It is sgd's
-    training; and one that is over goes on for more epochs."""
+    """Parameters, momentum, random numbers, totals: the files have the same bytes. It is a plain
+    loop's training; and one that is over goes on for more epochs."""
     assert world(size).run(resume_after_each_step, digits_folder, tmp_path) == [True] * size
 
 

@@ -20,7 +20,7 @@ from fixtures import Run, Worlds
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from playground.console.step_times import agreement, hidden_text, result_texts
-from playground.lessons.sgd.lesson import Net
+from playground.lessons.mnist import Net
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.remote import Remote

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from boards import source_of
 from fixtures import Run, Worlds
 from gpus import shown
 from processes import free_port
@@ -20,18 +18,15 @@ from test_readme import fenced_blocks
 
 from playground.lessons import LESSONS
 from playground.lessons.context.page import ContextSettings
-from playground.lessons.ddp import lesson as ddp
 from playground.lessons.experts.page import ExpertsSettings
 from playground.lessons.mesh.page import MeshSettings, shapes_for
 from playground.lessons.parameter_server.page import ServerSettings
-from playground.lessons.sgd import lesson as sgd
 from playground.lessons.tensor.page import TensorSettings
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.rank.reports import hearing
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote, remote
 from playground.site.chapters import CHAPTERS
-from playground.training.data import Images
 from playground.training.step_settings import LadderSettings
 
 
@@ -142,54 +137,6 @@ def test_the_tutorial_s_program_runs_as_it_stands(run_script: Callable[..., Any]
     ran = run_script(program)
     assert (ran.code, ran.err) == (0, "")
     assert sorted(ran.out.splitlines()) == ["Rank 0 of 2", "Rank 1 of 2"]
-
-
-def train_on_boards(rank: int, size: int, folder: Path) -> list[list[torch.Tensor]]:
-    """The parameters after two epochs of each board that trains `Net`, and what the epochs told."""
-    data, told = Images(folder, "train", 100), []
-    models = [
-        board.run(
-            rank,
-            size,
-            data,
-            30,
-            epochs=2,
-            after_epoch=lambda epoch, model, totals: told.append(totals),
-        )
-        for board in (sgd, ddp)
-    ]
-    return [*([param.detach() for param in model.parameters()] for model in models), told]
-
-
-def test_sgd_and_ddp_train_the_same_model(world: Worlds, digits_folder: Path) -> None:
-    """On 3 ranks, whose shares of a batch are not equal, and of the last one, 10 samples, even less
-    so."""
-    results = world(3).run(train_on_boards, digits_folder)
-    for by_hand, by_ddp, told in results:
-        torch.testing.assert_close(by_ddp, by_hand)
-        assert [totals[2].item() for totals in told] == [float(told[0][2])] * 4
-    torch.testing.assert_close(
-        [result[0] for result in results[1:]], [results[0][0]] * 2, rtol=0, atol=0
-    )
-    assert sum(told[0][2].item() for _, _, told in results) == 100
-
-
-def lines_of_run(lesson: str) -> list[str]:
-    module = ast.parse(source_of(lesson))
-    [run] = [
-        node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "run"
-    ]
-    return source_of(lesson).splitlines()[run.lineno - 1 : run.end_lineno]
-
-
-def test_between_sgd_and_ddp_are_two_lines() -> None:
-    changed = [
-        line for line in difflib.ndiff(lines_of_run("sgd"), lines_of_run("ddp")) if line[0] in "+-"
-    ]
-    assert [line.split("(")[0] for line in changed] == [
-        "-     broadcast_parameters", "+     model = DistributedDataParallel", "-             "
-                                                                               "average_gradients",
-    ]  # fmt: skip
 
 
 def ranks_by_step(document: Any) -> dict[str, Any]:

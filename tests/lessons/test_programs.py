@@ -22,6 +22,7 @@ from ranks import TORCH
 from playground.console.lesson import Lesson
 from playground.lessons import LESSONS, PATH
 from playground.runtime.remote import file_of
+from playground.training import prepare
 
 PROGRAMS = [lesson for lesson in PATH if lesson.is_program]
 QUIET = [
@@ -29,9 +30,9 @@ QUIET = [
     for lesson in PROGRAMS
 ]
 """As parameters, where torch prints no warnings: older ones warn of fully_shard's layers."""
-SMALLER: dict[str, tuple[str, ...]] = {"zero": ("--steps", "3")}
+SMALLER: dict[str, tuple[str, ...]] = {"zero": ("--steps", "3"), "sgd": ("--epochs", "1")}
 """By lesson, constants with which its program is quick, as options of its command."""
-VARIES = {"hello", "zero"}
+VARIES = {"hello", "zero", "sgd"}
 """Lessons that print what differs from run to run, such as times and process ids."""
 
 
@@ -52,6 +53,7 @@ CHECKS = {
     "hello": r"largest difference between the two lists (\S+)$",
     "p2p": r"largest difference from the expected data (\S+)$",
     "collectives": r"largest difference from the expected numbers (\S+)$",
+    "sgd": r"largest difference from one process (\S+)$",
     "allreduce": r"^\w+(?: +[\d-]+){6} +(\S+)$",
     "zero": r"^\w+(?: +\d+)+ +(\S+)$",
 }
@@ -75,6 +77,11 @@ KEY_LINES = [
             "sending = dist.isend(number, dst=right)", "dist.send(2 * received, dst=sender)",
             "receiving = dist.irecv(received, src=left)", "dist.recv(first, src=0, tag=LETTER)",
         )
+    ),
+    *(
+        KeyLine(lesson="sgd", line=line, size=size)
+        for size in (2, 4)
+        for line in ("average_gradients(model)", "dist.all_reduce(", "param.grad /= size")
     ),
     *(KeyLine(lesson="zero", line=line, size=size) for size in (2, 4) for line in ZERO),
     *(
@@ -108,13 +115,22 @@ KEY_LINES = [
 QUICK = {
     "hello": KeyLine(lesson="hello", line="dist.all_gather_object("),
     "p2p": KEY_LINES[0],
-    "zero": KEY_LINES[7 + 2],
+    "sgd": KeyLine(lesson="sgd", line="average_gradients(model)"),
+    "zero": KeyLine(lesson="zero", line=ZERO[2]),
     "collectives": KeyLine(lesson="collectives", line="dist.reduce_scatter("),
     "allreduce": KeyLine(lesson="allreduce", line="chunk += incoming", size=3),
 }
 """Of each lesson, the one that the suite tries; the others wait for `make stress`."""
+ABOUT_DATA = "looking for MNIST", "data"
+"""What the command says on stderr of a lesson that needs data: how these lines begin."""
 ROUNDING = 1e-16
 """A difference that is as good as none."""
+
+
+@pytest.fixture(autouse=True)
+def _few_digits(few_digits: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """MNIST is out of reach, so programs train on a few digits."""
+    monkeypatch.setenv(prepare.MIRROR, str(tmp_path))
 
 
 def source_of(lesson: Lesson) -> Path:
@@ -172,8 +188,14 @@ def test_command_chapter_and_torchrun_print_one_text(
     exact = lesson.name not in VARIES
     words, shown = shown_in_chapter(lesson)
     ran = run_cli(lesson.name, *words)
-    heard = [line for line in ran.err.splitlines() if TORCH >= (2, 15) or "playground" in line]
-    assert (ran.code, heard) == (0, [])  # older torch warns of its own calls in fully_shard
+    about_data = [line for line in ran.err.splitlines() if line.startswith(ABOUT_DATA)]
+    assert [line.split(":")[0] for line in about_data] == [*ABOUT_DATA] * lesson.needs_mnist
+    heard = [
+        line
+        for line in ran.err.splitlines()
+        if line not in about_data and (TORCH >= (2, 15) or "playground" in line)
+    ]
+    assert (ran.code, heard) == (0, [])  # older torch warns of its own calls
     printed = [form(line, exact) for line in ran.out.splitlines()]
     endings = {rank: iter(lines) for rank, lines in by_rank(ran.out.splitlines()).items()}
     for rank, lines in by_rank(line for line in shown if line.strip() != "…").items():

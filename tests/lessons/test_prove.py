@@ -21,11 +21,12 @@ from ranks import difference, worked
 from torch import nn
 
 from playground.lessons import LESSONS
+from playground.lessons.mnist import Net
 from playground.lessons.prove import experiment, lesson as board
 from playground.lessons.prove.batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from playground.lessons.prove.lesson import Training, max_abs_diff, new_net, parameters
 from playground.lessons.prove.page import Break, Proof, ProveSettings, check, failure
-from playground.lessons.sgd.lesson import Net, average_gradients
+from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device
 from playground.runtime.errors import PlaygroundError
@@ -357,7 +358,7 @@ def test_the_chapter_s_losses_by_batch_and_learning_rate(
 ) -> None:
     batch_size, lr, steps, loss, accuracy = row
     options = ("--epochs", 2, "--limit", 6000, "--batch-size", batch_size, "--lr", lr)
-    shown = run_cli("sgd", *options, "--dataset", "digits", "--json")
+    shown = run_cli("ddp", *options, "--dataset", "digits", "--json")
     last = json.loads(shown.out)["epochs"][-1]
     assert 2 * math.ceil(6000 / int(batch_size)) == int(steps)
     assert last["loss"] == pytest.approx(float(loss), abs=1e-3)

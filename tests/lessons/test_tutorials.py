@@ -35,7 +35,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import Addressed
 from playground.lessons.data_parallel.machine import DataParallel, replicate
-from playground.lessons.sgd.lesson import DataPartitioner, average_gradients, share
+from playground.lessons.partition import DataPartitioner, share
+from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime.remote import ROOT
 from playground.training.device_work import DeviceObserver, observing
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from playground.lessons.gpt import GPT, make_batch, next_token_loss
+from playground.training import prepare
 from playground.training.one_process import EXACT
 
 
@@ -98,7 +99,7 @@ def test_mnist_as_it_is_given(digits_folder: Path, monkeypatch: pytest.MonkeyPat
     """The network of the tutorial, and its accuracy: a fraction, without dropout."""
     from playground.lessons import mnist  # not in the server that forks ranks, as above
 
-    monkeypatch.setattr(mnist, "FOLDER", digits_folder.parents[1])
+    monkeypatch.setenv(prepare.DATA_DIR, str(digits_folder.parents[1]))
     test_set = mnist.load_mnist(train=False)
     images, labels = test_set.tensors
     assert images.shape == (len(labels), 1, 28, 28)

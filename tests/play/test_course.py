@@ -17,7 +17,7 @@ from playground.exercises.exercise import CATALOGUE
 from playground.lessons import LESSONS
 from playground.play import cells
 from playground.play.boards import Board, run_board, to_cell
-from playground.play.course import begin_exercise, find_program, judge
+from playground.play.course import begin_exercise, find_program, judge, with_data
 from playground.play.html import with_html
 from playground.play.recordings import NOTHING, Player, read_flight_recorders, record_cell
 from playground.play.words import describe_end, describe_values, values_in_html
@@ -25,6 +25,7 @@ from playground.play.world import PlayWorld, Run
 from playground.runtime.errors import UsageError
 from playground.trace.analyse import match_messages
 from playground.trace.record import COMPUTE, Recording
+from playground.training import prepare
 
 SIZE = 3
 
@@ -153,7 +154,7 @@ def test_a_recording_is_written_to_a_file(
 
 
 def run_lesson(world: PlayWorld, *words: str) -> Run:
-    board = find_program(words)
+    board = with_data(find_program(words))
     return world.run_cell(board.file.read_text(), 3, run=partial(run_board, board))
 
 
@@ -191,10 +192,29 @@ def test_constants_of_a_lesson_are_set_at_the_prompt(
             find_program(["p2p", *words])
 
 
+def test_the_data_of_a_lesson_is_there_before_it_runs(
+    world: PlayWorld, capfd: pytest.CaptureFixture[str], tmp_path: Path, data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Where MNIST is out of reach, in a world that started before anyone asked for data. The
+    variable that tells the ranks where it is ends with the lesson."""
+    folder = "import os; os.environ.get('PLAYGROUND_DATA_DIR')"
+    before = told(world.run_cell(folder))
+    monkeypatch.setenv(prepare.DATA_DIR, str(data_dir))
+    monkeypatch.setenv(prepare.MIRROR, str(tmp_path))
+    assert told(run_lesson(world, "sgd", "--epochs", "1", "--batch-size", "96")) == []
+    printed = capfd.readouterr()
+    assert printed.err.startswith("looking for MNIST\ndata: digits (600 + 200 images; ")
+    for rank in range(SIZE):
+        assert f"[{rank}] Rank {rank}, epoch 1: loss " in printed.out
+    assert told(world.run_cell("len(train_set), batch_size")) == ["[0-2] (200, 32)"]
+    assert told(world.run_cell(folder)) == before
+
+
 def test_a_program_that_exits_says_why(
     world: PlayWorld, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert told(run_lesson(world, "sgd", str(tmp_path))) == []
+    assert told(run_lesson(world, "ddp", str(tmp_path))) == []
     assert f"[1] no MNIST in '{tmp_path}': python -c" in capfd.readouterr().err
 
 
@@ -224,7 +244,7 @@ def test_every_board_can_be_a_cell(name: str) -> None:
     board = find_program([name])
     tree = to_cell(ast.parse(board.file.read_text()), board.step)
     compile(tree, str(board.file), "exec")
-    assert board == Board(board.file)
+    assert board == Board(board.file, needs_mnist=name == "sgd")
     text = ast.unparse(tree)
     assert "init_process_group(" not in text
     kept = [

@@ -25,7 +25,7 @@ from programs import ForkedProgram
 
 from playground.runtime.flight_recorder.box import find_boxes
 
-TRAINING = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
+TRAINING = ("ddp", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
 MEASURING = (
     "bench",
     "-n",

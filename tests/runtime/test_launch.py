@@ -23,7 +23,7 @@ from programs import Outcome
 from ranks import add_up, fork_a_talker, go_wrong
 
 import playground
-from playground.lessons.sgd.lesson import Net
+from playground.lessons.mnist import Net
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.host import cores

@@ -28,7 +28,7 @@ from playground.runtime.rendezvous.rendezvous import Rendezvous
 KILLED = r"(killed by SIGKILL|ended)"
 """Linux before 6.15 tells nobody but the parent, once that has asked; the fork server asks at
 once."""
-ENDLESS = ("sgd", "--epochs", "100000", "--dataset", "digits", "--limit", "300", "--data-dir")
+ENDLESS = ("ddp", "--epochs", "100000", "--dataset", "digits", "--limit", "300", "--data-dir")
 
 
 def told_by_ranks(err: str) -> list[str]:

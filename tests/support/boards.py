@@ -14,12 +14,11 @@ BOARDS = [Path(lesson.path).name for lesson in PATH]
 """Their folders, in the order of the path."""
 LONGEST = {
     "data_parallel": 170,
-    "sgd": 215,
     "ladder": 235,
     "scaling": 186,
-    "prove": 195,
+    "prove": 197,
     "bert": 270,
-    "elastic": 160,
+    "elastic": 164,
     "rpc": 302,
     "parameter_server": 205,
     "pipeline": 215,

@@ -30,7 +30,7 @@ COMMANDS = {
     "torchrun hello": "torchrun hello",
     "collectives": "collectives -n 3",
     "allreduce": "allreduce -n 3",
-    "sgd": f"sgd --epochs 2 {DIGITS}",
+    "sgd": "sgd --epochs 1",
     "ladder": "ladder --steps 2 --dataset digits",
     "ddp": f"ddp --epochs 2 {DIGITS}",
     "prove": "prove -n 2 --steps 1 --dataset digits",

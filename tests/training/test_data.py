@@ -15,13 +15,15 @@ import torch.distributed as dist
 from fixtures import Worlds
 from processes import ENOUGH
 from torch.utils.data import DataLoader
-from torchvision.datasets.mnist import read_image_file, read_label_file
+from torchvision import transforms
+from torchvision.datasets.mnist import MNIST, read_image_file, read_label_file
 
 from playground import launch, report
+from playground.lessons.mnist import load_mnist
 from playground.runtime import RankFailed
-from playground.training.data import MEAN, STD, Images, batches, partition_dataset, training_images
+from playground.training import prepare
+from playground.training.data import MEAN, STD, Images, batches, partition_dataset
 from playground.training.digits import draw
-from playground.training.settings import LOADERS, TrainingSettings
 
 
 def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
@@ -57,27 +59,34 @@ def test_digits_vary_and_every_class_comes() -> None:
     assert (images.float().mean((1, 2)) > 5).all(), "every image shows something"
 
 
-def batches_by(
-    rank: int, size: int, folder: Path, loader: str
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The batches of this rank, fetched by that loader."""
-    settings = TrainingSettings(folder=folder, limit=17, loader=loader)
-    found = list(partition_dataset(training_images(settings), 8)[0])
+def batches_of(rank: int, size: int, folder: Path) -> list[int]:
+    """The lengths of this rank's batches."""
+    found = list(partition_dataset(Images(folder, "train", limit=17), 8)[0])
     assert {(images.dtype, images.shape[1:]) for images, _ in found} == {
         (torch.float32, (1, 28, 28))
     }
-    return found
+    return [len(labels) for _, labels in found]
 
 
-def test_both_loaders_give_the_same_batches(world: Worlds, digits_folder: Path) -> None:
+def test_a_rank_without_samples_has_an_empty_batch(world: Worlds, digits_folder: Path) -> None:
     """17 samples in batches of 8 leave one, so that of 3 ranks two have an empty batch."""
-    whole, single = (world(3).run(batches_by, digits_folder, loader) for loader in LOADERS)
-    assert [[len(labels) for _, labels in mine] for mine in whole] == [
-        [3, 3, 1],
-        [3, 3, 0],
-        [2, 2, 0],
-    ]
-    torch.testing.assert_close(single, whole)
+    assert world(3).run(batches_of, digits_folder) == [[3, 3, 1], [3, 3, 0], [2, 2, 0]]
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_lessons_images_are_the_tutorial_s_and_the_machine_s(
+    train: bool, data_dir: Path, digits_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`load_mnist` normalises all images at once, as the tutorial's transforms do one by one."""
+    monkeypatch.setenv(prepare.DATA_DIR, str(data_dir / "digits"))
+    images, labels = load_mnist(train).tensors
+    tutorial = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
+    data = MNIST(data_dir / "digits", train=train, transform=tutorial)
+    torch.testing.assert_close(images, torch.stack([image for image, _ in data]))
+    assert labels.tolist() == [label for _, label in data]
+    ours, classes = Images(digits_folder, "train" if train else "t10k")[list(range(len(data)))]
+    torch.testing.assert_close(images, ours)
+    assert torch.equal(labels, classes)
 
 
 def die_beside_a_worker(rank: int, size: int, folder: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from playground.lessons.sgd.lesson import DataPartitioner, Partition, share, shares
+from playground.lessons.partition import DataPartitioner, Partition, share, shares
+from playground.lessons.sgd import lesson as sgd
 
 
 @settings(max_examples=25)
@@ -83,3 +84,25 @@ def test_every_global_batch_is_what_was_asked(samples: int, size: int, more: int
         ]
         assert sum(held) == batch
         assert min(held) >= 0
+
+
+@pytest.mark.parametrize(
+    "fractions", [[0.7, 0.2, 0.1], *([1 / size] * size for size in (1, 2, 4, 8))]
+)
+def test_the_lesson_and_the_machine_make_the_same_cut(fractions: list[float]) -> None:
+    data = torch.arange(1000) * 10
+    theirs, ours = sgd.DataPartitioner(data, fractions), DataPartitioner(data, fractions)
+    assert theirs.partitions == ours.partitions
+    for part in range(len(fractions)):
+        batch = torch.tensor([3, 0])
+        assert torch.equal(theirs.use(part)[batch], ours.use(part)[batch])
+        assert len(theirs.use(part)) == len(ours.use(part))
+    taken = [index for part in theirs.partitions for index in part]
+    assert sorted(taken) == list(range(1000))
+
+
+def test_the_lesson_gives_every_rank_as_many_samples() -> None:
+    """Or one would wait for the others, which have no further batch."""
+    for size in range(1, 65):
+        partitioner = sgd.DataPartitioner(range(60_000), [1 / size] * size)
+        assert len({len(part) for part in partitioner.partitions}) == 1

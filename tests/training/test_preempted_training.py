@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from fixtures import Run, Start
+from general_loop import sync_by_hand
 from gpus import COLD
 from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snapshot
 from programs import ForkedProgram
@@ -24,7 +25,7 @@ from playground import PlaygroundError, Preempted, launch, preempted, report
 from playground.checkpoint.folder import SnapshotSettings, find_snapshots
 from playground.lessons.elastic.experiment import compare
 from playground.training import resumable
-from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
+from playground.training.loop import prepare_and_train, sync_with_ddp
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
 
@@ -118,7 +119,7 @@ def test_an_end_without_a_snapshot_is_no_success(settings: TrainingSettings) -> 
 def words(data_dir: Path, tmp_path: Path) -> list[Any]:
     """A training that would take some time."""
     return [
-        "sgd", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--epochs", 2000,
+        "ddp", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--epochs", 2000,
         "--json",
         "--snapshots", tmp_path / "snapshots",
     ]  # fmt: skip
@@ -177,7 +178,7 @@ def test_ranks_that_somebody_else_has_started(
 def endless(data_dir: Path) -> tuple[Any, ...]:
     """A training that somebody has to end."""
     words = (
-        "sgd",
+        "ddp",
         "--backend",
         "nccl",
         "--dataset",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures import Run, Worlds
+from general_loop import train_by_hand
 from gpus import COLD, shown
 from mortals import by_hand, with_ddp
 
@@ -24,7 +25,7 @@ from playground.runtime import UsageError
 from playground.runtime.backends import BACKENDS
 from playground.testing import World
 from playground.training import resumable
-from playground.training.loop import run_training, train_by_hand
+from playground.training.loop import run_training
 from playground.training.results import TrainingResult
 from playground.training.resumable import redistribute
 from playground.training.settings import TrainingSettings
@@ -280,9 +281,7 @@ def training_options(data_dir: Path) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(("sgd",), id="sgd"),
-        pytest.param(("sgd", "--sync", "overlapped"), id="overlapped", marks=pytest.mark.stress),
-        pytest.param(("ddp",), id="ddp", marks=pytest.mark.stress),
+        pytest.param(("ddp",), id="ddp"),
     ],
 )
 def test_training_ends_with_the_same_bits(

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
 from playground.lessons.ladder.lesson import BUCKET_CAP, buckets, per_parameter
-from playground.lessons.sgd.lesson import Net
+from playground.lessons.mnist import Net
 from playground.runtime import RankFailed, UsageError
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import OF_GRADIENTS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from functools import partial
@@ -22,10 +21,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons import LESSONS
+from playground.lessons.mnist import Net
 from playground.lessons.parameter_server.experiment import paced
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.experiment import now as now_in_pipeline
-from playground.lessons.sgd.lesson import Net, average_gradients
+from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
 from playground.runtime import PlaygroundError, RankFailed, UsageError, device
 from playground.runtime.backends import BACKENDS
@@ -45,7 +45,7 @@ from playground.training.sync import GradSync, new_grad_sync
 RUNGS = [name for name, *_ in OF_GRADIENTS]
 SYNCS = [*RUNGS, "ddp"]
 RUN_BOARD = remote("playground.training.loop:run_board")
-BY_HAND = remote("playground.training.loop:train_by_hand")
+BY_HAND = Remote("general_loop", "train_by_hand")
 WITH_DDP = remote("playground.training.loop:train_with_ddp")
 
 
@@ -367,12 +367,12 @@ def train_in(world: World, run: Remote, folder: Path, **changes: Any) -> list[Tr
     )
 
 
-def test_sgd_learns_and_every_way_of_averaging_learns_the_same(
+def test_a_model_learns_and_every_way_of_averaging_learns_the_same(
     world: Worlds, digits_folder: Path
 ) -> None:
     train = partial(train_in, world(2), folder=digits_folder, limit=160, batch_size=32, lr=0.1)
     runs = {
-        "sgd": train(LESSONS["sgd"].remote("run")),
+        "per-parameter": train(BY_HAND),
         "flat": train(BY_HAND, sync="flat"),
         "ddp": train(LESSONS["ddp"].remote("run")),
         "ddp, general": train(WITH_DDP),
@@ -384,7 +384,23 @@ def test_sgd_learns_and_every_way_of_averaging_learns_the_same(
         assert [epoch.tested for epoch in first.epochs] == [200] * 2
     losses = {sync: [epoch.loss for epoch in run[0].epochs] for sync, run in runs.items()}
     for sync in runs:
-        assert losses[sync] == pytest.approx(losses["sgd"], rel=1e-4), sync
+        assert losses[sync] == pytest.approx(losses["per-parameter"], rel=1e-4), sync
+
+
+def test_by_hand_and_by_ddp_the_loss_is_the_same_where_shares_differ(
+    world: Worlds, digits_folder: Path
+) -> None:
+    """On 3 ranks, whose shares of a batch are not equal, and of the last one, 10 samples, even less
+    so."""
+    by_hand, by_ddp = (
+        train_in(world(3), run, digits_folder, limit=100, batch_size=30)
+        for run in (BY_HAND, LESSONS["ddp"].remote("run"))
+    )
+    for one, other in zip(by_hand, by_ddp, strict=True):
+        assert one.replicas_max_difference == other.replicas_max_difference == 0.0
+        for first, second in zip(one.epochs, other.epochs, strict=True):
+            assert second.loss == pytest.approx(first.loss, rel=1e-5)
+            assert second.loss_per_rank == pytest.approx(first.loss_per_rank, rel=1e-5)
 
 
 def test_time_passes_until_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,7 +420,7 @@ def without_times(epoch: Epoch) -> Epoch:
 def test_the_global_loss_is_the_mean_over_all_samples(world: Worlds, digits_folder: Path) -> None:
     """67 samples on 3 ranks fall as 23 + 22 + 22: the mean of the ranks' means would be another
     number."""
-    run = LESSONS["sgd"].remote("run")
+    run = LESSONS["ddp"].remote("run")
     [result, *_] = train_in(world(3), run, digits_folder, limit=67, epochs=1, batch_size=67)
     epoch = result.epochs[0]
     weighted = (
@@ -428,19 +444,19 @@ def test_ranks_that_were_told_different_things_are_stopped(
 
 def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"failed: FileNotFoundError: .*train-images"):
-        train_in(world(2), LESSONS["sgd"].remote("run"), tmp_path)
+        train_in(world(2), LESSONS["ddp"].remote("run"), tmp_path)
 
 
 def test_what_changes_a_number_is_part_of_what_a_run_is(digits_folder: Path) -> None:
     """It resumes from no other's snapshot."""
     settings, sync = TrainingSettings(folder=digits_folder), GradSync(Net())
-    same: list[dict[str, Any]] = [{"epochs": 3}, {"loader": "per-sample"}]
+    same: list[dict[str, Any]] = [{"epochs": 3}]
     other: list[dict[str, Any]] = [
         {"lr": 0.2}, {"momentum": 0.9}, {"seed": 1}, {"batch_size": 64}, {"limit": 100},
         {"accumulate": 2},
         {"sync": "flat"}, {"all_reduce": "ring"}, {"sync": "parameters", "sync_every": 2},
         {"dataset": "mnist"},
-        {"sync": "bucketed", "bucket_cap": 2**20}, {"dtype": "bfloat16"},
+        {"sync": "bucketed", "bucket_cap": 2**20},
     ]  # fmt: skip
     own = identify(settings, sync)
     assert [change for change in same if identify(replace(settings, **change), sync) != own] == []
@@ -460,24 +476,6 @@ def test_settings_that_cannot_be_are_refused_wherever_they_are_made(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         TrainingSettings(folder=Path(), **change)
-
-
-def test_in_bfloat16_sgd_trains_as_in_float32_and_shows_what_it_saves(
-    run_cli: Run, data_dir: Path
-) -> None:
-    words = ("sgd", "--dataset", "digits", "--data-dir", data_dir, "--epochs", 2, "--sync", "flat")
-    documents = []
-    for more in ((), ("--dtype", "bfloat16")):
-        trained = run_cli(*words, *more, "--json")
-        assert (trained.code, trained.err) == (0, "")
-        documents.append(json.loads(trained.out))
-    whole, cast = documents
-    assert "kept" not in whole
-    assert cast["replicas_max_difference"] == 0.0
-    losses = [[epoch["loss"] for epoch in document["epochs"]] for document in documents]
-    assert losses[0] != losses[1]
-    assert losses[1] == pytest.approx(losses[0], rel=0.01)
-    assert cast["kept"]["bfloat16"] < 0.75 * cast["kept"]["float32"]
 
 
 def train_without_dropout(rank: int, size: int) -> list[torch.Tensor]:
@@ -511,14 +509,7 @@ def test_training_ends_where_it_ends_on_gloo(pair: int, nccl: World, world: Worl
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(
-            ("sgd", "--sync", "overlapped", "--all-reduce", "auto"),
-            marks=pytest.mark.stress,
-        ),
-        pytest.param(
-            ("sgd", "--sync", "overlapped", "--batch-size", "20", "--accumulate", "5"),
-            marks=pytest.mark.stress,
-        ),
+        pytest.param(("ddp", "--batch-size", "20", "--accumulate", "5"), marks=pytest.mark.stress),
         ("ddp",),
     ],
 )

@@ -42,7 +42,8 @@ from playground.lessons.ddp.page import (
     Resumed,
     SentBucket,
 )
-from playground.lessons.sgd.lesson import Net, share
+from playground.lessons.mnist import Net
+from playground.lessons.partition import share
 from playground.runtime import PlaygroundError, device, report
 from playground.runtime.backends import backend_of
 from playground.runtime.files import temporary_folder

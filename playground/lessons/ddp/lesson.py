@@ -23,7 +23,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from playground.lessons.sgd.lesson import Net, count, load_mnist, partition_dataset, print_epoch
+from playground.lessons.mnist import Net
+from playground.lessons.partition import count, load_mnist, partition_dataset, print_epoch
 
 
 def run(

@@ -33,7 +33,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
-import playground.lessons.sgd.lesson as sgd
+from playground.lessons.mnist import Net
+from playground.lessons.partition import (
+    broadcast_parameters,
+    count,
+    load_mnist,
+    partition_dataset,
+    print_epoch,
+)
+from playground.lessons.sgd.lesson import average_gradients
 
 
 def write(file: Path, state: object) -> None:
@@ -85,9 +93,9 @@ def take_step(
     output = model(images)
     loss = F.nll_loss(output, labels, reduction="sum")
     (loss / samples).backward()
-    sgd.average_gradients(model)
+    average_gradients(model)
     optimizer.step()
-    return sgd.count(loss, output, labels)
+    return count(loss, output, labels)
 
 
 def print_resumed(step: int) -> None:
@@ -101,16 +109,16 @@ def run(
     loader: Any = DataLoader, rng: Any = torch,
     after_resume: Callable[[int], object] = print_resumed,
     after_step: Callable[[int], object] = lambda step: None,
-    after_epoch: Callable[..., object] = sgd.print_epoch,
+    after_epoch: Callable[..., object] = print_epoch,
 ) -> nn.Module:  # fmt: skip
     """Train `Net` on this rank's part of `data`, from the snapshot in `file` on, and return it.
 
     One is taken every `every` steps, and at the end. `rng`: torch, or torch.cuda on a GPU.
     """
     torch.manual_seed(seed)
-    train_set, _ = sgd.partition_dataset(data, batch_size, seed, loader)
-    model = sgd.Net().to(memory_format=torch.channels_last)
-    sgd.broadcast_parameters(model)
+    train_set, _ = partition_dataset(data, batch_size, seed, loader)
+    model = Net().to(memory_format=torch.channels_last)
+    broadcast_parameters(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     torch.manual_seed(seed + 1 + rank)  # from here on, each rank draws different dropout masks
     first, done, own = load(file, model, optimizer)
@@ -149,7 +157,7 @@ def die_after(last: int, step: int) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    data = sgd.load_mnist(sys.argv[1] if sys.argv[1:] else "data")
+    data = load_mnist(sys.argv[1] if sys.argv[1:] else "data")
     file = Path(sys.argv[2] if sys.argv[2:] else "snapshot.pt")
     last = int(sys.argv[3] if sys.argv[3:] else 0)
     run(dist.get_rank(), dist.get_world_size(), data, file, after_step=partial(die_after, last))

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.algorithms.cost_model import Task, ring_cost
+from playground.lessons.mnist import Net
 from playground.lessons.parameter_server.lesson import (
     SERVER,
     ParameterServer,
@@ -30,8 +31,8 @@ from playground.lessons.parameter_server.lesson import (
     work,
 )
 from playground.lessons.parameter_server.page import ALL_REDUCE, ModeResult, ServerSettings
+from playground.lessons.partition import share
 from playground.lessons.rpc.agent import Agent
-from playground.lessons.sgd.lesson import Net, share
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device, synchronize
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks

@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from playground.lessons.partition import partition_dataset
 from playground.lessons.rpc.lesson import Agent
-from playground.lessons.sgd.lesson import partition_dataset
 
 SERVER = 0  # its rank; worker 0 is rank 1, and so on
 Reply = tuple[torch.Tensor, bool]  # all parameters as one vector; whether the training has ended

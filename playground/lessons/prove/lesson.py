@@ -24,7 +24,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.sgd.lesson import Net, average_gradients, share
+from playground.lessons.mnist import Net
+from playground.lessons.partition import share
+from playground.lessons.sgd.lesson import average_gradients
 
 SEED = 1234
 Batch = tuple[torch.Tensor, torch.Tensor]

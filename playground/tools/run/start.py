@@ -135,8 +135,7 @@ def prepare_data(session: Session) -> None:
     where it is. Digits replace MNIST where that is out of reach. Raises `NoData`."""
     from playground.training import prepare  # most lessons do without
 
-    mirror = os.environ.get(prepare.MIRROR)
-    data = prepare.prepare("auto", prepare.default_data_dir(), mirror, session.bar.announce)
+    data = prepare.prepare_for_lessons(session.bar.announce)
     os.environ[prepare.DATA_DIR] = str(data.torchvision_root)
     if session.world.is_main:
         click.echo(f"data: {data}", err=True)
