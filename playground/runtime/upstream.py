@@ -408,6 +408,36 @@ def list_groups() -> list[Any]:
     return [*distributed_c10d._world.pg_map]
 
 
+def hooks_of(model: Any) -> list[str]:
+    """The communication hooks of a DistributedDataParallel after which gradients may differ between
+    ranks: those that are not torch's, and those of local SGD. By name.
+
+    Source: DistributedDataParallel._comm_hooks (torch 2.15)
+    """
+    hooks = (getattr(hook, "func", hook) for hook, _ in model._comm_hooks)
+    named = [(getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) for hook in hooks]
+    torchs = "torch.distributed.algorithms."
+    return [name for module, name in named if not module.startswith(torchs) or "localSGD" in name]
+
+
+def is_joining(model: Any) -> bool:
+    """Whether a DistributedDataParallel is called in the context of `Join`.
+
+    Source: DistributedDataParallel._join_config (torch 2.15)
+    """
+    return bool(model._join_config.enable)
+
+
+def without_modes() -> Any:
+    """A context manager: no mode of the program's hears of the operators that are called in it.
+
+    Source: torch.utils._python_dispatch._disable_current_modes (torch 2.15)
+    """
+    from torch.utils import _python_dispatch
+
+    return _python_dispatch._disable_current_modes()
+
+
 def default_store() -> Any:
     """The store of the default process group.
 

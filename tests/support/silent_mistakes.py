@@ -1,0 +1,695 @@
+"""Programs that train with a silent mistake, and right ones of the same shapes. Each is called on
+every rank, is given what it draws its data from, and leaves it to its caller to compare the ranks.
+
+In a wrong program, `# told` marks the line that is to be named."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+WIDTH, STEPS = 6, 5
+
+
+def new_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def begin(net: nn.Module, **options: Any) -> tuple[Any, torch.optim.Optimizer]:
+    """A wrapped model and its optimizer. From now on, each rank draws its own batches."""
+    model = DistributedDataParallel(net, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    torch.manual_seed(dist.get_rank() + 1)
+    return model, optimizer
+
+
+def loss_of(model: Any) -> Tensor:
+    loss: Tensor = model(torch.randn(4, WIDTH)).square().mean()
+    return loss
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    optimizer.step()
+
+
+# Replicas of DistributedDataParallel
+
+
+def module_inside(steps: int = STEPS) -> None:
+    model, optimizer = begin(new_net())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model.module).backward()  # told
+        optimizer.step()
+
+
+def never_synchronized() -> None:
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for _ in range(2):
+            with model.no_sync():
+                loss = model(torch.randn(4, WIDTH)).square().mean()  # told
+            loss.backward()
+        optimizer.step()
+
+
+def first_synchronized() -> None:
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(4, WIDTH)).square().mean().backward()
+        with model.no_sync():
+            model(torch.randn(4, WIDTH)).square().mean().backward()  # told
+        optimizer.step()
+
+
+def unfrozen_later() -> None:
+    net = new_net()
+    net[0].requires_grad_(False)
+    model = DistributedDataParallel(net)  # told
+    net[0].requires_grad_(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank() + 1)
+    for _ in range(STEPS):
+        step(model, optimizer)
+
+
+def layer_added_later() -> None:
+    net = new_net()
+    model = DistributedDataParallel(net)
+    net.append(nn.Linear(1, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank() + 1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(4, WIDTH)).square().mean().backward()  # told
+        optimizer.step()
+
+
+def penalty_apart() -> None:
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        weights = parameters_to_vector(model.module.parameters())
+        (torch.rand(()) * weights.square().sum()).backward()  # told
+        optimizer.step()
+
+
+def stepping_in_backward() -> None:
+    model = DistributedDataParallel(new_net())
+    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
+    torch.manual_seed(dist.get_rank() + 1)
+
+    def update(param: Tensor) -> None:
+        optimizers[param].step()  # told
+        optimizers[param].zero_grad()
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(update)
+    for _ in range(STEPS):
+        loss_of(model).backward()
+
+
+def step_left_out(steps: int = 8, left_out: int = 3) -> None:
+    model, optimizer = begin(new_net())
+    for number in range(steps):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        if number != left_out or dist.get_rank() == 0:
+            optimizer.step()  # told
+
+
+def late_step_left_out() -> None:
+    step_left_out(steps=70, left_out=40)
+
+
+def loaded_on_one_rank() -> None:
+    model, optimizer = begin(new_net())
+    saved = copy.deepcopy(model.module.state_dict())
+    for number in range(STEPS):
+        step(model, optimizer)
+        if number == 2 and dist.get_rank() == 1:
+            model.module.load_state_dict(saved)  # told
+
+
+def written_on_one_rank() -> None:
+    model, optimizer = begin(new_net())
+    for number in range(STEPS):
+        if number == 2 and dist.get_rank() == 0:
+            nn.init.ones_(model.module[0].weight)
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()  # told
+
+
+def scheduled_on_one_rank() -> None:
+    model, optimizer = begin(new_net())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()  # told
+        if dist.get_rank() == 0:
+            scheduler.step()
+
+
+def momentum_on_one_rank() -> None:
+    model, optimizer = begin(new_net())
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()  # told
+        if number == 1 and dist.get_rank() == 0:
+            optimizer.state.clear()
+
+
+def hook_without_average() -> None:
+    model, optimizer = begin(new_net())
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model.register_comm_hook(None, hook)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()  # told
+        optimizer.step()
+
+
+def built_in_another_order() -> None:
+    torch.manual_seed(0)
+    names = ["left", "right"] if dist.get_rank() == 0 else ["right", "left"]
+    net = nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in names})
+    DistributedDataParallel(net)  # told
+
+
+# Averaging by hand
+
+
+def begin_by_hand(*, seed: int = 0) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank() + 1)
+    return net, optimizer
+
+
+def gradients_of(net: nn.Module) -> list[Tensor]:
+    return [param.grad for param in net.parameters() if param.grad is not None]
+
+
+def average(tensors: list[Tensor], group: Any = None) -> None:
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+        tensor /= dist.get_world_size(group)
+
+
+def other_start() -> None:
+    net, optimizer = begin_by_hand(seed=dist.get_rank())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        for gradient in gradients_of(net):
+            dist.all_reduce(gradient)  # told
+            gradient /= dist.get_world_size()
+        optimizer.step()
+
+
+def other_start_in_one_buffer() -> None:
+    """No call takes a gradient itself."""
+    net, optimizer = begin_by_hand(seed=dist.get_rank())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        average_flat(net)
+        optimizer.step()  # told
+
+
+def average_flat(net: nn.Module) -> None:
+    gradients = gradients_of(net)
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    pieces = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, piece in zip(gradients, pieces, strict=True):
+        gradient.copy_(piece.view_as(gradient))
+
+
+def averaged_after_step() -> None:
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        optimizer.step()
+        for gradient in gradients_of(net):
+            dist.all_reduce(gradient)  # told
+
+
+def parameter_in_place_of_gradient() -> None:
+    net, optimizer = begin_by_hand()
+
+    def reduce(param: Tensor) -> None:
+        dist.all_reduce(param)  # told
+        param /= dist.get_world_size()
+
+    for param in net.parameters():
+        param.register_post_accumulate_grad_hook(reduce)
+    for _ in range(STEPS):
+        step(net, optimizer)
+
+
+def reduced_to_one() -> None:
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        for gradient in gradients_of(net):
+            dist.reduce(gradient, 0)  # told
+        optimizer.step()
+
+
+def averaged_in_part() -> None:
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        for gradient in gradients_of(net[0]):
+            dist.all_reduce(gradient)  # told
+            gradient /= dist.get_world_size()
+        optimizer.step()
+
+
+def step_left_out_by_hand() -> None:
+    net, optimizer = begin_by_hand()
+    for number in range(8):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        average(gradients_of(net))
+        if number != 4 or dist.get_rank() == 1:
+            optimizer.step()  # told
+
+
+def other_order() -> None:
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(WIDTH)) for _ in range(2)]
+    optimizer = torch.optim.SGD(params, lr=0.01)
+    torch.manual_seed(dist.get_rank() + 1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        ((params[0] * torch.randn(WIDTH)).sum() - params[1].square().sum()).square().backward()
+        for param in params if dist.get_rank() else reversed(params):
+            dist.all_reduce(param.grad)  # told
+        optimizer.step()
+
+
+@dataclass(frozen=True)
+class Wrong:
+    program: Callable[[], None]
+    rule: str
+    is_certain: bool = True
+    marked: Callable[..., None] | None = None
+    """The function that has the marked line, if it is another."""
+
+    def __str__(self) -> str:
+        return self.program.__name__
+
+    @property
+    def line(self) -> int:
+        """The line that is to be named."""
+        lines, first = inspect.getsourcelines(self.marked or self.program)
+        [at] = [at for at, line in enumerate(lines) if line.rstrip().endswith("# told")]
+        return first + at
+
+
+WRONG = (
+    Wrong(module_inside, "D1-bypass"),
+    Wrong(never_synchronized, "D2-nosync-all"),
+    Wrong(first_synchronized, "D2-nosync-last"),
+    Wrong(unfrozen_later, "D3-unfrozen"),
+    Wrong(layer_added_later, "D3-late"),
+    Wrong(penalty_apart, "D4-later"),
+    Wrong(step_left_out, "D5-skip"),
+    Wrong(late_step_left_out, "D5-skip", marked=step_left_out),
+    Wrong(loaded_on_one_rank, "D6-load"),
+    Wrong(written_on_one_rank, "D6-write"),
+    Wrong(stepping_in_backward, "D7-inback"),
+    Wrong(hook_without_average, "D8-hook", is_certain=False),
+    Wrong(scheduled_on_one_rank, "D9-hyper"),
+    Wrong(momentum_on_one_rank, "D10-state"),
+    Wrong(built_in_another_order, "D11-order"),
+    Wrong(other_start, "M1-start"),
+    Wrong(other_start_in_one_buffer, "M1-start"),
+    Wrong(averaged_after_step, "M2-after"),
+    Wrong(parameter_in_place_of_gradient, "M3-parameter"),
+    Wrong(averaged_in_part, "M4-partial", is_certain=False),
+    Wrong(step_left_out_by_hand, "M5-skip"),
+    Wrong(reduced_to_one, "M6-reduce"),
+    Wrong(other_order, "K1-order"),
+)
+
+
+# Right programs
+
+
+def plain() -> None:
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        step(model, optimizer)
+
+
+def accumulated() -> None:
+    """no_sync for all micro-batches but the last."""
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss_of(model).backward()
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def averaged_now_and_then(steps: int = 45, every: int = 20) -> None:
+    """Local steps without synchronization, and an average of the parameters. The averages are at
+    steps that are not looked at for their number."""
+    model, optimizer = begin(new_net())
+    for number in range(steps):
+        with model.no_sync():
+            step(model, optimizer)
+        if number % every == every - 1:
+            flat = parameters_to_vector(model.parameters()).detach()
+            dist.all_reduce(flat)
+            vector_to_parameters(flat / dist.get_world_size(), model.parameters())
+
+
+def evaluated_on_one_rank() -> None:
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        step(model, optimizer)
+        if dist.get_rank() == 0:
+            with torch.no_grad():
+                loss_of(model.module)
+
+
+def average_swapped_in() -> None:
+    """One rank evaluates other weights, and puts the weights back."""
+    model, optimizer = begin(new_net())
+    other = new_net().state_dict()
+    for _ in range(STEPS):
+        step(model, optimizer)
+        if dist.get_rank() == 0:
+            kept = copy.deepcopy(model.module.state_dict())
+            model.module.load_state_dict(other)
+            model.module.load_state_dict(kept)
+
+
+def two_models() -> None:
+    """A generator is trained through another model's module."""
+    one, two = (begin(nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+    for _ in range(STEPS):
+        step(*two)
+        one[1].zero_grad()
+        two[0].requires_grad_(False)
+        two[0].module(one[0](torch.randn(4, WIDTH))).sum().backward()
+        two[0].requires_grad_(True)
+        one[1].step()
+
+
+def wrapped_again() -> None:
+    net = new_net()
+    net[0].requires_grad_(False)
+    model, optimizer = begin(net)
+    for _ in range(STEPS):
+        step(model, optimizer)
+    net[0].requires_grad_(True)
+    model, optimizer = begin(net)
+    for _ in range(STEPS):
+        step(model, optimizer)
+
+
+def ignored_parameters() -> None:
+    net = new_net()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["0.weight"])
+    model, optimizer = begin(net)
+    for _ in range(STEPS):
+        step(model, optimizer)
+
+
+def uneven_inputs() -> None:
+    model, optimizer = begin(new_net())
+    with model.join():
+        for _ in range(STEPS + 3 * dist.get_rank()):
+            step(model, optimizer)
+
+
+def compressed() -> None:
+    model, optimizer = begin(new_net())
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    for _ in range(STEPS):
+        step(model, optimizer)
+
+
+def partitioned_optimizer() -> None:
+    model = DistributedDataParallel(new_net())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    torch.manual_seed(dist.get_rank() + 1)
+    for _ in range(STEPS):
+        step(model, optimizer)
+
+
+def closure() -> None:
+    model = DistributedDataParallel(new_net())
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    torch.manual_seed(dist.get_rank() + 1)
+    batch = torch.randn(8, WIDTH)
+
+    def evaluate() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(batch).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        optimizer.step(evaluate)
+
+
+def climbed_locally() -> None:
+    """Sharpness-aware: each rank climbs by its own gradient, and steps by the average."""
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss_of(model).backward()
+        kept = [param.detach().clone() for param in model.parameters()]
+        with torch.no_grad():
+            for param in model.parameters():
+                param += 0.1 * param.grad
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        with torch.no_grad():
+            for param, value in zip(model.parameters(), kept, strict=True):
+                param.copy_(value)
+        optimizer.step()
+
+
+def skipped_by_all() -> None:
+    """A scaler finds no finite gradients: no rank steps."""
+    model, optimizer = begin(new_net())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for number in range(8):
+        optimizer.zero_grad()
+        factor = float("inf") if number == 3 and dist.get_rank() == 0 else 1.0
+        scaler.scale(loss_of(model) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def groups_apart() -> None:
+    """Each rank trains a model of its own in a group of its own, with another learning rate."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    model, optimizer = begin(new_net(), process_group=groups[dist.get_rank()])
+    optimizer.param_groups[0]["lr"] = 0.1 / (1 + dist.get_rank())
+    for _ in range(STEPS):
+        step(model, optimizer)
+
+
+def best_loaded_at_the_end() -> None:
+    """One rank loads the best weights when training is over."""
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        step(model, optimizer)
+    if dist.get_rank() == 0:
+        model.module.load_state_dict(new_net().state_dict())
+
+
+def averaged_by_hand() -> None:
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        average(gradients_of(net))
+        optimizer.step()
+
+
+def averaged_in_one_buffer() -> None:
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        average_flat(net)
+        optimizer.step()
+
+
+def averaged_in_hooks() -> None:
+    net, optimizer = begin_by_hand()
+    works: list[Any] = []
+
+    def reduce(param: Tensor) -> None:
+        assert param.grad is not None
+        param.grad /= dist.get_world_size()
+        works.append(dist.all_reduce(param.grad, async_op=True))
+
+    for param in net.parameters():
+        param.register_post_accumulate_grad_hook(reduce)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        while works:
+            works.pop().wait()
+        optimizer.step()
+
+
+def stepped_then_averaged_in_hooks() -> None:
+    net, _ = begin_by_hand()
+    optimizers = {param: torch.optim.SGD([param], lr=0.1) for param in net.parameters()}
+
+    def update(param: Tensor) -> None:
+        optimizers[param].step()
+        optimizers[param].zero_grad()
+        average([param.data])
+
+    for param in net.parameters():
+        param.register_post_accumulate_grad_hook(update)
+    for _ in range(STEPS):
+        loss_of(net).backward()
+
+
+def parameters_averaged() -> None:
+    net, optimizer = begin_by_hand(seed=dist.get_rank())
+    for number in range(3 * STEPS):
+        step(net, optimizer)
+        if number % 5 == 4:
+            average([param.data for param in net.parameters()])
+
+
+def trained_apart() -> None:
+    """An ensemble from one start. The loss is averaged to be told."""
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(net)
+        average([loss.detach().clone()])
+        loss.backward()
+        optimizer.step()
+
+
+def trained_apart_from_other_starts() -> None:
+    net, optimizer = begin_by_hand(seed=dist.get_rank())
+    for _ in range(STEPS):
+        step(net, optimizer)
+
+
+def gossiped() -> None:
+    """Ranks average with their neighbours, and are never equal."""
+    net, optimizer = begin_by_hand()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for _ in range(STEPS):
+        step(net, optimizer)
+        for param in net.parameters():
+            got = torch.empty_like(param)
+            sending: Any = dist.isend(param.detach() * (rank + 1), (rank + 1) % size)
+            dist.recv(got, (rank - 1) % size)
+            sending.wait()
+            param.data.lerp_(got, 0.5)
+
+
+def served() -> None:
+    """Rank 0 has the optimizer that counts: it gets the gradients, and sends the parameters."""
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        for param in net.parameters():
+            dist.broadcast(param.data, 0)
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        for gradient in gradients_of(net):
+            dist.reduce(gradient, 0)
+        if dist.get_rank() == 0:
+            optimizer.step()
+
+
+class Sum(torch.autograd.Function):
+    """The sum of what the ranks have, in forward."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor) -> Tensor:
+        given = given.clone()
+        dist.all_reduce(given)
+        return given
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def bias_in_parts() -> None:
+    """Tensor parallelism: the gradient of the parts of a bias is equal on all ranks, and the parts
+    are not."""
+    torch.manual_seed(dist.get_rank())
+    part = nn.Linear(WIDTH, 2)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+    for number in range(STEPS):
+        torch.manual_seed(number)
+        batch = torch.randn(4, WIDTH)
+        optimizer.zero_grad()
+        total = Sum.apply(part(batch * (dist.get_rank() + 1)))
+        total.square().mean().backward()
+        optimizer.step()
+
+
+def one_batch() -> None:
+    """All ranks do one work: a test whether the model can learn."""
+    net, optimizer = begin_by_hand()
+    torch.manual_seed(0)
+    batch = torch.randn(4, WIDTH)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        net(batch).square().mean().backward()
+        average(gradients_of(net))
+        optimizer.step()
+
+
+RIGHT = (
+    plain, accumulated, averaged_now_and_then, evaluated_on_one_rank, average_swapped_in,
+    two_models, wrapped_again, ignored_parameters, uneven_inputs, compressed,
+    partitioned_optimizer, closure, climbed_locally, skipped_by_all, groups_apart,
+    best_loaded_at_the_end, averaged_by_hand, averaged_in_one_buffer, averaged_in_hooks,
+    stepped_then_averaged_in_hooks, parameters_averaged, trained_apart,
+    trained_apart_from_other_starts, gossiped, served, bias_in_parts, one_batch,
+)  # fmt: skip
