@@ -347,6 +347,17 @@ def timeout_of(group: Any, device: Any) -> timedelta:
     return found
 
 
+def is_carried_by_gloo(group: Any, device: Any) -> bool:
+    """Whether gloo itself carries a group's tensors on this device, without a backend around it.
+
+    Source: torch.distributed.ProcessGroupGloo (torch 2.15)
+    """
+    from torch import distributed
+
+    kind = getattr(distributed, "ProcessGroupGloo", ())
+    return isinstance(backend_of(group, device), kind)
+
+
 def read_timeout(group: Any) -> timedelta | None:
     """The shortest of its backends'; None if one cannot be read.
 
@@ -426,6 +437,25 @@ def is_joining(model: Any) -> bool:
     Source: DistributedDataParallel._join_config (torch 2.15)
     """
     return bool(model._join_config.enable)
+
+
+def batch_iterator() -> Any:
+    """The class of all iterators of a `DataLoader`.
+
+    Source: torch.utils.data.dataloader._BaseDataLoaderIter (torch 2.15)
+    """
+    from torch.utils.data import dataloader
+
+    return dataloader._BaseDataLoaderIter
+
+
+def sampler_of(iterator: Any) -> Any:
+    """The sampler of samples that an iterator of a `DataLoader` goes through; None if it has none.
+
+    Source: torch.utils.data.dataloader._BaseDataLoaderIter._index_sampler (torch 2.15)
+    """
+    batches = iterator._index_sampler
+    return getattr(batches, "sampler", batches)
 
 
 def without_modes() -> Any:

@@ -6,21 +6,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from playground.explain.right import (
     BACKWARD,
+    BUCKET,
     CALLED,
     ENDED,
     FAILED,
     FORWARD,
+    GAPS,
     JOINS,
     LOADED,
     RUNNING,
+    Batch,
+    Draw,
     Event,
     Finding,
     Look,
+    Misuse,
     Model,
     Optimizer,
     RankFacts,
@@ -36,9 +42,9 @@ LINES = [("train.py", 10, "train", "/train.py"), ("train.py", 20, "train", "/tra
 MODEL = Model("0#1", [0, 1], ["weight"], [True], [7], 0)
 WRAPPED = Optimizer(0, "SGD", ["0#1/weight"], [8], [0, 1])
 BY_HAND = Optimizer(0, "SGD", ["0/0"], [8], [0, 1])
-AVERAGED = Event(FORWARD, "0#1", True, "", [], [], 0, 0, 1)
+AVERAGED = Event(FORWARD, "0#1", True, "", [], [], 0, 0, 1, [])
 INSIDE = replace(AVERAGED, flag=False)
-REDUCED = Event(BACKWARD, "", True, "", [], [], 0, 0, 1)
+REDUCED = Event(BACKWARD, "", True, "", [], [], 0, 0, 1, [])
 LOCAL = replace(REDUCED, flag=False)
 STEPS = 4
 
@@ -183,7 +189,7 @@ def test_what_came_before_the_step_is_a_hint_at_most_if_it_is_not_known_whole() 
 def test_training_apart_is_a_hint_if_it_may_be_meant(events: list[Event]) -> None:
     """An average may come later, or was made unseen; or there was another phase before."""
     looks = [drifting(rank, *events) for rank in RANKS]
-    large = Event(CALLED, "all_reduce", False, "", [], [], 8, 2, 1)
+    large = Event(CALLED, "all_reduce", False, "", [], [], 8, 2, 1, [])
     before = [[look(0, 7, 50, 7, AVERAGED, REDUCED), *mine[1:]] for mine in
               [drifting(rank, *events, first=1) for rank in RANKS]]  # fmt: skip
     unsure = [
@@ -221,7 +227,7 @@ def written(rank: int, *events: Event) -> list[Look]:
 
 
 def test_a_load_on_one_rank_is_told_from_other_writes() -> None:
-    load = Event(LOADED, "Linear", False, "", [], [0], 0, 0, 0)
+    load = Event(LOADED, "Linear", False, "", [], [0], 0, 0, 0, [])
     one = facts_of([written(0), written(1, load)])
     [found] = find_mistakes(one)
     assert (found.rule, found.is_certain, found.where) == ("D6-load", True, "train.py:10")
@@ -230,10 +236,10 @@ def test_a_load_on_one_rank_is_told_from_other_writes() -> None:
 
 
 def test_a_write_is_a_hint_if_a_call_may_have_written_or_steps_lie_between() -> None:
-    call = Event(CALLED, "broadcast", False, "", [], [0], 8, 2, 1)
+    call = Event(CALLED, "broadcast", False, "", [], [0], 8, 2, 1, [])
     called = facts_of([written(rank, call) for rank in RANKS])
     later = facts_of([[mine[0], replace(mine[1], step=9, clock=9)] for mine in map(written, RANKS)])
-    everywhere = Event(LOADED, "Linear", False, "", [], [0], 0, 0, 0)
+    everywhere = Event(LOADED, "Linear", False, "", [], [0], 0, 0, 0, [])
     loaded = facts_of([written(rank, everywhere) for rank in RANKS])
     assert [rules_of(each) for each in (called, later, loaded)] == [[("D-drift", False)]] * 3
 
@@ -271,7 +277,7 @@ def test_a_model_of_other_names_is_another_model() -> None:
     assert rules_of(other) == []
 
 
-GRADIENT = Event(CALLED, "all_reduce", False, "", [0], [], 8, 2, 1)
+GRADIENT = Event(CALLED, "all_reduce", False, "", [0], [], 8, 2, 1, [])
 
 
 def by_hand(rank: int, *events: Event, apart: int = 1000, gradient: int = 50) -> list[Look]:
@@ -307,6 +313,120 @@ def test_right_averaging_and_what_may_be_is_not_named(looks: list[list[Look]]) -
 def test_averaging_is_unknown_where_another_thread_communicates() -> None:
     looks = [by_hand(rank, GRADIENT) for rank in RANKS]
     assert rules_of(facts_of(looks, has_threads=True)) == []
+
+
+def fed(rank: int, step: int, *, inputs: int | None, gradients: int | None) -> Look:
+    forward = replace(AVERAGED, prints=[inputs])
+    bucket = Event(BUCKET, "", False, "", [], [], 0, 0, 1, [gradients])
+    return look(step, 7 + step, 50 + step, 8 + step, forward, bucket, REDUCED)
+
+
+def feed(*, inputs: int = 0, gradients: int = 0, changing: int = 1, steps: int = 4) -> object:
+    """Ranks whose inputs and gradients differ by so much."""
+    return [
+        [
+            fed(
+                rank, step, inputs=step * changing + 100 + inputs * rank,
+                gradients=step + 200 + gradients * rank,
+            )
+            for step in range(steps)
+        ]
+        for rank in RANKS
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("looks", "rules"),
+    [
+        (feed(), [("E1-batches", True)]),
+        (feed(inputs=1), []),
+        (feed(gradients=1), []),  # other parts of the loss, or noise
+        (feed(changing=0), []),  # one batch, a smoke test
+        (feed(steps=2), []),
+    ],
+)
+def test_equal_batches_are_told_if_inputs_and_gradients_are_equal(
+    looks: list[list[Look]], rules: list[tuple[str, bool]]
+) -> None:
+    assert rules_of(facts_of(looks, has_loader=True)) == rules
+    assert rules_of(facts_of(looks)) == [(rule, False) for rule, _ in rules]
+
+
+def draws(part: int, **changes: Any) -> list[Draw]:
+    two = [
+        Draw(0, 0, part, 2, 0, 0, True, 16, 3, {}, 0),
+        Draw(0, 1, part, 2, 0, 1, True, 16, 9, {0: 4}, 1),
+    ]
+    return [replace(each, **changes) for each in two]
+
+
+def drawing(**changes: Any) -> list[RankFacts]:
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
+    mine = [draws(0), draws(1, **changes)]
+    return [replace(each, draws=drawn) for each, drawn in zip(facts, mine, strict=True)]
+
+
+def test_samplers_of_other_seeds_or_epochs_are_told() -> None:
+    assert rules_of(drawing()) == []
+    [seed], [epoch] = (find_mistakes(drawing(seed=1)), find_mistakes(drawing(epoch=7)))
+    assert (seed.rule, seed.is_certain, seed.where) == ("S2-seed", True, "train.py:10")
+    assert "(rank 0: 0, rank 1: 1)" in seed.why
+    assert (epoch.rule, epoch.since) == ("S3-epoch", 0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"length": 8}, {"parts": 3}, {"rank": 0}, {"clock": 4}, {"number": 5}]
+)
+def test_samplers_that_cut_other_data_are_not_compared(changes: dict[str, int]) -> None:
+    assert rules_of(drawing(seed=1, **changes)) == []
+
+
+def repeated(
+    *, epochs: tuple[int, int, int] = (0, 0, 0), steps: tuple[int, ...] = (0, 4, 8), prints: int = 1
+) -> list[RankFacts]:
+    """Three passes over one sampler: epochs, steps made before each, and what the first batch of
+    the second pass is."""
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
+    drawn = [
+        Draw(0, number, 0, 2, 0, epoch, True, 16, number, {0: made}, 1)
+        for number, (epoch, made) in enumerate(zip(epochs, steps, strict=True))
+    ]
+    batches = [
+        Batch(0, number, batch, [2 if batch else prints if number else 1])
+        for number in range(3)
+        for batch in range(2)
+    ]
+    return [replace(each, draws=drawn, batches=batches) for each in facts]
+
+
+def test_one_order_in_each_epoch_is_told() -> None:
+    [found] = find_mistakes(repeated())
+    assert (found.rule, found.is_certain, found.since) == ("S4-setepoch", True, 4)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        repeated(epochs=(0, 1, 2)),
+        repeated(epochs=(0, 0, 1)),
+        repeated(steps=(0, 0, 0)),  # nobody trains
+        repeated(steps=(0, 4, 4)),  # the second pass evaluates
+        repeated(prints=3),  # the data set shuffles itself
+        repeated(prints=2),  # all batches are equal
+    ],
+)
+def test_one_order_may_be_meant(facts: list[RankFacts]) -> None:
+    assert rules_of(facts) == []
+
+
+def test_misuses_of_one_line_are_one_finding() -> None:
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
+    facts = [replace(each, misuses=[Misuse(GAPS, "broadcast", 1, 3 - each.rank)]) for each in facts]
+    [found] = find_mistakes(facts)
+    assert (found.rule, found.ranks, found.since, found.where) == (
+        "G1-noncontig", (0, 1), 2, "train.py:20",
+    )  # fmt: skip
+    assert rules_of([replace(each, unknown="x") for each in facts]) == []
 
 
 def test_a_run_without_findings_says_what_it_has_seen() -> None:

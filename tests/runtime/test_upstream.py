@@ -275,3 +275,23 @@ def test_without_modes() -> None:
         with upstream.without_modes():
             torch.ones(2).sum()
         assert mode.count == seen > 0
+
+
+def test_batch_iterator_and_sampler_of() -> None:
+    data = torch.utils.data.TensorDataset(torch.ones(4, 1))
+    sampler = torch.utils.data.SequentialSampler(data)
+    for loader in (
+        torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler),
+        torch.utils.data.DataLoader(data, batch_size=None, sampler=sampler),
+    ):
+        iterator = iter(loader)
+        assert isinstance(iterator, upstream.batch_iterator())
+        assert upstream.sampler_of(iterator) is sampler
+
+
+def test_is_carried_by_gloo(world: Worlds) -> None:
+    assert world(2).run(ask_who_carries) == [True, True]
+
+
+def ask_who_carries(rank: int, size: int) -> bool:
+    return upstream.is_carried_by_gloo(dist.group.WORLD, torch.device("cpu"))

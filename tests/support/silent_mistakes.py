@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 WIDTH, STEPS = 6, 5
 
@@ -320,6 +321,92 @@ def other_order() -> None:
         optimizer.step()
 
 
+# Data
+
+
+def new_data(count: int = 24) -> TensorDataset:
+    inputs = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(3))
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+def train_on(loader: DataLoader[Any], model: Any, optimizer: torch.optim.Optimizer) -> None:
+    for batch, target in loader:  # told
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch), target).backward()
+        optimizer.step()
+
+
+def without_sampler() -> None:
+    model, optimizer = begin(new_net())
+    for batch, target in DataLoader(new_data(), batch_size=6):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch), target).backward()  # told
+        optimizer.step()
+
+
+def other_seeds() -> None:
+    data = new_data()
+    sampler = DistributedSampler(data, seed=dist.get_rank())
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    model, optimizer = begin(new_net())
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        train_on(loader, model, optimizer)
+
+
+def other_epochs() -> None:
+    data = new_data()
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    model, optimizer = begin(new_net())
+    for epoch in range(2):
+        if dist.get_rank() == 0:
+            sampler.set_epoch(epoch)
+        train_on(loader, model, optimizer)
+
+
+def one_epoch_again() -> None:
+    data = new_data()
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    model, optimizer = begin(new_net())
+    for _ in range(2):
+        train_on(loader, model, optimizer)
+
+
+# Single calls
+
+
+def column_reduced() -> None:
+    tensor = torch.arange(8.0).view(4, 2)[:, 1]
+    dist.all_reduce(tensor)  # told
+    assert tensor.tolist() != [2.0, 6.0, 10.0, 14.0]
+
+
+def column_broadcast() -> None:
+    tensor = torch.arange(8.0).view(4, 2)[:, 1] * (1 - dist.get_rank())
+    table = torch.full((4, 2), -1.0)
+    table[:, 1] = tensor
+    dist.broadcast(table[:, 1], 0)  # told
+    assert dist.get_rank() == 0 or table[:, 1].tolist() != [1.0, 3.0, 5.0, 7.0]
+
+
+def written_under_way() -> None:
+    tensor = torch.ones(2**16)
+    work: Any = dist.all_reduce(tensor, async_op=True)  # told
+    tensor.mul_(2)
+    work.wait()
+
+
+def sent_and_written() -> None:
+    tensor = torch.zeros(2**16)
+    if dist.get_rank() == 0:
+        work: Any = dist.isend(tensor, 1)  # told
+        tensor.fill_(1)
+        work.wait()
+    else:
+        dist.recv(tensor, 0)
+
+
 @dataclass(frozen=True)
 class Wrong:
     program: Callable[[], None]
@@ -363,6 +450,14 @@ WRONG = (
     Wrong(step_left_out_by_hand, "M5-skip"),
     Wrong(reduced_to_one, "M6-reduce"),
     Wrong(other_order, "K1-order"),
+    Wrong(column_reduced, "G1-noncontig"),
+    Wrong(column_broadcast, "G1-noncontig"),
+    Wrong(written_under_way, "A1-write"),
+    Wrong(sent_and_written, "A1-write"),
+    Wrong(without_sampler, "E1-batches"),
+    Wrong(other_seeds, "S2-seed", marked=train_on),
+    Wrong(other_epochs, "S3-epoch", marked=train_on),
+    Wrong(one_epoch_again, "S4-setepoch", marked=train_on),
 )
 
 
@@ -410,8 +505,8 @@ def evaluated_on_one_rank() -> None:
 
 def average_swapped_in() -> None:
     """One rank evaluates other weights, and puts the weights back."""
-    model, optimizer = begin(new_net())
     other = new_net().state_dict()
+    model, optimizer = begin(new_net())
     for _ in range(STEPS):
         step(model, optimizer)
         if dist.get_rank() == 0:
@@ -685,11 +780,162 @@ def one_batch() -> None:
         optimizer.step()
 
 
+def sampled() -> None:
+    data = new_data()
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    model, optimizer = begin(new_net())
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        train_on(loader, model, optimizer)
+
+
+def evaluated_on_training_data() -> None:
+    """Two passes have one order, and the optimizer steps in one of them."""
+    data = new_data()
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    model, optimizer = begin(new_net())
+    train_on(loader, model, optimizer)
+    with torch.no_grad():
+        for batch, _ in loader:
+            model(batch)
+
+
+def two_methods_on_one_order() -> None:
+    """Each of several models sees the batches in the same order."""
+    data = new_data()
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    for _ in range(2):
+        train_on(loader, *begin(new_net()))
+
+
+def several_passes_in_an_epoch() -> None:
+    data = new_data()
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    model, optimizer = begin(new_net())
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        train_on(loader, model, optimizer)
+        train_on(loader, model, optimizer)
+
+
+def own_data() -> None:
+    """Each rank has data of its own, and an order of its own."""
+    data = new_data()
+    data.tensors[0].add_(dist.get_rank())
+    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=dist.get_rank())
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    model, optimizer = begin(new_net())
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        train_on(loader, model, optimizer)
+
+
+def one_batch_in_ddp() -> None:
+    """A test whether the model can learn: all ranks do one work."""
+    model, optimizer = begin(new_net())
+    batch, target = new_data(6)[:]
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch), target).backward()
+        optimizer.step()
+
+
+def other_part_of_the_loss() -> None:
+    """All ranks compute the same batches, and each takes its part of the loss."""
+    model, optimizer = begin(new_net())
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for batch, target in DataLoader(new_data(), batch_size=6):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch)[rank::size], target[rank::size]).backward()
+        optimizer.step()
+
+
+def dropped_out() -> None:
+    """All ranks have the same batches, and noise of their own."""
+    model, optimizer = begin(nn.Sequential(nn.Dropout(0.5), new_net()))
+    for batch, target in DataLoader(new_data(), batch_size=6):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch), target).backward()
+        optimizer.step()
+
+
+def dense_tensors() -> None:
+    """None of these has gaps between its elements."""
+    table = torch.arange(8.0).view(4, 2)
+    image = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    for tensor in (table.t(), table[1], table[:, :1].contiguous(), image, torch.ones(1, 5)[:, 2:]):
+        dist.all_reduce(tensor)
+    gathered = [torch.empty(4) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, table[:, 1])  # gloo copies
+    assert torch.equal(gathered[0], table[:, 1])
+
+
+def written_after_wait() -> None:
+    tensor = torch.ones(8)
+    for _ in range(3):
+        work: Any = dist.all_reduce(tensor, async_op=True)
+        tensor.sum()
+        work.wait()
+        tensor /= dist.get_world_size()
+
+
+def written_when_done() -> None:
+    tensor = torch.ones(8)
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    while not work.is_completed():
+        pass
+    tensor.mul_(2)
+    work.wait()
+    work = dist.all_reduce(tensor, async_op=True)
+    work.get_future().wait()
+    tensor.mul_(2)
+    work.wait()
+
+
+def written_when_answered() -> None:
+    """The receiver has answered before the sender writes again."""
+    rank, tensor, answer = dist.get_rank(), torch.zeros(8), torch.zeros(1)
+    for number in range(3):
+        if rank == 0:
+            work: Any = dist.isend(tensor, 1)
+            dist.recv(answer, 1)
+            tensor.fill_(number)
+            work.wait()
+        else:
+            dist.recv(tensor, 0)
+            dist.send(answer, 0)
+
+
+def neighbours_written() -> None:
+    """Rows of one tensor: one is under way, another is written."""
+    table = torch.zeros(2, 64)
+    for number in range(4):
+        work: Any = dist.all_reduce(table[number % 2], async_op=True)
+        table[1 - number % 2] += 1
+        work.wait()
+
+
+def same_bits_written() -> None:
+    tensor = torch.ones(8)
+    if dist.get_rank() == 0:
+        work: Any = dist.isend(tensor, 1)
+        tensor.fill_(1)
+        work.wait()
+    else:
+        dist.recv(tensor, 0)
+
+
 RIGHT = (
     plain, accumulated, averaged_now_and_then, evaluated_on_one_rank, average_swapped_in,
     two_models, wrapped_again, ignored_parameters, uneven_inputs, compressed,
     partitioned_optimizer, closure, climbed_locally, skipped_by_all, groups_apart,
     best_loaded_at_the_end, averaged_by_hand, averaged_in_one_buffer, averaged_in_hooks,
     stepped_then_averaged_in_hooks, parameters_averaged, trained_apart,
-    trained_apart_from_other_starts, gossiped, served, bias_in_parts, one_batch,
+    trained_apart_from_other_starts, gossiped, served, bias_in_parts, one_batch, sampled,
+    evaluated_on_training_data, two_methods_on_one_order, several_passes_in_an_epoch, own_data,
+    one_batch_in_ddp, dense_tensors, written_after_wait, written_when_done,
+    written_when_answered, neighbours_written, same_bits_written, other_part_of_the_loss,
+    dropped_out,
 )  # fmt: skip

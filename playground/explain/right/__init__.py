@@ -29,8 +29,9 @@ FORMAT = Format(
     title=b"plgright", record=STEP, mark=struct.Struct("<16xq"), capacity=2**15, words=2,
     text=2**21,
 )  # fmt: skip
-LINE, OPTIMIZER, MODEL, LATE, LOOK, FINAL, THREADS, UNKNOWN = (
-    "line", "optimizer", "model", "late", "look", "final", "threads", "unknown",
+LINE, OPTIMIZER, MODEL, LATE, LOOK, FINAL, DRAW, BATCH, MISUSE, THREADS, UNKNOWN = (
+    "line", "optimizer", "model", "late", "look", "final", "draw", "batch", "misuse", "threads",
+    "unknown",
 )  # fmt: skip
 """Subjects of the lines of a log's text."""
 FIRST_STEPS = 12
@@ -97,7 +98,7 @@ class Optimizer:
 
 JOINS = "joins"
 """The note of a forward pass in the context of `Join`."""
-FORWARD, BACKWARD, LOADED, CALLED = "forward", "backward", "loaded", "called"
+FORWARD, BACKWARD, LOADED, CALLED, BUCKET = "forward", "backward", "loaded", "called", "bucket"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class Event:
     """What happened between two steps of an optimizer."""
 
     kind: str
-    """FORWARD of a wrapped model in training, BACKWARD, LOADED or CALLED."""
+    """FORWARD of a wrapped model in training, BACKWARD, LOADED, CALLED, or BUCKET: gradients that
+    DistributedDataParallel is about to average."""
     subject: str
     """The model's key; of a call, the operation's name."""
     flag: bool
@@ -123,6 +125,9 @@ class Event:
     ranks: int
     """CALLED: the size of the group."""
     line: int
+    prints: Prints
+    """FORWARD: fingerprints of the inputs. BUCKET: that of the gradients, before the average. Empty
+    if nobody has looked."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,56 @@ class Look:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """An iteration over a `DistributedSampler`."""
+
+    sampler: int
+    """By its first draw among those of its rank."""
+    number: int
+    """Among the draws of its sampler, from 0 on."""
+    rank: int
+    parts: int
+    """The sampler's `num_replicas`."""
+    seed: int
+    epoch: int
+    shuffles: bool
+    length: int
+    """Of the data set."""
+    clock: int
+    """The world's, -1 if it is not known."""
+    steps: dict[int, int]
+    """How many steps each optimizer had made."""
+    line: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One of the first batches of an iteration of a data loader over a `DistributedSampler`."""
+
+    sampler: int
+    draw: int
+    number: int
+    prints: Prints
+
+
+GAPS, WRITTEN = "gaps", "written"
+
+
+@dataclass(frozen=True)
+class Misuse:
+    """A tensor that a call cannot take so."""
+
+    kind: str
+    """GAPS: it has gaps in memory, and gloo goes through the memory as if it had none. WRITTEN: the
+    program has written it before it waited for the call."""
+    operation: str
+    line: int
+    """That of the call."""
+    step: int
+    """How many steps the optimizer with the most had made."""
+
+
+@dataclass(frozen=True)
 class RankFacts:
     """What a rank has seen."""
 
@@ -178,6 +233,11 @@ class RankFacts:
     """Fingerprints of parameters when the program had ended, by their names in optimizers."""
     steps: dict[int, list[int]] = field(default_factory=dict)
     """The clocks of all steps of an optimizer, by its number."""
+    draws: list[Draw] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    misuses: list[Misuse] = field(default_factory=list)
+    has_loader: bool = False
+    """Whether a data loader has returned batches."""
     has_all_steps: bool = True
     """Whether `steps` has all of them."""
     has_threads: bool = False
@@ -229,7 +289,7 @@ def read_facts(reader: LogReader, rank: int) -> RankFacts:
     state, full, *_ = struct.unpack_from("<2q", reader.read_words())
     facts = RankFacts(rank, state, "its log is full" if full else "")
     optimizers: list[Optimizer] = []
-    has_threads = False
+    has_threads = has_loader = False
     for subject, thing in read_lines(reader.read_text()):
         fields = expect_list(thing)
         if subject == LINE:
@@ -251,6 +311,19 @@ def read_facts(reader: LogReader, rank: int) -> RankFacts:
                 facts.final[expect_text(name)] = None if found is None else expect_int(found)
         elif subject == UNKNOWN:
             return RankFacts(rank, state, expect_text(fields[0]))
+        elif subject == DRAW:
+            *plain, steps, line = fields
+            counts = {}
+            for each in expect_list(steps):
+                number, count = expect_list(each)
+                counts[expect_int(number)] = expect_int(count)
+            facts.draws.append(Draw(*plain, counts, line))  # type: ignore[call-arg, arg-type]
+        elif subject == BATCH and fields:
+            facts.batches.append(Batch(*fields))  # type: ignore[arg-type]
+        elif subject == BATCH:
+            has_loader = True
+        elif subject == MISUSE:
+            facts.misuses.append(Misuse(*fields))  # type: ignore[arg-type]
         elif subject == THREADS:
             has_threads = True
     numbers = range(reader.count_records())
@@ -258,7 +331,7 @@ def read_facts(reader: LogReader, rank: int) -> RankFacts:
         number, clock, _ = STEP.unpack(record)
         facts.steps.setdefault(number, []).append(clock)
     has_all = reader.read_header()[BEGUN] <= len(numbers)
-    return replace(facts, has_all_steps=has_all, has_threads=has_threads)
+    return replace(facts, has_all_steps=has_all, has_threads=has_threads, has_loader=has_loader)
 
 
 def read_look(optimizers: Sequence[Optimizer], fields: Sequence[object]) -> Look:

@@ -66,6 +66,24 @@ def is_dense(tensor: torch.Tensor) -> bool:
     )
 
 
+def has_gaps(tensor: Any) -> bool:
+    """Whether there is memory between its elements that is not its own. False if that is not known,
+    and if elements share memory."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        return False
+    dims = sorted(
+        (stride, size)
+        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+        if size != 1
+    )
+    expected = 1
+    for stride, size in dims:
+        if stride != expected:
+            return stride > expected
+        expected *= size
+    return False
+
+
 def read_values(tensor: Any) -> list[float]:
     """Its first and its middle element, as numbers; empty if they cannot be told."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype not in VALUES:

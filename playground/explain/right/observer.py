@@ -24,22 +24,28 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import DistributedSampler
 
 from playground.explain.lines import Lines
 from playground.explain.right import (
     BACKWARD,
+    BATCH,
+    BUCKET,
     CALLED,
+    DRAW,
     ENDED,
     FAILED,
     FINAL,
     FORMAT,
     FORWARD,
     FULL,
+    GAPS,
     JOINS,
     LATE,
     LINE,
     LOADED,
     LOOK,
+    MISUSE,
     MODEL,
     NO_GRADIENT,
     OPTIMIZER,
@@ -47,14 +53,21 @@ from playground.explain.right import (
     STEP,
     THREADS,
     UNKNOWN,
+    WRITTEN,
     Prints,
     file_name,
     is_looked_at,
 )
-from playground.explain.right.fingerprint import find_fingerprint, read_values
+from playground.explain.right.fingerprint import find_fingerprint, has_gaps, read_values
 from playground.runtime.event_log import NONE, EventLog, Table, map_file
 from playground.runtime.tap import Call, Observer, observing, ranks_of
-from playground.runtime.upstream import count_collectives, hooks_of, is_joining
+from playground.runtime.upstream import (
+    count_collectives,
+    hooks_of,
+    is_carried_by_gloo,
+    is_joining,
+    sampler_of,
+)
 
 MOST_EVENTS = 256
 """How many events are remembered. Of an optimizer that steps more rarely, the events are not known
@@ -62,6 +75,19 @@ whole."""
 MOST_REBUILT = 64
 """How often, between two steps, the tensors of calls are looked for among gradients that have come
 meanwhile."""
+MOST_DRAWS = 32
+"""How many iterations over a sampler are told."""
+FIRST_BATCHES = 2
+"""How many batches of such an iteration are looked at."""
+MOST_TENSORS = 8
+"""How many tensors of a batch are looked at."""
+IN_PLACE = {"allreduce", "broadcast", "send", "recv"}
+"""Methods that work on one tensor, where it is: gloo writes it without its version being
+counted."""
+IN_MEMORY = {"allreduce", "broadcast", "reduce"}
+"""Methods by which gloo goes through the memory of a tensor, whatever its strides."""
+MOST_SENT, MOST_IN_FLIGHT, MOST_MISUSES = 64, 1024, 32
+"""How many messages are looked at, tensors are remembered, and misuses are told."""
 MOST_VALUES = 64
 """Of how many parameters elements are told."""
 INTERNAL = {"foreach", "fused", "initial_lr", "params", "differentiable", "capturable"}
@@ -104,6 +130,7 @@ class Seen:
     size: int = 0
     ranks: int = 0
     line: int = NONE
+    prints: Prints = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -147,6 +174,21 @@ class Stepping:
     @property
     def is_next_looked_at(self) -> bool:
         return self.is_forced or is_looked_at(self.count)
+
+
+@dataclass(eq=False, slots=True)
+class InFlight:
+    """A tensor that an asynchronous call reads or writes."""
+
+    tensor: Any
+    version: int
+    form: tuple[object, ...]
+    """Its shape and strides."""
+    print: int | None
+    """Its fingerprint, where the call only reads."""
+    line: int
+    waits: int
+    """How many calls this rank had waited for when it was made."""
 
 
 @dataclass(eq=False, slots=True)
@@ -217,6 +259,21 @@ class Checker(Observer):
         """How often that was found anew since the last step."""
         self.stack: list[Any] = []
         """The optimizers that are stepping, the innermost last."""
+        self.inside, self.is_inside = contextlib.ExitStack(), False
+        """While wrapped models are watched: an observer that looks inside."""
+        self.samplers: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+        """The numbers of samplers, and of their last draws."""
+        self.loaded: dict[int, int] = {}
+        """How many batches came of the last draw, by the sampler's number."""
+        self.has_loader = False
+        self.in_flight: dict[int, InFlight] = {}
+        """By the number of the call."""
+        self.waits = 0
+        """How many calls this rank has waited for: others may have told it by them that they are
+        done."""
+        self.sent = 0
+        """How many messages were looked at."""
+        self.misuses: set[tuple[str, str, int]] = set()
         self.clocks: list[dict[str, int | None]] = []
         """Those of wrapped models' groups at the begin of each backward pass under way."""
         self.large: dict[tuple[str, int, int], int] = {}
@@ -238,9 +295,13 @@ class Checker(Observer):
 
     def find_line(self) -> int:
         """The line of the program that has caused this; `NONE` in a step that nobody looks at."""
-        if not self.is_looking:
-            return NONE
-        number = self.lines.find_cause()
+        return self.write_line() if self.is_looking else NONE
+
+    def write_line(self) -> int:
+        return self.line_of(self.lines.find_cause())
+
+    def line_of(self, number: int) -> int:
+        """A line as the log has it, by its number in this rank."""
         if number == NONE:
             return NONE
         if number >= len(self.known_lines):
@@ -302,6 +363,7 @@ class Checker(Observer):
             [param.requires_grad for _, param in found],
             [find_fingerprint(param) for _, param in found], self.find_line(),
         )  # fmt: skip
+        self.look_inside()
 
     @guarded
     def model_called(self, model: Any, args: Sequence[Any]) -> None:
@@ -310,7 +372,8 @@ class Checker(Observer):
             return
         notes = [*hooks_of(model), *[JOINS] * is_joining(model)]
         sync = bool(model.require_backward_grad_sync)
-        self.note(Seen(FORWARD, wrapped.key, sync, ", ".join(notes)))
+        prints = [find_fingerprint(each) for each in tensors_in(args)] if self.is_looking else []
+        self.note(Seen(FORWARD, wrapped.key, sync, ", ".join(notes), prints=prints))
         if self.is_looking:
             self.find_late(model.module, wrapped)
 
@@ -364,8 +427,65 @@ class Checker(Observer):
         return {key: count_collectives(group) for key, group in groups.items() if group}
 
     @guarded
+    def returned(self, call: Call) -> None:
+        """An asynchronous call is under way: its tensor is not to be written until it has been
+        waited for."""
+        if call.blocks or call.method not in IN_PLACE or len(call.ranks) == 1:
+            self.waits += 1
+            return
+        tensor = (call.inputs or call.outputs)[0]
+        if not is_whole(tensor) or not is_carried_by_gloo(call.group, tensor.device):
+            return
+        reads = call.method == "send"
+        if reads and self.sent >= MOST_SENT:
+            return
+        self.sent += reads
+        if len(self.in_flight) < MOST_IN_FLIGHT:
+            self.in_flight[call.number] = InFlight(
+                tensor, tensor._version, (tensor.shape, tensor.stride()),
+                find_fingerprint(tensor) if reads else None, self.lines.find_cause(), self.waits,
+            )  # fmt: skip
+
+    @guarded
+    def waiting(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            flight = self.in_flight.pop(call.number, None)
+            if flight is None or call.has_future or call.is_polled or flight.waits != self.waits:
+                continue
+            tensor = flight.tensor
+            if tensor._version == flight.version or flight.form != (tensor.shape, tensor.stride()):
+                continue
+            if flight.print is None or flight.print != find_fingerprint(tensor):
+                self.tell_misuse(WRITTEN, call.name, flight.line)
+        self.waits += 1
+
+    @guarded
+    def dropped(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self.in_flight.pop(call.number, None)
+
+    @guarded
+    def failed(self, calls: Sequence[Call], error: BaseException) -> None:
+        for call in calls:
+            self.in_flight.pop(call.number, None)
+
+    def tell_misuse(self, kind: str, operation: str, number: int) -> None:
+        if (kind, operation, number) in self.misuses or len(self.misuses) >= MOST_MISUSES:
+            return
+        self.misuses.add((kind, operation, number))
+        step = max((each.count for each in self.optimizers.values()), default=0)
+        self.log.tell(MISUSE, kind, operation, self.line_of(number), step)
+
+    @guarded
     def begun(self, call: Call) -> None:
         tensors = [*call.inputs, *call.outputs]
+        if (
+            call.method in IN_MEMORY
+            and any(map(has_gaps, tensors))
+            and len(call.ranks) > 1
+            and is_carried_by_gloo(call.group, tensors[0].device)
+        ):
+            self.tell_misuse(GAPS, call.name, self.lines.find_cause())
         size = max((each.numel() for each in tensors), default=0)
         if self.largest and size >= self.largest and not self.stack:
             key = call.name, size, self.lines.find_cause()
@@ -378,6 +498,54 @@ class Checker(Observer):
         if self.is_looking:
             seen.gradients, seen.parameters = self.find_tensors(tensors)
         self.note(seen)
+
+    # What DistributedDataParallel averages
+
+    def look_inside(self) -> None:
+        """Begin to watch the buckets of wrapped models, or end it, as steps are looked at or
+        not."""
+        if self.is_looking and self.models and not self.is_inside:
+            self.inside.enter_context(observing(Inside(self)))
+            self.is_inside = True
+        elif self.is_inside and not self.is_looking:
+            self.is_inside = False
+            self.inside.close()
+
+    @guarded
+    def bucket_begun(self, call: Call) -> None:
+        if self.clocks and call.method == "allreduce":
+            self.note(Seen(BUCKET, "", prints=[find_fingerprint(each) for each in call.inputs]))
+
+    # Data
+
+    @guarded
+    def samples_drawn(self, sampler: Any) -> None:
+        number, draw = self.samplers.get(sampler, (len(self.samplers), -1))
+        self.samplers[sampler] = number, draw + 1
+        self.loaded[number] = 0
+        if draw + 1 < MOST_DRAWS:
+            counted = count_collectives(dist.group.WORLD) if dist.is_initialized() else None
+            self.log.tell(
+                DRAW, number, draw + 1, sampler.rank, sampler.num_replicas, sampler.seed,
+                sampler.epoch, bool(sampler.shuffle), len(sampler.dataset),
+                -1 if counted is None else counted,
+                [(each.number, each.count) for each in self.optimizers.values()],
+                self.write_line(),
+            )  # fmt: skip
+
+    @guarded
+    def batch_loaded(self, iterator: Any, batch: Any) -> None:
+        if not self.has_loader:
+            self.has_loader = True
+            self.log.tell(BATCH)
+        sampler = sampler_of(iterator)
+        if not isinstance(sampler, DistributedSampler) or sampler not in self.samplers:
+            return
+        number, draw = self.samplers[sampler]
+        self.loaded[number] += 1
+        if self.loaded[number] <= FIRST_BATCHES and draw < MOST_DRAWS:
+            prints = [find_fingerprint(each) for each in tensors_in(batch)]
+            self.log.tell(BATCH, number, draw, self.loaded[number] - 1, prints)
 
     # Steps
 
@@ -442,7 +610,7 @@ class Checker(Observer):
         parameters = [place for place, name in enumerate(names) if name in event.parameters]
         return (
             event.kind, event.subject, event.flag, event.note, gradients, parameters, event.size,
-            event.ranks, event.line,
+            event.ranks, event.line, event.prints,
         )  # fmt: skip
 
     def names_of(self, known: Stepping, params: Sequence[Any]) -> list[str]:
@@ -468,6 +636,7 @@ class Checker(Observer):
             self.looking.add(known.number)
         else:
             self.looking.discard(known.number)
+        self.look_inside()
 
     def tell_look(self, optimizer: Any, known: Stepping, look: Pending) -> None:
         params = parameters_of(optimizer)
@@ -504,10 +673,40 @@ class Checker(Observer):
     def finish(self, state: int) -> None:
         for handle in self.handles:
             handle.remove()
+        self.inside.close()
         if state == ENDED:
             self.tell_end()
         self.is_watching = False
         self.log.state[STATE] = state
+
+
+class Inside(Observer):
+    """Tells a checker of the buckets that DistributedDataParallel averages in C++."""
+
+    looks_inside = True
+
+    def __init__(self, checker: Checker) -> None:
+        self.checker = checker
+
+    def begun(self, call: Call) -> None:
+        # on a GPU it is a thread of autograd's that calls
+        if call.in_cpp and threading.get_ident() == self.checker.thread:
+            self.checker.bucket_begun(call)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The first tensors of a batch: of tuples, lists and dictionaries within each other."""
+    found: list[Tensor] = []
+    waiting = [value]
+    while waiting and len(found) < MOST_TENSORS:
+        each = waiting.pop(0)
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, list | tuple):
+            waiting[:0] = each[:MOST_TENSORS]
+        elif isinstance(each, dict):
+            waiting[:0] = [*each.values()][:MOST_TENSORS]
+    return found
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
@@ -516,6 +715,15 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 def print_of_gradient(param: Any) -> int | None:
     return NO_GRADIENT if param.grad is None else find_fingerprint(param.grad)
+
+
+def is_whole(tensor: Any) -> bool:
+    """Whether its version counts the writes to it alone: it is plain, and all of its storage."""
+    return (
+        address_of(tensor) != 0
+        and not tensor.is_inference()
+        and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    )
 
 
 def address_of(tensor: Any) -> int:

@@ -6,9 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 from playground.explain.right import Finding, RankFacts
 from playground.explain.right.averaging import find_averaging
+from playground.explain.right.calls import find_misuses
+from playground.explain.right.data import RULES as DATA
 from playground.explain.right.drift import find_drifts
 
-RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (find_drifts, find_averaging)
+RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
+    find_drifts,
+    find_averaging,
+    *DATA,
+    find_misuses,
+)
 
 
 def find_mistakes(facts: Sequence[RankFacts]) -> list[Finding]:

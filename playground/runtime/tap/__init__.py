@@ -20,7 +20,7 @@ The thread is the current one, and the program's line is found from there by
 `flight_recorder.sources`. The flight recorder has to be faster than that, and is told in another
 way: see `Recorder`. What DistributedDataParallel averages in C++ calls no method of Python's: only
 an observer that `looks_inside` is told of it, see `native`. What a training program does besides,
-with its models, an observer that `looks_at_training` is told.
+with its models and its data, an observer that `looks_at_training` is told.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
 
 from playground.runtime.tap import native
 from playground.runtime.tap.replacement import Replacement, Wrap, calling
-from playground.runtime.upstream import find_caller, list_groups
+from playground.runtime.upstream import batch_iterator, find_caller, list_groups
 
 
 class Method(NamedTuple):
@@ -171,6 +172,8 @@ class Call:
     """Whether it is a functional collective called in C++, which `wait_tensor` waits for."""
     has_future: bool = False
     """Whether somebody has asked the work for its future: what it is handed to may wait, unseen."""
+    is_polled: bool = False
+    """Whether somebody has asked the work whether it is done."""
     work: Any = None
 
     @property
@@ -276,6 +279,12 @@ class Observer:
     def model_loaded(self, module: nn.Module) -> None:
         """Who looks at training: a module's `load_state_dict` has returned."""
 
+    def samples_drawn(self, sampler: DistributedSampler[Any]) -> None:
+        """Who looks at training: an iteration over a sampler begins."""
+
+    def batch_loaded(self, iterator: Any, batch: Any) -> None:
+        """Who looks at training: an iterator of a data loader returns a batch."""
+
 
 class Recorder:
     """Is told of each call nearest to torch's own method, and has to be fast: it is asked once what
@@ -364,6 +373,7 @@ class Tap:
             Replacement(ProcessGroup, "_start_coalescing", calling(self.start_batch)),
             Replacement(ProcessGroup, "_end_coalescing", calling(self.end_batch)),
             Replacement(Work, "get_future", calling(self.get_future)),
+            Replacement(Work, "is_completed", calling(self.poll)),
         ]
         """Only observers have to be told of."""
         self.within: list[Replacement] = []
@@ -374,6 +384,8 @@ class Tap:
             (DistributedDataParallel, "__init__"): self.wrap_model,
             (DistributedDataParallel, "forward"): self.call_model,
             (nn.Module, "load_state_dict"): self.load_model,
+            (DistributedSampler, "__iter__"): self.draw_samples,
+            (batch_iterator(), "__next__"): self.load_batch,
         }
         self.trained = [Replacement(*place, calling(each)) for place, each in trained.items()]
         """Only observers that look at training have to be told of."""
@@ -570,6 +582,12 @@ class Tap:
             self.futures[key] = ref(future, lambda _: self.futures.pop(key, None)), entry
         return future
 
+    def poll(self, real: Callable[..., Any], work: Any) -> Any:
+        entry = self.works.get(id(work))
+        for call in entry.calls if entry else ():
+            call.is_polled = True
+        return real(work)
+
     def wait_future(self, real: Callable[..., Any], future: Any) -> Any:
         """Who waits for the future of a work waits for the work."""
         _, entry = self.futures.pop(id(future), (None, None))
@@ -695,6 +713,17 @@ class Tap:
         for each in self.training:
             each.model_loaded(module)
         return result
+
+    def draw_samples(self, real: Callable[..., Any], sampler: Any) -> Any:
+        for each in self.training:
+            each.samples_drawn(sampler)
+        return real(sampler)
+
+    def load_batch(self, real: Callable[..., Any], iterator: Any) -> Any:
+        batch = real(iterator)
+        for each in self.training:
+            each.batch_loaded(iterator, batch)
+        return batch
 
 
 _tap = Tap()
