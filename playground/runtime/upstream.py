@@ -431,6 +431,14 @@ def hooks_of(model: Any) -> list[str]:
     return [name for module, name in named if not module.startswith(torchs) or "localSGD" in name]
 
 
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether hooks of the optimizer itself are called after its steps.
+
+    Source: torch.optim.Optimizer._optimizer_step_post_hooks (torch 2.15)
+    """
+    return bool(optimizer._optimizer_step_post_hooks)
+
+
 def is_joining(model: Any) -> bool:
     """Whether a DistributedDataParallel is called in the context of `Join`.
 

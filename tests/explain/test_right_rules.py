@@ -20,6 +20,7 @@ from playground.explain.right import (
     GAPS,
     JOINS,
     LOADED,
+    NO_GRADIENT,
     RUNNING,
     Batch,
     Draw,
@@ -40,8 +41,8 @@ from playground.explain.right.rules import find_mistakes
 RANKS = (0, 1)
 LINES = [("train.py", 10, "train", "/train.py"), ("train.py", 20, "train", "/train.py")]
 MODEL = Model("0#1", [0, 1], ["weight"], [True], [7], 0)
-WRAPPED = Optimizer(0, "SGD", ["0#1/weight"], [8], [0, 1])
-BY_HAND = Optimizer(0, "SGD", ["0/0"], [8], [0, 1])
+WRAPPED = Optimizer(0, "torch.optim.sgd.SGD", ["0#1/weight"], [8], [0, 1])
+BY_HAND = Optimizer(0, "torch.optim.sgd.SGD", ["0/0"], [8], [0, 1])
 AVERAGED = Event(FORWARD, "0#1", True, "", [], [], 0, 0, 1, [])
 INSIDE = replace(AVERAGED, flag=False)
 REDUCED = Event(BACKWARD, "", True, "", [], [], 0, 0, 1, [])
@@ -55,7 +56,7 @@ def look(
 ) -> Look:  # fmt: skip
     return Look(
         optimizer, step, step if clock is None else clock, 0, [before], [gradient], [after], [],
-        [], [["lr=0.1"]], list(events), True, False, False, 1,
+        [], [["lr=0.1"]], list(events), True, False, False, False, ["0#1"], 1,
     )  # fmt: skip
 
 
@@ -141,6 +142,12 @@ UNKNOWN = {
     ),
     "a hook of local SGD": facts_of(
         [drifting(rank, replace(AVERAGED, note="post_localSGD_hook"), REDUCED) for rank in RANKS]
+    ),
+    "nobody trains them": facts_of(
+        [[replace(each, gradients=[NO_GRADIENT]) for each in mine] for mine in BYPASS]
+    ),
+    "the wrapper is gone": facts_of(
+        [[replace(each, wrapped=[]) for each in mine] for mine in BYPASS]
     ),
     "they are equal in the end": facts_of(BYPASS, final={"0#1/weight": 1}),
     "they are equal at a later step": facts_of(
@@ -254,6 +261,10 @@ def test_hyperparameters_and_state_are_the_cause_if_gradients_are_equal() -> Non
     assert (found.rule, found.is_certain) == ("D9-hyper", True)
     assert "rank 0: lr=0.1; rank 1: lr=0.05" in found.why
     assert rules_of(facts_of(same)) == [("D10-state", True)]
+    own = replace(WRAPPED, kind="train.Noisy")
+    for change in ({"has_hooks": True}, {"optimizer": own}):
+        unsure = [[replace(each, **change) for each in mine] for mine in same]
+        assert rules_of(facts_of(unsure)) == [("D10-state", False)]
 
 
 def test_a_difference_by_rounding_is_a_hint() -> None:
@@ -372,6 +383,8 @@ def test_samplers_of_other_seeds_or_epochs_are_told() -> None:
     assert (seed.rule, seed.is_certain, seed.where) == ("S2-seed", True, "train.py:10")
     assert "(rank 0: 0, rank 1: 1)" in seed.why
     assert (epoch.rule, epoch.since) == ("S3-epoch", 0)
+    apart = [replace(each, models=[]) for each in drawing(seed=1)]
+    assert rules_of(apart) == [("S2-seed", False)]
 
 
 @pytest.mark.parametrize(

@@ -295,3 +295,10 @@ def test_is_carried_by_gloo(world: Worlds) -> None:
 
 def ask_who_carries(rank: int, size: int) -> bool:
     return upstream.is_carried_by_gloo(dist.group.WORLD, torch.device("cpu"))
+
+
+def test_has_step_hooks() -> None:
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    assert not upstream.has_step_hooks(optimizer)
+    optimizer.register_step_post_hook(lambda *_: None)
+    assert upstream.has_step_hooks(optimizer)

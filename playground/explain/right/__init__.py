@@ -87,7 +87,7 @@ class Optimizer:
     number: int
     """By its first step among those of its rank."""
     kind: str
-    """Its class."""
+    """Its class, with the module."""
     parameters: list[str]
     """`MODEL/NAME` of a wrapped model's, else the optimizer's number and the parameter's."""
     sizes: list[int]
@@ -158,6 +158,10 @@ class Look:
     in_backward: bool
     has_closure: bool
     """Whether the step calls a closure, or steps another optimizer."""
+    has_hooks: bool
+    """Whether hooks of the optimizer itself are called after the step."""
+    wrapped: list[str]
+    """The keys of the wrapped models that are alive."""
     line: int
 
     @property

@@ -95,7 +95,7 @@ class Averaging:
         is_certain: bool = True,
     ) -> Finding:  # fmt: skip
         told = [self.names[each.name] for each in replicas]
-        kind = self.team.first.optimizer.kind
+        kind = self.team.first.optimizer.kind.rpartition(".")[2]
         more = f" and {len(told) - 3} more" * (len(told) > 3)
         since = min((each.sights[each.drift or 0].step for each in replicas), default=0)
         return Finding(
@@ -120,13 +120,13 @@ def find_start(seen: Averaging) -> Finding | None:
     Certain: gradients are equal on all ranks before each step, and were seen to be averaged; the
     parameters differ from the first look to the end. Unknown: another parameter of the optimizer
     has gradients of its own on each rank, as in tensor parallelism; nothing was seen to average
-    them.
+    them; another call may average parameters, which brings replicas closer that are never equal.
     """
     apart = [
         each for each in seen.replicas
         if is_apart(each) and seen.are_averaged(each) and seen.is_witnessed(each)
     ]  # fmt: skip
-    if not apart or seen.exchanges:
+    if not apart or seen.exchanges or may_average_parameters(seen):
         return None
     if any(not all(seen.gradients(each)) for each in seen.replicas):
         return None
@@ -139,6 +139,19 @@ def find_start(seen: Averaging) -> Finding | None:
         "broadcast the parameters of rank 0 before the first step, or seed all ranks alike before "
         "the model is made",
     )  # fmt: skip
+
+
+def may_average_parameters(seen: Averaging) -> bool:
+    """Whether, after the first step, a call takes no gradient and is as large as a parameter. If no
+    call takes a gradient itself, one between backward and step may take them in a buffer."""
+    largest = max(seen.team.first.optimizer.sizes)
+    takes_gradients = any(call.gradients for call in seen.calls)
+    return any(
+        event.kind == CALLED and not event.gradients and event.size >= largest
+        for look in seen.team.all_looks
+        if look.step
+        for event in (look.events if takes_gradients else takewhile_not_backward(look))
+    )
 
 
 def find_after(seen: Averaging) -> Finding | None:
@@ -185,9 +198,10 @@ def takewhile_not_backward(look: Look) -> list[Event]:
 def find_parameter(seen: Averaging) -> Finding | None:
     """M3-parameter: what is reduced in backward is the gradient, not the parameter.
 
-    Certain: in two steps an all_reduce in backward took the parameter and none its gradient, the
-    step is not in backward, the gradients differ, and the parameters differ at the end. Unknown:
-    the step runs in backward, too; the parameters are equal at the end.
+    A hint: in two steps an all_reduce in backward took the parameter and none its gradient, the
+    step is not in backward, the gradients differ, and the parameters differ at the end.
+    Decentralized SGD does so on purpose. Unknown: the step runs in backward, too; the parameters
+    are equal at the end.
     """
     if any(look.in_backward for looks in seen.looks for look in looks.values()):
         return None
@@ -217,6 +231,7 @@ def find_parameter(seen: Averaging) -> Finding | None:
         "all_reduce within backward() takes the parameter: a hook of "
         "register_post_accumulate_grad_hook is given the parameter, not its gradient",
         "reduce param.grad in the hook",
+        is_certain=False,
     )  # fmt: skip
 
 

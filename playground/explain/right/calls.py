@@ -33,8 +33,9 @@ def find_misuses(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     torch 2.14, which a test repeats.
 
     A1: nobody writes a tensor in flight. Certain: the version of a tensor that is all of its
-    storage has changed between an asynchronous all_reduce, broadcast, send or recv on gloo and its
-    wait; of a message that is sent, the bits have changed, too. Unknown: views; the work was asked
+    storage has changed between an asynchronous all_reduce, broadcast or recv on gloo and its wait.
+    A hint: the bits of a message that is sent have changed (the receiver may have told, in a way
+    that is not seen, that it has the message). Unknown: views; the work was asked
     whether it is done, or for its future; the rank has waited for another call meanwhile (by which
     others may have told it that they are done). Source: the documentation of asynchronous
     collective operations in torch.distributed.
@@ -48,7 +49,7 @@ def find_misuses(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         rule, what, why, fix = TOLD[kind]
         yield Finding(
             rule=rule,
-            is_certain=True,
+            is_certain=operation != "isend",
             what=what.format(operation=operation),
             ranks=tuple(sorted({rank for rank, _ in seen})),
             since=min(step for _, step in seen),

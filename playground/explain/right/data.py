@@ -83,9 +83,13 @@ def find_other_draws(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """S2-seed and S3-epoch: the samplers of the ranks cut one order of the samples.
 
     Certain: each rank of the world draws one part of as many parts from a data set of one length;
-    shuffling is on; and seeds differ, or epochs do at one clock. Unknown: the ranks draw different
-    numbers of times; there are fewer or more parts than ranks (a data set for each node).
+    shuffling is on; seeds differ, or epochs do at one clock; and all ranks train one model that
+    DistributedDataParallel wraps. A hint: they do not (then they may train models apart). Unknown:
+    the ranks draw different numbers of times; there are fewer or more parts than ranks (a data set
+    for each node).
     """
+    world = [each.rank for each in facts]
+    train_one = any(model.ranks == world for each in facts[:1] for model in each.models)
     for draws in common_draws(facts):
         for rule, name, fix in (
             ("S2-seed", "seed", "give DistributedSampler the same seed on all ranks"),
@@ -97,7 +101,7 @@ def find_other_draws(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             told = [f"rank {rank}: {value}" for rank, value in enumerate(values)]
             yield Finding(
                 rule=rule,
-                is_certain=True,
+                is_certain=train_one,
                 what="ranks draw their parts of the data from different orders, so that samples "
                 "come twice or not at all",
                 ranks=tuple(each.rank for each in facts),

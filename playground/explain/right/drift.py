@@ -6,9 +6,10 @@ step, and when the program has ended. The rules tell the cause, from the step at
 difference is seen.
 
 Unknown for all rules: a rank of the group has left no log, or its log says so; no two ranks have
-looked at one moment; DistributedDataParallel was told to ignore the parameter; the forward pass is
-in `Join`; a hook of local SGD is registered; the step calls a closure. An average of parameters
-that is made by hand is looked at when it is made, so that they are seen equal again.
+looked at one moment; DistributedDataParallel was told to ignore the parameter; it has no gradient
+(each rank may have other constants); the wrapper is gone by then; the forward pass is in `Join`; a
+hook of local SGD is registered; the step calls a closure. An average of parameters that is made by
+hand is looked at when it is made, so that they are seen equal again.
 
 Source of all: the documentation of `torch.nn.parallel.DistributedDataParallel`, of its `no_sync`
 and of `register_comm_hook`.
@@ -84,6 +85,15 @@ class Drift:
     def are_known(self) -> bool:
         """Whether all that happened since the last step is known, on all ranks."""
         return all(look.is_whole and not look.has_closure for look in self.looks)
+
+    @property
+    def is_of_model(self) -> bool:
+        """Whether it is trained, and its wrapper is still there."""
+        place = self.replica.place
+        return all(
+            self.model.key in look.wrapped and look.gradients[place] != NO_GRADIENT
+            for look in self.looks
+        )
 
     def forwards(self, look: Look) -> list[Event]:
         return [
@@ -402,11 +412,11 @@ def find_state(drift: Drift) -> Cause | None:
     """D10-state: the optimizer makes the same of the same gradients.
 
     Certain: parameters, gradients and hyperparameters are equal before a step, and the parameters
-    differ after it. A hint: they differ by rounding. Unknown: the step was not looked at.
+    differ after it. A hint: they differ by rounding; the optimizer is not one of torch.optim (it
+    may draw numbers of its own), or has hooks after its step. Unknown: the step was not looked at.
     """
     equal = drift.replica.have_equal_gradients(drift.sight.looks)
-    gradient = drift.looks[0].gradients[drift.replica.place]
-    if not drift.is_made_by_step or not equal or gradient == NO_GRADIENT or not drift.are_known:
+    if not drift.is_made_by_step or not equal or not drift.are_known:
         return None
     settings = [look.settings for look in drift.looks]
     if any(each != settings[0] for each in settings):
@@ -417,6 +427,10 @@ def find_state(drift: Drift) -> Cause | None:
         "differ after it: the state of the optimizer differs",
         "load the state of the optimizer on all ranks",
         drift.where(drift.looks[0].line),
+        is_certain=all(
+            look.optimizer.kind.startswith("torch.optim.") and not look.has_hooks
+            for look in drift.looks
+        ),
     )
 
 
@@ -456,7 +470,7 @@ def find_drifts(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             drift = Drift(team, model, replica, name in late)
             if JOINS in drift.notes or "localSGD" in drift.notes:
                 continue
-            if any(look.has_closure for look in drift.looks):
+            if any(look.has_closure for look in drift.looks) or not drift.is_of_model:
                 continue
             cause = next((found for rule in RULES if (found := rule(drift))), UNEXPLAINED)
             causes.setdefault((model.key, cause), []).append(drift)

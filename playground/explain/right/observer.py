@@ -63,6 +63,7 @@ from playground.runtime.event_log import NONE, EventLog, Table, map_file
 from playground.runtime.tap import Call, Observer, observing, ranks_of
 from playground.runtime.upstream import (
     count_collectives,
+    has_step_hooks,
     hooks_of,
     is_carried_by_gloo,
     is_joining,
@@ -645,14 +646,17 @@ class Checker(Observer):
         names = self.names_of(known, params)
         group = known.group() if known.group else None
         version = self.log.optimizers[
-            known.number, type(optimizer).__name__, tuple(names),
+            known.number, f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            tuple(names),
             tuple(param.numel() for param in params),
             ranks_of(group) if group else (),
         ]  # fmt: skip
         self.log.tell(
             LOOK, version, known.count, known.clock, known.nth, look.before, look.gradients,
             [find_fingerprint(param) for param in params], known.raw, look.values, look.settings,
-            look.events, look.is_whole, known.depth > 0, known.is_nesting, look.line,
+            look.events, look.is_whole, known.depth > 0, known.is_nesting,
+            has_step_hooks(optimizer),
+            [each.key for each in self.models.values() if each.model() is not None], look.line,
         )  # fmt: skip
 
     # The end
