@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
+import pickle
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -871,6 +876,39 @@ def wrapped_to_be_broadcast() -> None:
         step(net, optimizer)
 
 
+def averaged_through_objects(steps: int = 45, every: int = 20) -> None:
+    """The parameters are averaged by no call that takes tensors."""
+    model, optimizer = begin(new_net())
+    for number in range(steps):
+        with model.no_sync():
+            step(model, optimizer)
+        if number % every == every - 1:
+            states: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(states, model.module.state_dict())
+            mean = {name: sum(each[name] for each in states) / len(states) for name in states[0]}
+            model.module.load_state_dict(mean)
+
+
+def averaged_unseen(steps: int = 45, every: int = 20) -> None:
+    """The parameters are averaged by what no observer knows, as files, and are written through
+    `data`."""
+    model, optimizer = begin(new_net())
+    world = Path(tempfile.gettempdir()) / f"averaged-{os.getppid()}"
+    world.mkdir(exist_ok=True)
+    for number in range(steps):
+        with model.no_sync():
+            step(model, optimizer)
+        if number % every == every - 1:
+            vector = parameters_to_vector(model.parameters()).detach()
+            (world / f"{dist.get_rank()}").write_bytes(pickle.dumps(vector.tolist()))
+            dist.barrier()
+            found = [pickle.loads((world / str(rank)).read_bytes()) for rank in range(2)]
+            dist.barrier()
+            mean = torch.tensor(found).mean(0)
+            vector_to_parameters(mean, model.parameters())
+    shutil.rmtree(world, ignore_errors=True)
+
+
 def constants_of_ranks() -> None:
     """A parameter that nobody trains is other on each rank."""
     net = new_net()
@@ -1037,7 +1075,8 @@ RIGHT = (
     evaluated_on_training_data, two_methods_on_one_order, several_passes_in_an_epoch, own_data,
     one_batch_in_ddp, dense_tensors, written_after_wait, written_when_done,
     written_when_answered, neighbours_written, same_bits_written, other_part_of_the_loss,
-    dropped_out, wrapped_to_be_broadcast, constants_of_ranks, pulled_together,
+    dropped_out, wrapped_to_be_broadcast, averaged_through_objects, averaged_unseen,
+    constants_of_ranks, pulled_together,
     perturbed_and_restored, averaged_in_a_hook_of_the_optimizer, averaged_by_hand_without_sync,
     sent_to_all_after_load, other_implementation, new_sampler_in_each_epoch,
 )  # fmt: skip

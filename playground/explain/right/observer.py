@@ -167,6 +167,10 @@ class Stepping:
     """Whether its next step is looked at, whatever its number."""
     is_nesting: bool = False
     """Whether another optimizer steps within its step, or backward runs there."""
+    values: list[float] = field(default_factory=list)
+    """Two elements of its first parameter after its last step."""
+    written: int = 0
+    """How often they were others before the next step."""
     raw: Prints = field(default_factory=list)
     pending: Pending | None = None
     depth: int = 0
@@ -278,8 +282,8 @@ class Checker(Observer):
         self.clocks: list[dict[str, int | None]] = []
         """Those of wrapped models' groups at the begin of each backward pass under way."""
         self.large: dict[tuple[str, int, int], int] = {}
-        """How often a call as large as the largest parameter was made, by operation, size and
-        line."""
+        """How often a call as large as the largest parameter, or a load, was made, by operation,
+        size and line."""
         self.handles = [
             register_optimizer_step_pre_hook(self.before_step),
             register_optimizer_step_post_hook(self.after_step),
@@ -398,6 +402,8 @@ class Checker(Observer):
         params = [*module.parameters()]
         names = {name for param in params if (name := self.name_of(param))}
         names |= self.find_tensors(params)[1]
+        if names:
+            self.look_at_next(LOADED, 0)
         self.note(Seen(LOADED, type(module).__name__, parameters=frozenset(names)))
 
     # Backward passes and calls
@@ -470,6 +476,16 @@ class Checker(Observer):
         for call in calls:
             self.in_flight.pop(call.number, None)
 
+    def look_at_next(self, operation: str, size: int) -> None:
+        """This may make models equal: look at the next step, at the first time on a line, the
+        second, the fourth, and so on."""
+        key = operation, size, self.lines.find_cause()
+        self.large[key] = count = self.large.get(key, 0) + 1
+        if count & (count - 1) == 0:
+            for known in self.optimizers.values():
+                known.is_forced = True
+                self.looking.add(known.number)
+
     def tell_misuse(self, kind: str, operation: str, number: int) -> None:
         if (kind, operation, number) in self.misuses or len(self.misuses) >= MOST_MISUSES:
             return
@@ -489,12 +505,7 @@ class Checker(Observer):
             self.tell_misuse(GAPS, call.name, self.lines.find_cause())
         size = max((each.numel() for each in tensors), default=0)
         if self.largest and size >= self.largest and not self.stack:
-            key = call.name, size, self.lines.find_cause()
-            self.large[key] = count = self.large.get(key, 0) + 1
-            if count & (count - 1) == 0:  # it may average models: what comes of it is looked at
-                for known in self.optimizers.values():
-                    known.is_forced = True
-                    self.looking.add(known.number)
+            self.look_at_next(call.name, size)
         seen = Seen(CALLED, call.name, bool(self.clocks), size=size, ranks=len(call.ranks))
         if self.is_looking:
             seen.gradients, seen.parameters = self.find_tensors(tensors)
@@ -569,8 +580,8 @@ class Checker(Observer):
         self.log.add_step(known.number, clock)
         self.stack.append(optimizer)
         known.pending = None
-        if known.is_next_looked_at:
-            params = parameters_of(optimizer)
+        params = parameters_of(optimizer)
+        if known.is_next_looked_at or self.was_written(known, params):
             names = self.names_of(known, params)
             known.pending = Pending(
                 [find_fingerprint(param) for param in params],
@@ -584,6 +595,15 @@ class Checker(Observer):
 
     def count_models(self) -> int:
         return sum(self.made.values())
+
+    def was_written(self, known: Stepping, params: Sequence[Any]) -> bool:
+        """Whether something else than the optimizer has written its first parameter since its last
+        step, for the first time, the second, the fourth, and so on: it may have made models
+        equal."""
+        if not known.values or read_values(params[0]) == known.values:
+            return False
+        known.written += 1
+        return known.written & (known.written - 1) == 0
 
     def add_optimizer(self, optimizer: Any, known: Stepping | None) -> Stepping:
         """Know a new optimizer, or one whose parameters may have been wrapped since."""
@@ -630,6 +650,9 @@ class Checker(Observer):
         if known.pending:
             self.tell_look(optimizer, known, known.pending)
             self.looking &= {each.number for each in self.optimizers.values()}
+        known.values = [
+            value for param in parameters_of(optimizer)[:1] for value in read_values(param)
+        ]
         known.count += 1
         self.places, self.rebuilt = None, 0
         known.since, known.pending, known.raw, known.is_forced = self.count, None, [], False
