@@ -449,7 +449,6 @@ REPLACING = {
     "playground.exercises.hello.judges",  # the surroundings of a solution, in one case
     "playground.exercises.elastic.judges",
     # Not torch.distributed:
-    "playground.exercises.guard",  # how a process starts and leaves
     "playground.trace.record.training",  # calls of modules, and backward
     "playground.trace.record.rank",  # attempts of a lesson's step
 }

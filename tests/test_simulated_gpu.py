@@ -226,7 +226,7 @@ def test_two_ranks_of_one_gpu_need_an_nccl_that_shares_it(start_cli: Callable[..
     forbids = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}
     for environ, code in (({}, 0), (forbids, 1)):
         run = start_cli(
-            "allreduce", "--backend", "nccl", "-n", 2, PLAYGROUND_SIMULATED_GPU="1", **environ
+            "rpc", "--backend", "nccl", "-n", 2, PLAYGROUND_SIMULATED_GPU="1", **environ
         )
         out, err = run.communicate(timeout=ENOUGH)
         assert run.returncode == code, err

@@ -2,7 +2,7 @@
 has.
 
 Importing this does not import torch. A new all-reduce is a function in all_reduce.py, its cost one
-in cost_model.py, and an entry here: choices, help, the lesson, bench and scale derive from this
+in cost_model.py, and an entry here: choices, help, bench and scale derive from this
 table.
 """
 
@@ -22,8 +22,6 @@ class AlgorithmSpec:
     name: str
     short_name: str = ""
     """A name that fits into a cell of a table; the name itself if there is none."""
-    in_story: bool = False
-    """Whether the lesson shows it step by step without being asked to."""
     same_bits: bool = True
     """Whether all ranks add in the same order, so that their sums are equal to the last bit."""
     needs_hosts: bool = False
@@ -52,10 +50,10 @@ class AlgorithmSpec:
 ALGORITHMS = {
     spec.name: spec
     for spec in (
-        AlgorithmSpec("reduce-broadcast", short_name="root", in_story=True),
-        AlgorithmSpec("all-to-all", short_name="all", in_story=True),
-        AlgorithmSpec("tutorial-ring", short_name="tutorial", in_story=True, same_bits=False),
-        AlgorithmSpec("ring", in_story=True),
+        AlgorithmSpec("reduce-broadcast", short_name="root"),
+        AlgorithmSpec("all-to-all", short_name="all"),
+        AlgorithmSpec("tutorial-ring", short_name="tutorial", same_bits=False),
+        AlgorithmSpec("ring"),
         AlgorithmSpec("pipelined-ring", short_name="piped"),
         AlgorithmSpec("recursive-doubling", short_name="doubling"),
         AlgorithmSpec("halving-doubling", short_name="halving"),

@@ -1,6 +1,5 @@
 """Our all-reduces: the ways to leave the same sum on every rank, from the first idea to the fast
-ones. Those up to the ring are functions of the lesson's board,
-playground/lessons/all_reduce/lesson.py.
+ones. The lesson allreduce has those up to the ring, as a program that needs only torch.
 
     ring(tensor)                                              as dist.all_reduce(tensor)
     ring(tensor, dist.ReduceOp.MAX, group, async_op=True)     with any operation, group and tensor
@@ -14,16 +13,13 @@ send it.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
-from functools import partial
 from math import ceil
 from typing import Any
 
 import torch
 
-import playground.lessons.all_reduce.lesson as board
 from playground.algorithms import shared_memory as memory
 from playground.algorithms.background import Work
 from playground.algorithms.collectives import (
@@ -50,27 +46,129 @@ from playground.algorithms.operation import Op, check, kind
 from playground.runtime.shared_memory import Segment
 
 
-def of_board(way: Callable[..., None]) -> Callable[[torch.Tensor, Any, Group], None]:
-    """A way of the board as an algorithm: its messages are those of `group`, and it adds as `op`
-    says."""
+@AllReduce
+def reduce_broadcast(tensor: torch.Tensor, op: Any, group: Group) -> None:
+    """All send to rank 0, which adds up and sends the sum back. The root's link carries everything.
 
-    @functools.wraps(way)
-    def algorithm(tensor: torch.Tensor, op: Any, group: Group) -> None:
-        way(tensor, group.rank(), group.size(), partial(exchange, group), partial(add, op=op))
+    | rank      | messages | bytes       |
+    |-----------|----------|-------------|
+    | rank == 0 | N - 1    | (N - 1) * S |
+    | rank > 0  | 1        | S           |
+    """
+    if group.rank() > 0:
+        exchange(group, send=[(tensor, 0)])
+        exchange(group, receive=[(tensor, 0)])
+        return
+    arrived = torch.empty_like(tensor)
+    for other in range(1, group.size()):
+        exchange(group, receive=[(arrived, other)])
+        add(tensor, arrived, op)
+    exchange(group, send=[(tensor, other) for other in range(1, group.size())])
 
-    return algorithm
+
+@AllReduce
+def all_to_all(tensor: torch.Tensor, op: Any, group: Group) -> None:
+    """Every rank sends everything to every other: one step, no root, but N(N-1) whole tensors on
+    the wire.
+
+    All add in the order of the ranks, so that the same sum, to the last bit, comes out everywhere.
+
+    | rank      | messages | bytes       |
+    |-----------|----------|-------------|
+    | rank >= 0 | N - 1    | (N - 1) * S |
+    """
+    others = [other for other in range(group.size()) if other != group.rank()]
+    tensors = [tensor.clone() for _ in range(group.size())]  # this rank's, memory for the others'
+    exchange(
+        group,
+        send=[(tensor, other) for other in others],
+        receive=[(tensors[other], other) for other in others],
+    )
+    tensor.copy_(tensors[0])
+    for theirs in tensors[1:]:
+        add(tensor, theirs, op)
 
 
-reduce_broadcast = AllReduce(of_board(board.reduce_broadcast))
-all_to_all = AllReduce(of_board(board.all_to_all))
-tutorial_ring = AllReduce(of_board(board.tutorial_ring))
-ring = AllReduce(of_board(board.ring))
-reduce_scatter = of_board(board.reduce_scatter)
+@AllReduce
+def tutorial_ring(tensor: torch.Tensor, op: Any, group: Group) -> None:
+    """Each passes on to the right what came from the left, whole, and adds it: neighbours only, but
+    no fewer bytes.
+
+    Each rank adds in an order of its own, so that sums of floating point numbers may differ between
+    ranks in their last bits. Source:
+    https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html#our-own-ring-allreduce
+
+    | rank      | messages | bytes       |
+    |-----------|----------|-------------|
+    | rank >= 0 | N - 1    | (N - 1) * S |
+    """
+    rank, size = group.rank(), group.size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    outgoing, incoming = tensor.clone(), torch.empty_like(tensor)
+    for _ in range(size - 1):
+        exchange(group, send=[(outgoing, right)], receive=[(incoming, left)])
+        add(tensor, incoming, op)
+        outgoing, incoming = incoming, outgoing
 
 
-@functools.wraps(board.all_gather)
+@AllReduce
+def ring(tensor: torch.Tensor, op: Any, group: Group) -> None:
+    """In N chunks: a reduce-scatter leaves the sum of chunk r on rank r, then an all-gather takes
+    every sum to every rank. A rank sends less than two tensors, however many ranks there are.
+
+    Each rank only ever sends to its right neighbour and receives from its left one, and all links
+    are busy in every step. Source: Patarasuk, Yuan: Bandwidth Optimal All-reduce Algorithms for
+    Clusters of Workstations (2009)
+
+    | rank      | messages    | bytes               |
+    |-----------|-------------|---------------------|
+    | rank >= 0 | 2 * (N - 1) | 2 * (N - 1) / N * S |
+    """
+    reduce_scatter(tensor, op, group)
+    all_gather(tensor, group)
+
+
+def reduce_scatter(tensor: torch.Tensor, op: Any, group: Group) -> None:
+    """The ring's first phase: each chunk goes once round, and every rank adds its own to it. Rank r
+    keeps the sum of chunk r.
+
+    In step s = 1, …, N - 1, rank r sends chunk r - s to the right, receives chunk r - s - 1 and
+    adds it to its own. All numbers are modulo N.
+
+    | rank      | messages | bytes           |
+    |-----------|----------|-----------------|
+    | rank >= 0 | N - 1    | (N - 1) / N * S |
+    """
+    rank, size = group.rank(), group.size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    chunks = tensor.tensor_split(size)
+    arrived = torch.empty_like(chunks[0])  # the first chunk is the largest
+    for step in range(1, size):
+        outgoing = chunks[(rank - step) % size]
+        mine = chunks[(rank - step - 1) % size]
+        theirs = arrived[: len(mine)]
+        exchange(group, send=[(outgoing, right)], receive=[(theirs, left)])
+        add(mine, theirs, op)
+
+
 def all_gather(tensor: torch.Tensor, group: Group) -> None:
-    board.all_gather(tensor, group.rank(), group.size(), partial(exchange, group))
+    """The ring's second phase: rank r starts with chunk r, each chunk goes once round, and every
+    rank keeps it.
+
+    In step s = 0, …, N - 2, rank r sends chunk r - s to the right, and receives and keeps chunk
+    r - s - 1.
+
+    | rank      | messages | bytes           |
+    |-----------|----------|-----------------|
+    | rank >= 0 | N - 1    | (N - 1) / N * S |
+    """
+    rank, size = group.rank(), group.size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    chunks = tensor.tensor_split(size)
+    for step in range(size - 1):
+        outgoing = chunks[(rank - step) % size]
+        incoming = chunks[(rank - step - 1) % size]
+        exchange(group, send=[(outgoing, right)], receive=[(incoming, left)])
 
 
 def ring_reduce_scatter(
@@ -349,7 +447,7 @@ def shared_memory(tensor: torch.Tensor, op: Any, group: Group) -> None:
     auto.algorithm(tensor, op, group)
 
 
-PHASES = {board.reduce_scatter.__code__: "reduce-scatter", board.all_gather.__code__: "all-gather"}
+PHASES = {reduce_scatter.__code__: "reduce-scatter", all_gather.__code__: "all-gather"}
 """The names of phases, by the function that sends their messages."""
 
 

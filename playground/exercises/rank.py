@@ -30,7 +30,6 @@ from torch.distributed import _functional_collectives, distributed_c10d
 
 from playground.exercises.cases import ANYTHING, Actions, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
-from playground.exercises.guard import Guard, hidden
 from playground.exercises.observation import POISON, RESULT, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
 from playground.runtime.errors import LOST_PEER
@@ -49,8 +48,6 @@ LAST_WORDS = 2.0
 """Seconds that threads may go on after the solution has returned."""
 TAKEN = 1.0
 """Seconds that the parent has to end a rank whose report ends the check."""
-exit_at_once = os._exit
-"""The function itself: a guard takes its place in `os`."""
 
 
 def stop(words: str, line: int) -> NoReturn:
@@ -59,11 +56,10 @@ def stop(words: str, line: int) -> NoReturn:
 
 
 def end_check(**event: object) -> NoReturn:
-    """Report what ends the check, and wait for the parent to end this process. One that has
-    received a forged result before takes no report: then this process ends by itself."""
+    """Report what ends the check, and wait for the parent to end this process."""
     report(**event)
     threading.Event().wait(TAKEN)
-    exit_at_once(1)
+    os._exit(1)
 
 
 @dataclass
@@ -506,8 +502,7 @@ def solving(record: Transcript) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
     record.running = True
     try:
-        with hidden():
-            yield
+        yield
     except BaseException as error:
         record.running = False
         if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
@@ -558,10 +553,10 @@ def importing_from(folder: str) -> Iterator[None]:
         sys.path[:], sys.dont_write_bytecode = path, writes_nothing
 
 
-def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, password: str) -> int:
+def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int) -> int:
     """Run the last of `solutions` on the cases of its exercise, for as long as ranks and messages
     come out even. Those before it are what it may import. What comes of it is reported:
-    `Observation`s, one a case, with the password. Returns the number of cases."""
+    `Observation`s, one a case. Returns the number of cases."""
     solution, exercise = solutions[-1], solutions[-1].exercise
     record = Transcript(solution.file, size, exercise.forbidden)
     cases = getattr(importlib.import_module(exercise.module), exercise.function)
@@ -569,7 +564,6 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, pass
         importing_from(os.path.dirname(os.path.abspath(solution.file))),
         record.catching_output(),
         judged(record),
-        Guard(record, stop).watching() as guard,
     ):
         record.group = dist.new_group()
         with solving(record):
@@ -579,9 +573,7 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, pass
         number = 0
         for number, case in enumerate(cases(rank, size, seed), 1):
             observation = run_case(rank, seed, number - 1, case, function, record)
-            if words := guard.find_replaced():
-                stop(words, 0)
-            report(case=number - 1, observed=observation, password=password)
+            report(case=number - 1, observed=observation)
             check_balance(rank, observation, record)
     return number
 

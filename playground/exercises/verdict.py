@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import secrets
 import symtable
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,9 +57,8 @@ HANGS = 30.0
 a deadlock is proved before."""
 ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
 PROBABLY = "probably: "
-PEEKS = "looks into the judge: solve the task instead"
-STARTS = "starts a process: the ranks are all that the task takes"
-REPLACES = "is replaced: leave the functions of others in their places"
+NEVER_WAIT = COMPUTES[0], "isend", "irecv"
+"""Where a rank that has stopped reporting computes: these calls return at once."""
 LEAVES = "has left before its end: return from the function"
 OURS: tuple[list[str], ...] = [], ["runtime"], ["runtime", "launcher"]
 """Packages of the playground that a solution may import: its own program starts ranks with them."""
@@ -132,10 +130,8 @@ class Ended(Exception):
 class Attempt:
     """The reports of the ranks of one world of `size`, and the conclusions."""
 
-    def __init__(self, size: int, password: str = "") -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.password = password
-        """The password comes with what the judge observes, and with nothing else."""
         self.case = -1
         self.about = ""
         """The latest that has begun; in the end, the number of the one that failed."""
@@ -166,8 +162,7 @@ class Attempt:
         if "at" in event:
             self.at[rank] = event["at"]
         elif "observed" in event:
-            if event["password"] == self.password:
-                self.observed.setdefault(event["case"], {})[rank] = event["observed"]
+            self.observed.setdefault(event["case"], {})[rank] = event["observed"]
         elif "number" in event:
             self.at[rank] = COMPUTES
             if event["number"] > self.case:
@@ -184,8 +179,8 @@ class Attempt:
             raise Ended(Failure(status=status, rank=rank, words=words, line=line, printed=printed))
 
     def find_standstill(self) -> Failure:
-        # waits, or computes in C code
-        if endless := [rank for rank, at in self.at.items() if at == COMPUTES]:
+        # computes in C code, or between calls that do not wait
+        if endless := [rank for rank, (name, *_) in self.at.items() if name in NEVER_WAIT]:
             return Failure(status=LOOP, rank=endless[0], words=ENDLESS)
         ranks = [
             f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}"
@@ -243,7 +238,7 @@ def describe_place(name: str, peer: int | None, line: int) -> str:
 
 def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int) -> Attempt:
     """Run a solution in a world of this size, in new processes unless it is a catalogued one."""
-    made = Attempt(size, secrets.token_hex(8))
+    made = Attempt(size)
     solutions = (*before, solution)
     config = LaunchConfig(
         timeout=HANGS,
@@ -251,7 +246,7 @@ def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int
         on_report=made.take,
     )
     try:
-        cases = launch(JUDGE, size, args=(solutions, seed, made.password), config=config)
+        cases = launch(JUDGE, size, args=(solutions, seed), config=config)
         failure = made.find_missing(cases)
     except Ended as end:
         failure = end.failure

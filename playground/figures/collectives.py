@@ -1,9 +1,8 @@
 """Figures of messages and collectives: what every rank holds before and after, and the messages
 between.
 
-Messages of send and receive and of our own algorithms are recorded, and drawn solid. The messages
-inside a backend's collectives cannot be seen: they are drawn dashed, as they are meant. One figure
-moves.
+Messages of programs and of our own algorithms are recorded, and drawn solid. The messages inside a
+backend's collectives cannot be seen: they are drawn dashed, as they are meant. One figure moves.
 """
 
 from __future__ import annotations
@@ -60,6 +59,7 @@ REDUCE_BROADCAST, ALL_TO_ALL, RING = (
     FigureRun(name, remote("playground.figures.ranks:all_reduce"), 4, (name,), recorded=True)
     for name in ("reduce-broadcast", "all-to-all", "ring")
 )
+OUR_RING = FigureRun("our ring", remote("playground.figures.ranks:our_ring"), 4, recorded=True)
 SGD = FigureRun("sgd", remote("playground.figures.ranks:sgd_step"), 4)
 HELLO = FigureRun("hello", remote("playground.figures.ranks:meet"), 3)
 REDUCE_SCATTER = FigureRun("reduce-scatter", remote("playground.figures.ranks:reduce_scatter"), 4)
@@ -201,8 +201,9 @@ RING_BOX = (112.0, 64.0)
 @figure("F9", "all_reduce/ring", RING)
 def ring_chunk(run: Evidence) -> Scene:
     size = len(run.results)
-    first = next(message.send for message in run.messages if message.send.rank == 0)
-    hops = [message for message in run.messages if message.send.offset == first.offset]
+    sent = [[each for each in run.messages if each.send.rank == rank] for rank in range(size)]
+    # what arrives in a step is sent on in the next one
+    hops = [sent[step % size][step] for step in range(len(sent[0]))]
     scene = Scene(f"Ring all-reduce: the way of one chunk, in {len(hops)} hops")
     for number, hop in enumerate(hops, 1):
         add_hop(scene, number, hop, size)
@@ -415,7 +416,7 @@ def cube(run: Evidence) -> Scene:
     )
 
 
-@figure("see", "trace/ring", RING)
+@figure("see", "trace/ring", OUR_RING)
 def ring(run: Evidence) -> Scene:
     recording = to_logical_time(run.last_step)
     title = "A ring all-reduce, as it was recorded, in logical steps"
@@ -428,7 +429,7 @@ CHUNK = (40.0, 32.0)
 """Width and height of the box of one number."""
 
 
-@figure("moving", "trace/moving", RING, is_played=False)
+@figure("moving", "trace/moving", OUR_RING, is_played=False)
 def moving(run: Evidence) -> Scene:
     recording = to_logical_time(run.last_step)  # a step takes a second
     held = [[*holdings_of(rank)] for rank in recording.ranks]

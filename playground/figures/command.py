@@ -72,7 +72,7 @@ def command(
     on this machine.
 
     \b
-        python -m playground allreduce --algorithm ring --see ring.playground
+        python -m playground allreduce --see ring.playground
         python -m playground see ring.playground
         python -m playground see ring.playground -o ring.html
         python -m playground see ring.playground -o ring.svg --steps

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
+from playground.lessons.all_reduce import lesson as allreduce
 from playground.lessons.bert.lesson import CLASSES, BertConfig, Model
 from playground.lessons.collectives import lesson as collectives
 from playground.lessons.data_parallel.experiment import track_step
@@ -110,12 +111,21 @@ def sharded_mlp(rank: int, size: int) -> dict[str, tuple[float, ...]]:
     return {name: tuple(each.detach().flatten().tolist()) for name, each in found.items()}
 
 
-def all_reduce(rank: int, size: int, algorithm: str) -> Held:
-    """An all-reduce of ours; rank r has 2r + 1 in as many elements as there are ranks."""
+def all_reduce(rank: int, size: int, name: str) -> Held:
+    """An all-reduce of the lesson's; rank r has 2r + 1 in as many elements as there are ranks."""
+    return held_around(getattr(allreduce, name.replace("-", "_")), rank, size)
+
+
+def our_ring(rank: int, size: int) -> Held:
+    """The same by the ring of our algorithms, whose phases and additions are recorded, too."""
+    return held_around(load_all_reduce("ring"), rank, size)
+
+
+def held_around(call: Callable[[torch.Tensor], object], rank: int, size: int) -> Held:
     tensor = torch.full((size,), 2.0 * rank + 1, device=device())
     before = tensor.tolist()
     dist.barrier()
-    load_all_reduce(algorithm)(tensor)
+    call(tensor)
     return Held(tuple(before), tuple(tensor.tolist()))
 
 

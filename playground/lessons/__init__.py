@@ -50,10 +50,9 @@ PATH = (
     lesson(
         name="allreduce",
         folder="all_reduce",
-        teaches="our own all-reduce algorithms, message by message",
-        shown="{ranks} end with {sums}; a rank sends at most {least:,} bytes by {cheapest}",
+        teaches="how a sum over ranks is made of messages: a root, all to all, rings",
+        is_program=True,
         default_size=4,
-        min_size=2,
     ),
     lesson(
         name="failures",

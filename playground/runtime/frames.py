@@ -31,7 +31,6 @@ CARRIERS = (
     in_package("algorithms", "link.py"),
     in_package("algorithms", "collectives.py"),
     in_package("algorithms", "messages.py"),
-    in_package("lessons", "all_reduce", "trace.py"),
 )
 """Those that carry out what a program or an algorithm calls, and are neither."""
 BETWEEN = (in_package("runtime", "flight_recorder", ""), in_package("runtime", "tap", ""))

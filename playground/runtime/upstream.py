@@ -26,7 +26,9 @@ from datetime import timedelta
 from multiprocessing import process, reduction, spawn
 from multiprocessing.context import set_spawning_popen
 from types import CodeType, FrameType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+Function = TypeVar("Function", bound=Any)
 
 
 def python_command(code: str) -> list[str]:
@@ -504,6 +506,23 @@ def find_older_torch(first: tuple[int, int]) -> str:
 
     found = version("torch")
     return found if tuple(map(int, found.split(".")[:2])) < first else ""
+
+
+def hide_from_compiler(function: Function, *, with_calls: bool = False) -> Function:
+    """`function`, which `torch.compile` does not trace; with `with_calls`, nor what it calls.
+
+    The compiler traces every function of Python that is called while a compiled model runs, also
+    one that C++ calls back. Source: torch._C._dynamo.eval_frame (torch 2.15)
+    """
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        set_code_exec_strategy,
+    )
+
+    calls = _FrameAction.SKIP if with_calls else _FrameAction.DEFAULT
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, calls))
+    return function
 
 
 def is_below_inplace() -> bool:

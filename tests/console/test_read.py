@@ -52,9 +52,9 @@ def test_outcomes_are_shown_if_they_are_asked_for(run_cli: Run) -> None:
 
 def test_a_link_says_what_to_type(run_cli: Run) -> None:
     shown = " ".join(run_cli("read", "allreduce").out.split())
-    assert "You need p2p and collectives." in shown
+    assert "You need p2p: messages, batches, and the time" in shown
     assert "every rank has a gradient" in shown.split("In data parallelism ")[1][:30]
-    assert "From lesson.py:" in shown
+    assert "first phase is ring_reduce_scatter (playground/lessons/all_reduce/lesson.py):" in shown
     assert "all_reduce.py (playground/algorithms/all_reduce.py)" in shown
     assert "hosts and memory (read hosts_and_memory)" in shown
     every = "".join(chapter_text(name) for name in CHAPTERS)

@@ -19,7 +19,6 @@ from playground.lessons import LESSONS
 DIGITS = ("--dataset", "digits")
 COMMANDS: list[tuple[Any, ...]] = [
     ("rpc", "-n", 8),
-    ("allreduce", "-n", 8, "--algorithm", "ring"),
     ("scale", "--alpha", "2e-5", "--beta", "1e-9"),
 ]
 
@@ -63,7 +62,7 @@ def test_wide_shows_every_column(run_cli: Callable[..., Any], data_dir: Path) ->
 def test_a_narrow_terminal_shows_all_that_a_wide_one_does(
     run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("allreduce", "-n", 2)
+    words = ("scaling", "-n", 2, "--only", "messages")
     wide = run_cli(*words).out
     monkeypatch.setenv("COLUMNS", "40")
     narrow = run_cli(*words).out

@@ -47,6 +47,7 @@ from playground.exercises.observation import explain_digits
 from playground.exercises.scaling import judges as scaling
 from playground.exercises.verdict import (
     NAMED,
+    Attempt,
     Solution,
     Verdict,
     attempt_mistake,
@@ -462,7 +463,7 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
                                                  "65,536 characters"),
         ("while True: dist.isend(tensor, rank ^ 1)", LOOP, "line 7: runs without end: it makes "
                                                            "more than 2,000 calls"),
-        ("os._exit(3)", ERROR, "line 7: has left before its end: return from the function"),
+        ("os._exit(3)", ERROR, "exited with code 3 without a result"),
         pytest.param(
             "threading.Thread(target=time.sleep, args=(99,)).start(); return tensor", FAIL,
             "A thread left running",
@@ -494,6 +495,19 @@ def test_what_happens_is_told(body: str, status: str, words: str) -> None:
     assert verdict.status == status, lines
     assert words in " ".join(lines)
     assert len(lines) <= 12
+
+
+@pytest.mark.parametrize(
+    ("operation", "status"),
+    [("isend", LOOP), ("irecv", LOOP), ("recv", DEADLOCK), ("wait() for isend", DEADLOCK)],
+)
+def test_ranks_in_silence_wait_for_each_other_only_in_calls_that_wait(
+    operation: str, status: str
+) -> None:
+    made = Attempt(2)
+    for rank in range(2):
+        made.take(rank, {"at": (operation, 1 - rank, 7)})
+    assert made.find_standstill().status == status
 
 
 def test_the_call_that_is_the_answer_is_a_short_cut_and_the_task_says_so() -> None:

@@ -4,6 +4,7 @@ they print what they print without."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixtures import Run
@@ -44,3 +45,41 @@ def test_a_program_stays_as_it_is(
         found.append(sorted(outcome.out.splitlines()))
     assert found[0] == found[1] != []
     assert Path("cost.json").stat().st_size > 0
+
+
+COMPILED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+graphs = []
+def keep(graph, inputs):
+    graphs.append([node.name for node in graph.graph.nodes])
+    return graph.forward
+@torch.compile(backend=keep)
+def find_loss(model, inputs):
+    return model(inputs).square().mean()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+for _ in range(2):
+    find_loss(model, torch.ones(2, 4)).backward()
+find_loss(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()), torch.ones(3, 4)).backward()
+from torch._dynamo.utils import counters
+broken = sum(counters["graph_break"].values())
+print(dist.get_rank(), counters["frames"]["ok"], broken, graphs)
+"""
+
+
+OPTIONS: list[tuple[Any, ...]] = [(), ("--profile",), ("--link", 1), ("--see", "run.json")]
+
+
+def test_the_compiler_makes_what_it_makes_without(
+    run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would trace whatever function of Python is called while a compiled one runs, ours too."""
+    server.preload("torch._dynamo")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(COMPILED)
+    found = [run_cli("run", "-n", 2, *options, "train.py") for options in OPTIONS]
+    for each in found:
+        assert each.code == 0, each.err
+    without, *others = (sorted(each.out.splitlines()) for each in found)
+    assert len(without) == 2
+    assert others == [without] * 3

@@ -1,226 +1,210 @@
-"""The lesson `allreduce` and training on our algorithms."""
+"""The lesson `allreduce`: what its functions leave and send is what its tables and formulas say,
+and what our algorithms of the same names send; what the chapter computes is right."""
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Callable
+from math import log2
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from fixtures import Run, Worlds
-from widths import too_wide
+from ranks import needs_shm
+from test_lessons import docstring_table
+from test_readme import fenced_blocks
 
-from playground.algorithms import ALGORITHMS
-from playground.algorithms.cost_model import Machine, Task, recursive_doubling_cost, ring_cost
-from playground.lessons import LESSONS
-from playground.lessons.all_reduce import lesson
-from playground.lessons.all_reduce.page import (
-    STORY,
-    TRACEABLE,
-    Note,
-    load_of,
-    steps_of,
-    summary_of,
+from playground.algorithms import ALGORITHMS, load_all_reduce
+from playground.algorithms.all_reduce import BETWEEN, INSIDE
+from playground.algorithms.cost_model import (
+    Machine,
+    Task,
+    recursive_doubling_cost,
+    ring_cost,
 )
-from playground.runtime import PlaygroundError
-from playground.runtime.remote import ROOT
-from playground.training.results import replicas_verdict
+from playground.algorithms.traffic import sent_by
+from playground.lessons.all_reduce import lesson
+from playground.runtime.tap import MESSAGES, Call, Observer, observing
+from playground.site.chapters import CHAPTERS
+from playground.trace.record import PHASE
+from playground.trace.record.run import read_recording
 
-LESSON = LESSONS["allreduce"]
-TRACE = LESSON.remote("run", "trace")
-
-
-def test_the_lesson_has_every_algorithm() -> None:
-    names = [name for name, spec in ALGORITHMS.items() if spec.has_messages]
-    assert list(TRACEABLE) == names
-    assert all(summary_of(name) for name in TRACEABLE)
+CHAPTER = CHAPTERS["allreduce"]
+ALL_REDUCES = ("reduce_broadcast", "all_to_all", "tutorial_ring", "ring")
+PHASES = ("ring_reduce_scatter", "ring_all_gather")
 
 
-WAYS = (lesson.reduce_broadcast, lesson.all_to_all, lesson.tutorial_ring, lesson.ring)
+def leave_and_send(rank: int, size: int) -> dict[str, dict[str, object]]:
+    """What each function of the lesson leaves in what its table says that the rank has before, and
+    how many bytes the rank sends in it."""
+    found = {}
+    for name in (*ALL_REDUCES, *PHASES):
+        before = docstring_table("allreduce", name)[rank]["before"]
+        tensor = torch.tensor(before, dtype=torch.float64)
+        _, nbytes = lesson.measure(getattr(lesson, name), tensor)
+        found[name] = {"before": before, "after": tensor.tolist(), "sent": nbytes}
+    return found
 
 
-def compare_with_the_backend(rank: int, size: int) -> list[str]:
-    """The ways of the board, and the tutorial's function, that leave something else than
-    `dist.all_reduce` does; with fewer elements than ranks, as many, and a number that is no
-    multiple of theirs."""
+def test_functions_leave_and_send_what_their_tables_say(world: Worlds) -> None:
+    by_rank = world(4).run(leave_and_send)
+    for name in by_rank[0]:
+        assert docstring_table("allreduce", name) == [found[name] for found in by_rank], name
+
+
+def compare_with_the_library(rank: int, size: int) -> list[str]:
+    """The all-reduces that leave something else than `dist.all_reduce` does; with fewer elements
+    than ranks, as many, and a number that is no multiple of theirs."""
     wrong = []
     for numel in (1, 2, size, 3 * size + 2):
-        mine = torch.arange(numel) + 10**rank
-        expected = mine.clone()
+        start = torch.arange(numel) + 10**rank
+        expected = start.clone()
         dist.all_reduce(expected)
-        received = torch.zeros(numel, 2, dtype=torch.int64).t()  # not contiguous
-        lesson.allreduce(mine.repeat(2, 1), received)
-        wrong += ["allreduce"] * (received.tolist() != [expected.tolist()] * 2)
-        for way in WAYS:
-            way(tensor := mine.clone(), rank, size)
-            wrong += [f"{way.__name__}, {numel} elements"] * (not torch.equal(tensor, expected))
+        for name in ALL_REDUCES:
+            getattr(lesson, name)(tensor := start.clone())
+            wrong += [f"{name}, {numel} elements"] * (not torch.equal(tensor, expected))
     return wrong
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_way_of_the_board_leaves_what_the_backend_does(size: int, world: Worlds) -> None:
-    assert world(size).run(compare_with_the_backend) == [[]] * size
-
-
-def run_phases(rank: int, size: int) -> tuple[list[int], list[int]]:
-    """A chunk on each rank after the first phase, and all of them after the second."""
-    tensor = torch.full((2 * size,), 10**rank)
-    lesson.reduce_scatter(tensor, rank, size)
-    mine = tensor.tensor_split(size)[rank].tolist()
-    lesson.all_gather(tensor, rank, size)
-    return mine, tensor.tolist()
-
-
-def test_after_the_first_phase_of_the_ring_each_rank_has_its_chunk(world: Worlds) -> None:
-    assert world(3).run(run_phases) == [([111] * 2, [111] * 6)] * 3
-
-
-def find_largest(rank: int, size: int) -> list[float]:
-    tensor = torch.tensor([rank + 1.0, -rank])
-    lesson.ring(tensor, rank, size, add=lambda mine, theirs: torch.maximum(mine, theirs, out=mine))
-    return list(tensor.tolist())
-
-
-def test_a_way_adds_as_it_is_told(world: Worlds) -> None:
-    assert world(3).run(find_largest) == [[3.0, 0.0]] * 3
-
-
-def tutorials_call(rank: int, size: int) -> list[float]:
-    send, recv = torch.full((2, 3), rank + 1.0), torch.zeros(2, 3)
-    lesson.allreduce(send, recv)
-    assert torch.equal(send, torch.full((2, 3), rank + 1.0))
-    return list(recv.flatten().tolist())
-
-
-def test_the_tutorials_function_by_its_signature(world: Worlds) -> None:
-    assert world(4).run(tutorials_call) == [[10.0] * 6] * 4
-
-
-@pytest.mark.parametrize(("size", "name"), [(5, "ring"), (3, "pipelined-ring")])
-def test_every_message_recorded_is_one_that_made_the_difference(
-    size: int, name: str, world: Worlds
-) -> None:
-    """Replay the notes: what a rank holds after a step comes from what it held and what was sent to
-    it."""
-    by_rank = world(size).run(TRACE, [name], 2 * size)
-    ranks = [traces[0] for traces in by_rank]
-    steps = steps_of(ranks)
-    assert len(steps) == 2 * (size - 1)
-    for number, step in enumerate(steps):
-        for rank in range(size):
-            note: Note = ranks[rank].notes[step[rank]]
-            [sent] = ranks[(rank - 1) % size].notes[step[(rank - 1) % size]].sends
-            first, stop = sent["where"]
-            expected = list(note.holds)
-            held = expected[first:stop] if number < size - 1 else [0] * (stop - first)
-            expected[first:stop] = [
-                mine + theirs for mine, theirs in zip(held, sent["values"], strict=True)
-            ]
-            last = step[rank] + 1 == len(ranks[rank].notes)
-            assert expected == (
-                ranks[rank].after if last else ranks[rank].notes[step[rank] + 1].holds
-            )
-
-
-def test_the_root_of_reduce_broadcast_carries_everything(world: Worlds) -> None:
-    star, ring = map(
-        load_of, zip(*world(5).run(TRACE, ["reduce-broadcast", "ring"], 10), strict=True)
-    )
-    assert star.busiest == 2 * 4 * 80
-    assert ring.busiest == 2 * (2 * 4 * 80 // 5)
-    assert star.in_all == ring.in_all == 2 * 4 * 80
-
-
-def stories(text: str) -> list[str]:
-    headings = [line.split(":")[0] for line in text.splitlines() if re.match(r"[\w-]+: ", line)]
-    return headings[1 : headings.index("cost")]
-
-
-def test_the_story(run_cli: Run) -> None:
-    shown = run_cli("allreduce", "-n", "3")
-    assert shown.code == 0
-    assert stories(shown.out) == ["ring"]
-    assert "  1, reduce-scatter     0  [2:3] = [1] to 1    [1, 101, 1]" in shown.out
-    phases = re.findall(r"^  \d, ([\w-]+)", shown.out, re.MULTILINE)
-    assert phases == ["reduce-scatter"] * 2 + ["all-gather"] * 2
-    table = shown.out.split("\ncost: ")[1]
-    assert all(f"  {name} " in table for name, spec in ALGORITHMS.items() if spec.has_messages)
-    assert too_wide(shown.out) == []
-    assert len(shown.out.splitlines()) < 50
-    ending = (
-        "3 ranks end with 111; a rank sends at most 32 bytes by ring, and 48 by reduce-broadcast"
-    )
-    assert " ".join(table.split()).endswith(f"Shown: {ending}.")
-    whole = run_cli("allreduce", "-n", "3", "--wide").out
-    assert stories(whole) == [*STORY]
-    assert re.search(r"^ +1  all = \[10, 10, 10\] to 0 +\[10, 10, 10\]$", whole, re.MULTILINE)
-
-
-def test_one_algorithm_as_json(run_cli: Run) -> None:
-    shown = run_cli("allreduce", "--algorithm", "binary-tree", "-n", 5, "--elements", 3, "--json")
-    document = json.loads(shown.out)
-    assert [step["name"] for step in document["steps"]] == ["binary-tree"]
-    assert [rank["after"] for rank in document["steps"][0]["ranks"]] == [[11111] * 3] * 5
-    assert document["cost"]["binary-tree"]["in_all"] == 2 * 4 * 24
-    rank = document["steps"][0]["ranks"][1]
-    assert rank["notes"][0] == {
-        "holds": [10] * 3, "sends": [], "receives": [{"from": 3, "where": None}, {"from": 4,
-        "where": None}]
-    }  # fmt: skip
-    assert rank["notes"][1]["sends"] == [{"to": 0, "values": [11010] * 3, "where": [0, 3]}]
-
-
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("size", "backend"),
     [
-        (["--algorithm", "bogus"], "'bogus' is not one of"),
-        (["--elements", "65"], "65 is not in the range"),
-        (["-n", "1"], "at least 2 ranks"),
-        (["-n", "65"], "choose --elements"),
+        *((size, "gloo") for size in (1, 2, 3, 4)),
+        pytest.param(5, "gloo", marks=pytest.mark.stress),
+        pytest.param(3, "shm", marks=needs_shm),
     ],
 )
-def test_bad_input(words: list[str], message: str, run_cli: Run) -> None:
-    shown = run_cli("allreduce", *words)
-    assert (shown.code, shown.out) == (2, "")
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
+def test_every_all_reduce_leaves_what_the_library_s_does(
+    size: int, backend: str, world: Worlds
+) -> None:
+    assert world(size, backend=backend).run(compare_with_the_library) == [[]] * size
 
 
-def test_replicas_that_differ_are_an_error_unless_it_is_rounding() -> None:
-    assert "bit-identical" in replicas_verdict(0.0, "ring")
-    assert "differ by up to 1.0e-08" in replicas_verdict(1e-8, "tutorial-ring")
-    for difference, all_reduce in (
-        (1e-8, "ring"),
-        (1e-8, None),
-        (0.1, "tutorial-ring"),
-        (float("nan"), "backend"),
-    ):
-        with pytest.raises(PlaygroundError, match="must not"):
-            replicas_verdict(difference, all_reduce)
+class Sends(Observer):
+    """Notes the messages that this rank sends: to whom, and how many bytes."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, float]] = []
+
+    def begun(self, call: Call) -> None:
+        if call.method in MESSAGES and call.peer is not None and (nbytes := sent_by(call)):
+            self.found.append((call.peer, nbytes))
+
+
+def run_both(rank: int, size: int) -> list[list[tuple[list[tuple[int, float]], torch.Tensor]]]:
+    """For each all-reduce, the lesson's and our algorithm of this name: what the rank sends, and
+    what it then has."""
+    torch.manual_seed(rank)
+    start, found = torch.rand(3 * size + 2), []
+    for name in ALL_REDUCES:
+        both: list[Callable[..., Any]] = [
+            getattr(lesson, name), load_all_reduce(name.replace("_", "-"))
+        ]  # fmt: skip
+        pair = []
+        for function in both:
+            tensor, sends = start.clone(), Sends()
+            with observing(sends):
+                function(tensor)
+            pair.append((sorted(sends.found), tensor))
+        found.append(pair)
+    return found
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.stress)])
+def test_our_algorithms_of_these_names_send_the_same_and_leave_the_same_bits(
+    size: int, world: Worlds
+) -> None:
+    assert {name.replace("_", "-") for name in ALL_REDUCES} < {*ALGORITHMS}
+    for rank, found in enumerate(world(size).run(run_both)):
+        for name, ((sends, tensor), (ours, other)) in zip(ALL_REDUCES, found, strict=True):
+            assert sends == ours, (name, rank)
+            assert sends, (name, rank)
+            assert torch.equal(tensor, other), (name, rank)
+
+
+def rows_of(printed: str) -> dict[str, list[str]]:
+    """The rows of the table that the program prints, by function."""
+    rows = (line.split() for line in printed.splitlines() if not line.startswith(("Rank", " ")))
+    return {name: cells for name, *cells in rows}
+
+
+@pytest.mark.parametrize("size", [2, 3, pytest.param(8, marks=pytest.mark.stress)])
+def test_steps_and_bytes_are_counted_as_by_the_formulas(size: int, run_cli: Run) -> None:
+    ran = run_cli("allreduce", "-n", size, "--elements", 240)
+    assert (ran.code, ran.err) == (0, "")
+    rows, nbytes = rows_of(ran.out), 240 * 8
+    assert [*rows] == [*ALL_REDUCES, "all_reduce"]
+    assert rows.pop("all_reduce")[:-1] == ["-"] * 6
+    for name, cells in rows.items():
+        assert cells[0:6:2] == cells[1:6:2], name
+        assert float(cells[-1]) < 1e-14, name
+    counted = ([int(cell) for cell in cells[0:6:2]] for cells in rows.values())
+    root, everyone, tutorial, ring = counted
+    whole = (size - 1) * nbytes
+    assert root == [2 * (size - 1), whole, 2 * whole]
+    assert everyone == tutorial == [size - 1, whole, size * whole]
+    assert ring == [2 * (size - 1), 2 * whole // size, 2 * whole]
+
+
+def test_the_page_on_hosts_records_an_all_reduce_in_two_levels(
+    run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (CHAPTER.parent / "hosts_and_memory.md").read_text(encoding="utf-8")
+    program, recording = tmp_path / "levels.py", tmp_path / "levels.playground"
+    [text] = [
+        block for block in fenced_blocks(page, "python") if "dist.init_process_group()" in block
+    ]
+    program.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
+    ran = run_cli("run", "-n", 4, "--see", recording, program)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("[1111.0, 1111.0, 1111.0, 1111.0]") == 4
+    phases = {event.name for event in read_recording(recording).events(PHASE)}
+    assert {name.partition(" ")[2] for name in phases} == {INSIDE, BETWEEN}
+
+
+@pytest.mark.gpu
+def test_it_runs_on_gpus(run_cli: Run, pair: int) -> None:
+    ran = run_cli("allreduce", "--backend", "nccl", "-n", pair)
+    assert ran.code == 0, ran.err
+    for name, cells in rows_of(ran.out).items():
+        assert cells[0:6:2] == cells[1:6:2], name
+        assert float(cells[-1]) < 1e-12, name
+
+
+def test_one_rank_sends_nothing(run_cli: Run) -> None:
+    ran = run_cli("allreduce", "-n", 1)
+    assert (ran.code, ran.err) == (0, "")
+    assert {tuple(cells) for cells in rows_of(ran.out).values()} == {(*"------", "0e+00")}
 
 
 def text_blocks() -> list[str]:
     """The diagrams in text that the chapter shows."""
-    text = (ROOT / LESSON.path / "README.md").read_text(encoding="utf-8")
+    text = CHAPTER.read_text(encoding="utf-8")
     return re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def read_reduce_scatter(rank: int, size: int) -> list[str]:
-    """What this rank sends and adds in each step, chunks of one element, in words."""
-    tensor, steps = torch.full((size,), 10**rank), []
+    """What this rank sends and adds in each step of the first phase, chunks of one element, in
+    words."""
+    tensor, steps = torch.full((size,), 10**rank), list[str]()
+    real = lesson.exchange
 
-    def exchange(send: lesson.Messages, receive: lesson.Messages) -> None:
-        [(chunk, right)] = send
-        sent = f"chunk {chunk.storage_offset()}, {chunk.item()}, to rank {right}"
-        steps.append(f"r={rank}   {sent}".ljust(33))
-        lesson.exchange(send, receive)
+    def exchange(outgoing: torch.Tensor, dst: int, incoming: torch.Tensor, src: int) -> None:
+        sent = f"chunk {outgoing.storage_offset()}, {outgoing.item()}, to rank {dst}"
+        real(outgoing, dst, incoming, src)  # type: ignore[no-untyped-call]
+        number = (rank - len(steps) - 2) % size
+        own, arrived = tensor[number].item(), incoming.item()
+        added = f"chunk {number}: {own} + {arrived} = {own + arrived}"
+        steps.append(f"r={rank}   {sent}".ljust(33) + added)
 
-    def add(mine: torch.Tensor, theirs: torch.Tensor) -> None:
-        terms = f"chunk {mine.storage_offset()}: {mine.item()} + {theirs.item()}"
-        steps[-1] += f"{terms} = {mine.add_(theirs).item()}"
-
-    lesson.reduce_scatter(tensor, rank, size, exchange, add)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lesson, "exchange", exchange)
+        lesson.ring_reduce_scatter(tensor)
+    assert [*map(int, re.findall(r"= (\d+)$", steps[-1]))] == [tensor[rank].item()]
     return steps
 
 
@@ -244,8 +228,34 @@ def test_the_chapter_s_times_are_those_of_the_cost_model() -> None:
             lines.append(f"{label:>8}  {name:8} {us:5.0f} µs  {bar}")
             label = ""
     assert [block.splitlines()[1:] for block in text_blocks() if block[:1] == "8"] == [lines]
-    equal = 8.8 * machine.alpha / machine.beta
-    assert equal == pytest.approx(1.1e6)
-    task = Task(8, round(equal))
-    ring, doubling = (machine.seconds(cost(task)) for cost in (ring_cost, recursive_doubling_cost))
-    assert ring == pytest.approx(doubling)
+
+
+def test_from_the_chapter_s_size_on_the_ring_is_faster_than_doubling() -> None:
+    """The inequality, and its value on the links of p2p."""
+    text = " ".join(CHAPTER.read_text(encoding="utf-8").split())
+    n = 8
+    factor = (2 * (n - 1) - log2(n)) / (log2(n) - 2 * (n - 1) / n)
+    assert f"For {n} ranks, this is {factor:.1f} · \N{GREEK SMALL LETTER ALPHA} · B" in text
+    links = ((1e-5, 450e9), (1e-5, 50e9), (5e-5, 1.25e9), (5e-6, 25e9))
+    sizes = [factor * alpha * bandwidth for alpha, bandwidth in links]
+    assert f"it is {sizes[0] / 1e6:.0f} MB on NVLink, {sizes[1] / 1e6:.1f} MB on InfiniBand" in text
+    assert f"and {sizes[2] / 1e3:.0f} kB on Ethernet" in text
+    assert f"it is {sizes[3] / 1e6:.1f} MB:" in text
+    for (alpha, bandwidth), size in zip(links, sizes, strict=True):
+        machine, task = Machine(alpha=alpha, beta=1 / bandwidth), Task(n, round(size))
+        ring = machine.seconds(ring_cost(task))
+        assert ring == pytest.approx(machine.seconds(recursive_doubling_cost(task)), rel=1e-3)
+
+
+def test_the_answer_to_the_chapter_s_problem() -> None:
+    """124 million parameters on 64 ranks over InfiniBand."""
+    text = " ".join(CHAPTER.read_text(encoding="utf-8").split())
+    alpha, bandwidth, nbytes, n = 1e-5, 50e9, 124e6 * 4, 64
+    step, chunk = alpha + nbytes / bandwidth, alpha + nbytes / n / bandwidth
+    assert f"takes {2 * (n - 1)} steps of {step * 1e3:.2f} ms: {2 * (n - 1) * step:.2f} s" in text
+    assert f"takes {n - 1} of these steps: {(n - 1) * step:.2f} s" in text
+    assert f"10 µs + {(chunk - alpha) * 1e6:.0f} µs: {2 * (n - 1) * chunk * 1e3:.1f} ms" in text
+    half = nbytes / (alpha * bandwidth)
+    steps = 2 * (half - 1)
+    assert f"= {half:.0f} ranks" in text
+    assert f"takes {steps:,.0f} steps of 20 µs: {steps * 2 * alpha * 1e3:.1f} ms" in text

@@ -13,7 +13,7 @@ from processes import ENOUGH
 
 from playground.lessons.hello import lesson
 
-RUN = "def run(rank, size):\n"
+COMPARE = "    difference = "
 
 
 def start_by_hand(file: Path) -> subprocess.CompletedProcess[str]:
@@ -36,8 +36,8 @@ def test_started_by_hand_it_starts_four_ranks_which_meet(tmp_path: Path) -> None
 def test_a_rank_that_fails_is_told_by_the_process_that_started_it(tmp_path: Path) -> None:
     file = tmp_path / "lesson.py"
     text = Path(lesson.__file__).read_text(encoding="utf-8")
-    assert text.count(RUN) == 1
-    file.write_text(text.replace(RUN, f"{RUN}    assert rank != 1, 'no disk'\n"))
+    assert text.count(COMPARE) == 1
+    file.write_text(text.replace(COMPARE, f"    assert rank != 1, 'no disk'\n{COMPARE}"))
     done = start_by_hand(file)
     assert done.returncode == 1
     assert "AssertionError: no disk" in done.stderr

@@ -197,7 +197,7 @@ def ranks_by_step(document: Any) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lesson", ["allreduce", "rpc"])
+@pytest.mark.parametrize("lesson", ["rpc"])
 def test_a_lesson_leaves_what_it_leaves_on_gloo(lesson: str, run_cli: Run, pair: int) -> None:
     here = ranks_by_step(shown(run_cli, lesson, "-n", pair))
     there = ranks_by_step(json.loads(run_cli(lesson, "-n", pair, "--json").out))

@@ -52,6 +52,7 @@ CHECKS = {
     "hello": r"largest difference between the two lists (\S+)$",
     "p2p": r"largest difference from the expected data (\S+)$",
     "collectives": r"largest difference from the expected numbers (\S+)$",
+    "allreduce": r"^\w+(?: +[\d-]+){6} +(\S+)$",
     "zero": r"^\w+(?: +\d+)+ +(\S+)$",
 }
 """By lesson, a regular expression: its groups are the differences that the program prints."""
@@ -87,6 +88,18 @@ KEY_LINES = [
         )
     ),
     *(
+        KeyLine(lesson="allreduce", line=line, size=size)
+        for size in (3, 4)
+        for line in (
+            "tensor += received", "exchange(tensor, right, tensors[left], left)",
+            "tensor.copy_(sum(tensors))", "exchange(outgoing, right, incoming, left)",
+            "tensor += incoming", "outgoing, incoming = incoming, outgoing", "chunk += incoming",
+            "exchange(outgoing, right, chunk, left)", "ring_reduce_scatter(tensor)",
+            "ring_all_gather(tensor)", "dist.all_reduce(expected)",
+            "send(tensor, dst=0)", "send(tensor, dst=other)", "recv(received, src=other)",
+        )
+    ),
+    *(
         KeyLine(lesson="hello", line=line, size=size)
         for size in (2, 4)
         for line in ("dist.all_gather_object(", "store.set(", "dist.init_process_group()")
@@ -97,6 +110,7 @@ QUICK = {
     "p2p": KEY_LINES[0],
     "zero": KEY_LINES[7 + 2],
     "collectives": KeyLine(lesson="collectives", line="dist.reduce_scatter("),
+    "allreduce": KeyLine(lesson="allreduce", line="chunk += incoming", size=3),
 }
 """Of each lesson, the one that the suite tries; the others wait for `make stress`."""
 ROUNDING = 1e-16

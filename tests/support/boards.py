@@ -13,7 +13,6 @@ LESSONS = Path(playground.__file__).parent / "lessons"
 BOARDS = [Path(lesson.path).name for lesson in PATH]
 """Their folders, in the order of the path."""
 LONGEST = {
-    "all_reduce": 200,
     "data_parallel": 170,
     "sgd": 215,
     "ladder": 235,

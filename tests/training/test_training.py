@@ -222,6 +222,19 @@ def test_a_run_whose_replicas_differ_says_where(difference: float, words: str) -
         replicas_verdict(difference, None, "1.bias")
 
 
+def test_replicas_that_differ_are_an_error_unless_it_is_rounding() -> None:
+    assert "bit-identical" in replicas_verdict(0.0, "ring")
+    assert "differ by up to 1.0e-08" in replicas_verdict(1e-8, "tutorial-ring")
+    for difference, all_reduce in (
+        (1e-8, "ring"),
+        (1e-8, None),
+        (0.1, "tutorial-ring"),
+        (float("nan"), "backend"),
+    ):
+        with pytest.raises(PlaygroundError, match="must not"):
+            replicas_verdict(difference, all_reduce)
+
+
 def broadcast_result(rank: int, size: int) -> list[list[float]]:
     """A model in channels_last, with buffers, that each rank has made otherwise."""
     torch.manual_seed(rank)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from playground.algorithms.traffic import sent_by
 from playground.exercises.cases import Case, Cases, digits, inputs, predict
 from playground.exercises.observation import OWN
-from playground.lessons.all_reduce.lesson import reduce_broadcast, ring as ring_by_hand, run_counted
+from playground.lessons.all_reduce.lesson import measure, reduce_broadcast, ring as ring_by_hand
 from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.runtime.tap import MESSAGES, Call, Observer, observing
 
@@ -84,16 +84,17 @@ def doubling(rank: int, size: int, seed: int) -> Cases:
 
 
 def ring_traffic(rank: int, size: int, seed: int) -> Cases:
-    """The messages of the board's ring, and of reduce-broadcast, counted on all ranks."""
+    """The messages of the lesson's ring, of which a rank sends one in each step, and of its
+    reduce_broadcast, counted on all ranks."""
     for elements in (4 * size, 4 * size + 3, 1000):
-        in_ring, with_root = (
-            run_counted(way, digits(rank, elements, torch.float32), rank, size)
+        (steps, in_ring), (_, with_root) = (
+            measure(way, digits(rank, elements, torch.float32))
             for way in (ring_by_hand, reduce_broadcast)
         )
         counted = {
-            "messages": len(in_ring),
-            "all_bytes": 4 * sum(all_gather_object(sum(in_ring))),
-            "root_bytes": 4 * all_gather_object(sum(with_root))[0],
+            "messages": steps,
+            "all_bytes": sum(all_gather_object(in_ring)),
+            "root_bytes": all_gather_object(with_root)[0],
         }
         yield predict(f"{elements} elements", (size, elements), counted)
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from playground.exercises.cases import ENOUGH, Case, Cases, predict
 from playground.exercises.exercise import count
-from playground.lessons.all_reduce.lesson import ring, run_counted
+from playground.lessons.all_reduce.lesson import measure, ring
 from playground.lessons.mesh.costs import Training, cost_of, hosts_of_eight
 
 MICROBATCHES = 4
@@ -34,7 +34,7 @@ def rank_work(rank: int, size: int, seed: int) -> Cases:
             count_flops(model, inputs, *samples)
             for samples in ((batch // size, 0), (batch, 0), (batch // size, batch))
         )
-        sent = [4 * sum(run_counted(ring, gradients, rank, size)) for _ in range(MICROBATCHES)]
+        sent = [measure(ring, gradients)[1] for _ in range(MICROBATCHES)]
         counted = {
             "strong": strong,
             "weak": weak,

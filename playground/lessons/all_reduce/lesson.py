@@ -1,219 +1,234 @@
-"""All-reduce by hand: four ways to leave the same sum on every rank, and what each costs.
+"""All-reduce from messages: every rank ends with the sum of the tensors of all N ranks.
 
-    torchrun --nproc-per-node 4 lesson.py
+The ring cuts a tensor of S bytes into N chunks. A rank sends 2(N - 1) chunks of S/N bytes: this is
+less than two tensors, however many ranks there are.
+
+Each all-reduce below changes its tensor in place. Its table shows four ranks that start with four
+numbers, 32 bytes. The last column is the number of bytes that the rank sends.
+
     python -m playground allreduce
-    python -m playground allreduce --algorithm ring -n 3 --elements 6
+    torchrun --nproc-per-node 4 lesson.py
 
-Each way is a function of a flat tensor, which it replaces by the sum of all ranks' tensors. All
-ranks call it with tensors of the same size. N is the number of ranks, S the size of the tensor in
-bytes. The tables of formulas say what a rank sends; the pictures, which rank sends what to whom on
-four ranks.
+    Rank 0 has [1111.0, 1101.0, 1001.0, 1.0] after ring_reduce_scatter
+    Rank 1 has [10.0, 1111.0, 1011.0, 11.0] after ring_reduce_scatter
+    Rank 2 has [110.0, 100.0, 1111.0, 111.0] after ring_reduce_scatter
+    Rank 3 has [1110.0, 1100.0, 1000.0, 1111.0] after ring_reduce_scatter
+    …
+                     steps formula a rank sends formula all send formula error
+    reduce_broadcast     6       6        24000   24000    48000   48000 9e-16
+    all_to_all           3       3        24000   24000    96000   96000 9e-16
+    tutorial_ring        3       3        24000   24000    96000   96000 9e-16
+    ring                 6       6        12000   12000    48000   48000 9e-16
+    all_reduce           -       -            -       -        -       - 0e+00
 
-`allreduce` is the tutorial's function, with its arguments. Source:
-https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html#our-own-ring-allreduce
+Steps and bytes are counted, and computed by a formula. For all_reduce, the library's call, they
+cannot be counted here. The error is the largest difference from its result: rounding, because sums
+are added in another order. Sources: Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for
+Clusters of Workstations, 2009; Gibiansky, Bringing HPC Techniques to Deep Learning, Baidu, 2017.
 """
-
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-Messages = Sequence[tuple[Tensor, int]]
-"""Tensors, each with the rank that it goes to or comes from."""
+ELEMENTS = 1000  # of the tensor that is summed, 8 bytes each
+
+sent: list[int] = []  # bytes that this rank sends: a number for each step
 
 
-def exchange(send: Messages = (), receive: Messages = ()) -> None:
-    """Start all of these messages together, then wait until all are done.
+def send(tensor, dst):
+    """One step: a message goes out."""
+    dist.send(tensor, dst)
+    sent.append(tensor.nbytes)
 
-    Were each rank to wait for its send before it receives, all could wait for each other. A message
-    without elements is left out: both ends know that it is empty.
+
+def recv(tensor, src):
+    """One step: a message comes in."""
+    dist.recv(tensor, src)
+    sent.append(0)
+
+
+def exchange(outgoing, dst, incoming, src):
+    """One step: a message goes out while another one comes in."""
+    operations = [dist.P2POp(dist.isend, outgoing, dst), dist.P2POp(dist.irecv, incoming, src)]
+    for request in dist.batch_isend_irecv(operations):
+        request.wait()
+    sent.append(outgoing.nbytes)
+
+
+def reduce_broadcast(tensor):
+    """Rank 0 receives all tensors, one after the other, adds them, and sends the sum to each rank.
+
+    | rank | before                           | after                            | sent |
+    |------|----------------------------------|----------------------------------|------|
+    | 0    | [1.0, 1.0, 1.0, 1.0]             | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
+    | 1    | [10.0, 10.0, 10.0, 10.0]         | [1111.0, 1111.0, 1111.0, 1111.0] | 32   |
+    | 2    | [100.0, 100.0, 100.0, 100.0]     | [1111.0, 1111.0, 1111.0, 1111.0] | 32   |
+    | 3    | [1000.0, 1000.0, 1000.0, 1000.0] | [1111.0, 1111.0, 1111.0, 1111.0] | 32   |
     """
-    batch = [dist.P2POp(dist.isend, tensor, rank) for tensor, rank in send if len(tensor)]
-    batch += [dist.P2POp(dist.irecv, tensor, rank) for tensor, rank in receive if len(tensor)]
-    if batch:
-        for request in dist.batch_isend_irecv(batch):
-            request.wait()
-
-
-def reduce_broadcast(
-    tensor: Tensor, rank: int, size: int, exchange: Any = exchange, add: Any = Tensor.add_
-) -> None:
-    """All send to rank 0, which adds up and sends the sum back. The root's link carries everything.
-
-        step    1       2       3       4
-                1 → 0   2 → 0   3 → 0   0 → 1, 2, 3
-
-    | rank      | messages | bytes       |
-    |-----------|----------|-------------|
-    | rank == 0 | N - 1    | (N - 1) * S |
-    | rank > 0  | 1        | S           |
-    """
+    rank, size = dist.get_rank(), dist.get_world_size()
     if rank > 0:
-        exchange(send=[(tensor, 0)])
-        exchange(receive=[(tensor, 0)])
+        send(tensor, dst=0)
+        recv(tensor, src=0)
         return
-    arrived = torch.empty_like(tensor)
+    received = torch.zeros_like(tensor)
     for other in range(1, size):
-        exchange(receive=[(arrived, other)])
-        add(tensor, arrived)
-    exchange(send=[(tensor, other) for other in range(1, size)])
+        recv(received, src=other)
+        tensor += received
+    for other in range(1, size):
+        send(tensor, dst=other)
 
 
-def all_to_all(
-    tensor: Tensor, rank: int, size: int, exchange: Any = exchange, add: Any = Tensor.add_
-) -> None:
-    """Every rank sends everything to every other: one step, no root, but N(N-1) whole tensors on
-    the wire.
+def all_to_all(tensor):
+    """No root: every rank sends its tensor to every other rank, and adds all tensors itself.
 
-        step    1
-                0 → 1, 2, 3   1 → 0, 2, 3   2 → 0, 1, 3   3 → 0, 1, 2
+    All ranks add in the order of the ranks, so that they round alike.
 
-    All add in the order of the ranks, so that the same sum, to the last bit, comes out everywhere.
-
-    | rank      | messages | bytes       |
-    |-----------|----------|-------------|
-    | rank >= 0 | N - 1    | (N - 1) * S |
+    | rank | before                           | after                            | sent |
+    |------|----------------------------------|----------------------------------|------|
+    | 0    | [1.0, 1.0, 1.0, 1.0]             | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
+    | 1    | [10.0, 10.0, 10.0, 10.0]         | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
+    | 2    | [100.0, 100.0, 100.0, 100.0]     | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
+    | 3    | [1000.0, 1000.0, 1000.0, 1000.0] | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
     """
-    others = [other for other in range(size) if other != rank]
-    tensors = [tensor.clone() for _ in range(size)]  # this rank's, and memory for the others'
-    exchange(
-        send=[(tensor, other) for other in others],
-        receive=[(tensors[other], other) for other in others],
-    )
-    tensor.copy_(tensors[0])
-    for theirs in tensors[1:]:
-        add(tensor, theirs)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensors = [tensor.clone() for _ in range(size)]  # this rank's, and memory for the others
+    for distance in range(1, size):
+        left, right = (rank - distance) % size, (rank + distance) % size
+        exchange(tensor, right, tensors[left], left)
+    tensor.copy_(sum(tensors))
 
 
-def tutorial_ring(
-    tensor: Tensor, rank: int, size: int, exchange: Any = exchange, add: Any = Tensor.add_
-) -> None:
-    """Each passes on to the right what came from the left, whole, and adds it: neighbours only, but
-    no fewer bytes.
+def tutorial_ring(tensor):
+    """Only neighbours talk: each step passes on the tensor that arrived in the step before.
 
-        step    1, 2, 3
-                0 → 1   1 → 2   2 → 3   3 → 0
-
-    Each rank adds in an order of its own, so that sums of floating point numbers may differ between
-    ranks in their last bits.
-
-    | rank      | messages | bytes       |
-    |-----------|----------|-------------|
-    | rank >= 0 | N - 1    | (N - 1) * S |
+    | rank | before                           | after                            | sent |
+    |------|----------------------------------|----------------------------------|------|
+    | 0    | [1.0, 1.0, 1.0, 1.0]             | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
+    | 1    | [10.0, 10.0, 10.0, 10.0]         | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
+    | 2    | [100.0, 100.0, 100.0, 100.0]     | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
+    | 3    | [1000.0, 1000.0, 1000.0, 1000.0] | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
     """
+    rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
-    outgoing, incoming = tensor.clone(), torch.empty_like(tensor)
+    outgoing, incoming = tensor.clone(), torch.zeros_like(tensor)
     for _ in range(size - 1):
-        exchange(send=[(outgoing, right)], receive=[(incoming, left)])
-        add(tensor, incoming)
+        exchange(outgoing, right, incoming, left)
+        tensor += incoming
         outgoing, incoming = incoming, outgoing
 
 
-def ring(
-    tensor: Tensor, rank: int, size: int, exchange: Any = exchange, add: Any = Tensor.add_
-) -> None:
-    """In N chunks: a reduce-scatter leaves the sum of chunk r on rank r, then an all-gather takes
-    every sum to every rank. A rank sends less than two tensors, however many ranks there are.
+def ring_reduce_scatter(tensor):
+    """The ring's first phase: every chunk travels round once, and each rank adds its own to it.
 
-    Each rank only ever sends to its right neighbour and receives from its left one, and all links
-    are busy in every step. With four ranks, these are the chunks that they send:
+    Rank r ends with the sum of chunk r. In its other chunks are sums of some of the ranks.
 
-                  reduce-scatter       all-gather
-        step      1  2  3              0  1  2
-        rank 0    3  2  1              0  3  2
-        rank 1    0  3  2              1  0  3
-        rank 2    1  0  3              2  1  0
-        rank 3    2  1  0              3  2  1
-
-    Source: Patarasuk, Yuan: Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations
-    (2009)
-
-    | rank      | messages    | bytes               |
-    |-----------|-------------|---------------------|
-    | rank >= 0 | 2 * (N - 1) | 2 * (N - 1) / N * S |
+    | rank | before                           | after                            | sent |
+    |------|----------------------------------|----------------------------------|------|
+    | 0    | [1.0, 1.0, 1.0, 1.0]             | [1111.0, 1101.0, 1001.0, 1.0]    | 24   |
+    | 1    | [10.0, 10.0, 10.0, 10.0]         | [10.0, 1111.0, 1011.0, 11.0]     | 24   |
+    | 2    | [100.0, 100.0, 100.0, 100.0]     | [110.0, 100.0, 1111.0, 111.0]    | 24   |
+    | 3    | [1000.0, 1000.0, 1000.0, 1000.0] | [1110.0, 1100.0, 1000.0, 1111.0] | 24   |
     """
-    reduce_scatter(tensor, rank, size, exchange, add)
-    all_gather(tensor, rank, size, exchange)
-
-
-def reduce_scatter(
-    tensor: Tensor, rank: int, size: int, exchange: Any = exchange, add: Any = Tensor.add_
-) -> None:
-    """The ring's first phase: each chunk goes once round, and every rank adds its own to it. Rank r
-    keeps the sum of chunk r.
-
-    In step s = 1, …, N - 1, rank r sends chunk r - s to the right, receives chunk r - s - 1 and
-    adds it to its own. All numbers are modulo N. From the second step on, it sends the chunk it has
-    just added to. The last chunk to arrive is chunk r - N, which is chunk r.
-
-    | rank      | messages | bytes           |
-    |-----------|----------|-----------------|
-    | rank >= 0 | N - 1    | (N - 1) / N * S |
-    """
+    rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
-    chunks = tensor.tensor_split(size)
-    arrived = torch.empty_like(chunks[0])  # the first chunk is the largest
+    chunks = tensor.tensor_split(size)  # views: whoever changes a chunk changes the tensor
     for step in range(1, size):
         outgoing = chunks[(rank - step) % size]
-        mine = chunks[(rank - step - 1) % size]
-        theirs = arrived[: len(mine)]
-        exchange(send=[(outgoing, right)], receive=[(theirs, left)])
-        add(mine, theirs)
+        chunk = chunks[(rank - step - 1) % size]
+        incoming = torch.zeros_like(chunk)
+        exchange(outgoing, right, incoming, left)
+        chunk += incoming
 
 
-def all_gather(tensor: Tensor, rank: int, size: int, exchange: Any = exchange) -> None:
-    """The ring's second phase: rank r starts with chunk r, each chunk goes once round, and every
-    rank keeps it.
+def ring_all_gather(tensor):
+    """The ring's second phase: every sum travels round once, and each rank keeps a copy.
 
-    In step s = 0, …, N - 2, rank r sends chunk r - s to the right, and receives and keeps chunk
-    r - s - 1. It sends its own chunk first, then always the one that has just arrived.
-
-    | rank      | messages | bytes           |
-    |-----------|----------|-----------------|
-    | rank >= 0 | N - 1    | (N - 1) / N * S |
+    | rank | before                           | after                            | sent |
+    |------|----------------------------------|----------------------------------|------|
+    | 0    | [1111.0, 1101.0, 1001.0, 1.0]    | [1111.0, 1111.0, 1111.0, 1111.0] | 24   |
+    | 1    | [10.0, 1111.0, 1011.0, 11.0]     | [1111.0, 1111.0, 1111.0, 1111.0] | 24   |
+    | 2    | [110.0, 100.0, 1111.0, 111.0]    | [1111.0, 1111.0, 1111.0, 1111.0] | 24   |
+    | 3    | [1110.0, 1100.0, 1000.0, 1111.0] | [1111.0, 1111.0, 1111.0, 1111.0] | 24   |
     """
+    rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
     chunks = tensor.tensor_split(size)
     for step in range(size - 1):
         outgoing = chunks[(rank - step) % size]
-        incoming = chunks[(rank - step - 1) % size]
-        exchange(send=[(outgoing, right)], receive=[(incoming, left)])
+        chunk = chunks[(rank - step - 1) % size]
+        exchange(outgoing, right, chunk, left)
 
 
-def allreduce(send: Tensor, recv: Tensor) -> None:
-    """The tutorial's function, but right, and in chunks: leave in `recv`, on every rank, the sum of
-    all `send`s. Any shape, the same on all ranks."""
-    total = send.clone().flatten()
-    ring(total, dist.get_rank(), dist.get_world_size())
-    recv.copy_(total.view_as(recv))
+def ring(tensor):
+    """Neighbours, and chunks: all links are busy in all steps, with 1/N of the tensor.
+
+    | rank | before                           | after                            | sent |
+    |------|----------------------------------|----------------------------------|------|
+    | 0    | [1.0, 1.0, 1.0, 1.0]             | [1111.0, 1111.0, 1111.0, 1111.0] | 48   |
+    | 1    | [10.0, 10.0, 10.0, 10.0]         | [1111.0, 1111.0, 1111.0, 1111.0] | 48   |
+    | 2    | [100.0, 100.0, 100.0, 100.0]     | [1111.0, 1111.0, 1111.0, 1111.0] | 48   |
+    | 3    | [1000.0, 1000.0, 1000.0, 1000.0] | [1111.0, 1111.0, 1111.0, 1111.0] | 48   |
+    """
+    ring_reduce_scatter(tensor)
+    ring_all_gather(tensor)
 
 
-def run_counted(way: Callable[..., None], tensor: Tensor, rank: int, size: int) -> list[int]:
-    """Run a way. Returns the number of elements of each message that this rank sends."""
-    sent: list[int] = []
-
-    def counting(send: Messages = (), receive: Messages = ()) -> None:
-        sent.extend(len(tensor) for tensor, _ in send)
-        exchange(send, receive)
-
-    way(tensor, rank, size, counting)
-    return sent
+def measure(all_reduce, tensor):
+    """Sum the tensor in place. Returns this rank's number of steps, and the bytes that it sends."""
+    sent.clear()
+    all_reduce(tensor)
+    return len(sent), sum(sent)
 
 
-def print_ways(rank: int, world_size: int) -> None:
-    """Run every way on a tensor of N elements; print what it leaves on this rank, and what the rank
-    sends. Rank r starts with 10 to the power r: each digit of a sum says whose tensor is in it."""
-    for way in (reduce_broadcast, all_to_all, tutorial_ring, ring):
-        tensor = torch.full((world_size,), 10 ** (rank % 16))  # which begins again after 16 ranks
-        sent = run_counted(way, tensor, rank, world_size)
-        print(f"Rank {rank}, {way.__name__}: {tensor.tolist()}, sends {sent} elements")
+def over_ranks(number, op):
+    """The largest of all ranks' numbers, or their sum."""
+    tensor = torch.tensor(float(number))
+    dist.all_reduce(tensor, op=op)
+    return tensor.item()
+
+
+def compare(all_reduce, start, expected, formulas):
+    """A row of the table: what is counted, beside the formulas, and the error."""
+    tensor = start.clone()
+    steps, nbytes = measure(all_reduce, tensor)
+    counted = (
+        over_ranks(steps, dist.ReduceOp.MAX),
+        over_ranks(nbytes, dist.ReduceOp.MAX),
+        over_ranks(nbytes, dist.ReduceOp.SUM),
+    )
+    error = over_ranks((tensor - expected).abs().max(), dist.ReduceOp.MAX)
+    if dist.get_rank() == 0:
+        pairs = zip(counted, formulas, strict=True)
+        cells = [round(number) or "-" for pair in pairs for number in pair]
+        row = "{:>5} {:>7} {:>12} {:>7} {:>8} {:>7}".format(*cells)
+        print(f"{all_reduce.__name__:16} {row} {error:.0e}")
+
+
+def run(rank, size):
+    tensor = torch.full((size,), 10.0**rank)  # each digit of a sum tells whose number is in it
+    for phase in (ring_reduce_scatter, ring_all_gather):
+        phase(tensor)
+        print(f"Rank {rank} has {tensor.tolist()} after {phase.__name__}")
+
+    torch.manual_seed(rank)
+    start = torch.rand(ELEMENTS)
+    expected = start.clone()
+    dist.all_reduce(expected)
+    n, s = size, start.nbytes  # N and S of the formulas
+    if rank == 0:
+        print("                 steps formula a rank sends formula all send formula error")
+    for all_reduce, *formulas in (
+        (reduce_broadcast, 2 * (n - 1), (n - 1) * s, 2 * (n - 1) * s),
+        (all_to_all, n - 1, (n - 1) * s, n * (n - 1) * s),
+        (tutorial_ring, n - 1, (n - 1) * s, n * (n - 1) * s),
+        (ring, 2 * (n - 1), 2 * (n - 1) / n * s, 2 * (n - 1) * s),
+        (dist.all_reduce, 0, 0, 0),  # the backend sends the messages: there are none to count
+    ):
+        compare(all_reduce, start, expected, formulas)
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    print_ways(dist.get_rank(), dist.get_world_size())
+    torch.set_default_dtype(torch.float64)  # so that rounding cannot hide an error
+    dist.init_process_group()
+    run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

@@ -1,10 +1,11 @@
-"""Hello: N processes become one world, and each learns who it is.
+"""Hello: N processes become one world, and each learns its rank, a number from 0 to N - 1.
 
-rank = node rank x ranks per node + local rank: the number of a process, 0, 1, …, N - 1.
+world size = N, ranks = 0, 1, …, N - 1
 
-The *world size* is N, the number of processes. A *process group* is a set of ranks that talk to
-each other. The first one is the world: all ranks. The *master* is the address where they meet.
-`python lesson.py` starts four ranks, as torchrun does.
+A *process group* is a set of ranks that talk to each other. The first one is the world: all ranks.
+The *master* is the address where they meet. A *store* listens there, a table of keys and values:
+torchrun serves it, or rank 0 if torchrun has not started the ranks. `python lesson.py` starts four
+ranks itself.
 
     python -m playground hello
     torchrun --nproc-per-node 4 lesson.py
@@ -32,9 +33,9 @@ import torch.distributed as dist
 
 
 def start_processes(size):
-    """Start this file once for each rank, and wait for all, as torchrun does on one machine."""
+    """Start this file once for each rank, and wait for all of them."""
     with socket.create_server(("127.0.0.1", 0)) as server:  # 0: the system chooses a free port
-        port = server.getsockname()[1]
+        port = server.getsockname()[1]  # init_process_group opens it again in rank 0
     processes = []
     for rank in range(size):
         variables = {
@@ -58,22 +59,22 @@ def print_environment():
     print(f"Process {os.getpid()} meets the others at", *master)
 
 
-def gather_by_hand(rank, size, number):
-    """Write this rank's number to the store, and read the numbers of all ranks.
+def gather_by_hand(rank, size, pid):
+    """Write this rank's process id to the store, and read the process ids of all ranks.
 
-    The store is at the master. get waits for a key until it is there, for at most 30 seconds.
+    get waits for a key until it is there, for at most 30 seconds, and returns bytes.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, timeout=timedelta(seconds=30))
-    store.set(f"number of rank {rank}", str(number))
-    return [int(store.get(f"number of rank {other}")) for other in range(size)]
+    store = dist.TCPStore(address, port, timeout=timedelta(seconds=30))  # a client of that store
+    store.set(f"pid of rank {rank}", str(pid))
+    return [int(store.get(f"pid of rank {other}")) for other in range(size)]
 
 
-def gather(size, number):
-    """Get the numbers of all ranks by torch's own call, which all ranks make."""
-    numbers = [0] * size
-    dist.all_gather_object(numbers, number)
-    return numbers
+def gather(size, pid):
+    """Get the process ids of all ranks by torch's own call. Every rank must make it."""
+    pids = [0] * size
+    dist.all_gather_object(pids, pid)
+    return pids
 
 
 def run(rank, size):
@@ -86,7 +87,7 @@ def run(rank, size):
 
 
 if __name__ == "__main__":
-    if "RANK" not in os.environ:  # started by hand, and not as a rank
+    if "RANK" not in os.environ:  # no other program has started the ranks
         start_processes(4)
     else:
         print_environment()

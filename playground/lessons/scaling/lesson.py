@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from playground.lessons.all_reduce.lesson import ring, run_counted
+from playground.lessons.all_reduce.lesson import measure, ring
 
 WORLDS = (1, 2, 4, 16, 64)
 BATCHES = (64, 128, 256, 512, 1024, 2048)
@@ -85,7 +85,7 @@ def messages(rank: int, size: int, batch: int = 1024) -> dict[str, object]:
     """
     model = network(FEATURES, HIDDEN, CLASSES)
     gradients = torch.zeros(sum(param.numel() for param in model.parameters()))
-    sent = 4 * sum(run_counted(ring, gradients, rank, size))
+    _, sent = measure(ring, gradients)
     work = {"strong": count_flops(batch // size), "weak": count_flops(batch)}
     per_byte = {scaling: round(flops / sent, 1) for scaling, flops in work.items()}
     by_formula = 2 * (size - 1) * gradients.nbytes // size

@@ -46,7 +46,12 @@ from torch.utils.data import DistributedSampler
 
 from playground.runtime.tap import native
 from playground.runtime.tap.replacement import Replacement, Wrap, calling
-from playground.runtime.upstream import batch_iterator, find_caller, list_groups
+from playground.runtime.upstream import (
+    batch_iterator,
+    find_caller,
+    hide_from_compiler,
+    list_groups,
+)
 
 
 class Method(NamedTuple):
@@ -645,6 +650,7 @@ class Tap:
             self.listen(group)
         return group
 
+    @partial(hide_from_compiler, with_calls=True)
     def before_native(self, known: Callable[[], Any], hook: Any) -> None:
         """An operation is about to be called. Of those that Python calls, all is told already."""
         method, group = native.METHODS.get(hook.name.name), known()
@@ -657,6 +663,7 @@ class Tap:
         for each in self.inside:
             each.begun(call)
 
+    @partial(hide_from_compiler, with_calls=True)
     def after_native(self, known: Callable[[], Any], hook: Any) -> None:
         """It has been called."""
         call = self.in_cpp.pop((id(known), hook.op_id), None)

@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 from playground.algorithms.traffic import bytes_of
 from playground.runtime.tap import ranks_of
 from playground.runtime.tap.replacement import replaced
+from playground.runtime.upstream import hide_from_compiler
 from playground.trace.record import BUCKET, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
 from playground.trace.record.layout import LANE_CODES
 from playground.trace.record.recorder import Recorder
@@ -75,6 +76,7 @@ class BucketHooks:
                 group.unregister_post_hook(HOOK_ID)
         self.listened_to.clear()
 
+    @functools.partial(hide_from_compiler, with_calls=True)
     def before_call(self, group: Any, call: Any) -> None:
         recorder, around = self.recorder, self.recorder.around()
         is_bucket = call.name.name == "ALLREDUCE" and around in recorder.backwards
@@ -90,6 +92,7 @@ class BucketHooks:
             )
             self.left += 1
 
+    @functools.partial(hide_from_compiler, with_calls=True)
     def after_call(self, group: Any, call: Any) -> None:
         """The call has been issued; its event ends with its future."""
         number = self.under_way.pop((id(group), call.op_id), None)
@@ -180,26 +183,37 @@ class TrainingHooks:
 
     def wrap_forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Record calls of modules, but not those inside of another module's."""
-        recorder, here = self.recorder, self.here
+        here = self.here
 
         @functools.wraps(real)
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if getattr(here, "forward", False):
+            if torch.compiler.is_compiling() or getattr(here, "forward", False):
                 return real(module, *args, **kwargs)
-            learns = module.training and torch.is_grad_enabled()
-            if learns:
-                self.begin_step(module)
-                self.watch_gradients(module)
-                if isinstance(module, DistributedDataParallel):
-                    self.buckets.listen(module.process_group)
-            here.forward = True
+            number = self.begin_forward(module)
             try:
-                with recorder.span(COMPUTE, "forward" if learns else "inference"):
-                    return real(module, *args, **kwargs)
+                return real(module, *args, **kwargs)
             finally:
-                here.forward = False
+                self.end_forward(number)
 
-        return forward
+        return hide_from_compiler(forward)
+
+    @functools.partial(hide_from_compiler, with_calls=True)
+    def begin_forward(self, module: nn.Module) -> int:
+        """A module is called, and not inside of another. Returns the number of the event."""
+        learns = module.training and torch.is_grad_enabled()
+        if learns:
+            self.begin_step(module)
+            self.watch_gradients(module)
+            if isinstance(module, DistributedDataParallel):
+                self.buckets.listen(module.process_group)
+        self.here.forward, recorder = True, self.recorder
+        name = "forward" if learns else "inference"
+        return recorder.open(recorder.begin(COMPUTE, name, source=recorder.sources.find()))
+
+    @functools.partial(hide_from_compiler, with_calls=True)
+    def end_forward(self, number: int) -> None:
+        self.recorder.close(number)
+        self.here.forward = False
 
     def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fixtures import Run, Start, Worlds
-from gpus import COLD, shown
+from gpus import COLD
 
 from playground import Deadlock
 from playground.algorithms import ALGORITHMS, load_all_reduce, messages
@@ -132,7 +132,7 @@ def test_values_are_those_that_travelled(world: Worlds, tmp_path: Path) -> None:
     first = recording.ranks[0].events
     assert [event.offset for event in first if event.kind == SEND] == [2, 1, 0, 2]
     assert {recording.sources[event.source or 0].file for event in first if event.kind == SEND} == {
-        "playground/lessons/all_reduce/lesson.py"
+        "playground/algorithms/all_reduce.py"
     }
 
 
@@ -291,7 +291,8 @@ def test_a_recording_counts_each_message_once(
     """Each send with its receive."""
     file = tmp_path / "run.playground"
     data = ("--data-dir", data_dir) if "sgd" in words else ()
-    shown(run_cli, *words, *data, "-n", pair, "--see", file)
+    ran = run_cli(*words, *data, "-n", pair, "--backend", "nccl", "--see", file)
+    assert ran.code == 0, ran.err
     matched, unmatched = match_messages(read_recording(file))
     assert matched
     assert unmatched == []

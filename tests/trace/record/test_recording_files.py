@@ -71,7 +71,7 @@ def test_a_file_holds_what_the_folder_held(packed: Path) -> None:
     assert read_recording(packed.parent).ranks == from_folder.ranks
     assert from_file.ranks == from_folder.ranks
     assert from_file.sources == from_folder.sources
-    assert "playground/lessons/all_reduce/lesson.py" in from_file.texts
+    assert "playground/algorithms/all_reduce.py" in from_file.texts
 
 
 @pytest.mark.parametrize("kept", [0, 40, -1])
@@ -242,7 +242,7 @@ def test_nothing_but_text_reaches_terminals_and_pictures(
 def test_see_keeps_the_recording(name: str, run_cli: Run, tmp_path: Path) -> None:
     """Also in a file whose name is no UTF-8."""
     file = tmp_path / name
-    outcome = run_cli("allreduce", "--algorithm", "ring", "-n", "2", "--see", file)
+    outcome = run_cli("allreduce", "-n", "2", "--elements", "2", "--see", file)
     assert outcome.code == 0, outcome.err
     assert [each.name for each in tmp_path.iterdir()] == [name]
     if file.suffix == ".playground":
@@ -250,7 +250,7 @@ def test_see_keeps_the_recording(name: str, run_cli: Run, tmp_path: Path) -> Non
             f"--see: {name} shows {sum(1 for _ in read_recording(file).events())} events"
             in outcome.err
         )
-        assert read_recording(file).command == ("allreduce", "--algorithm", "ring", "-n", "2")
+        assert read_recording(file).command == ("allreduce", "-n", "2", "--elements", "2")
 
 
 def test_files_that_a_folder_of_anybody_names_are_not_read(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_recording_that_cannot_be_written_is_no_failure_of_the_run(
     (tmp_path / f".{file.name}.unfinished").mkdir()
     outcome = run_cli("allreduce", "-n", "2", "--see", file)
     assert outcome.code == 0
-    assert "Shown:" in outcome.out
+    assert "ring_reduce_scatter" in outcome.out
     assert "--see ring.playground: no recording could be written (" in outcome.err
     folder = tmp_path / "ring.playground.ranks" / "0"
     assert f"`playground see {folder}` shows what the ranks have written" in outcome.err

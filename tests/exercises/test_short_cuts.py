@@ -1,5 +1,5 @@
-"""No verdict can be had without solving the task: by forging it, by looking it up, by leaving, or
-by sending all there is where that is not the task."""
+"""What a verdict is not had by: leaving, printing, a value of another type, or sending all there is
+where that is not the task."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ import pytest
 from playground.exercises.exercise import BLOCKED, CATALOGUE, PASS
 from playground.exercises.verdict import (
     LEAVES,
-    PEEKS,
-    REPLACES,
-    STARTS,
     Solution,
     Verdict,
     check_solution,
@@ -40,9 +37,7 @@ def judge(name: str, text: str, world: int | None = None) -> Verdict:
 
 
 QUICK = {
-    "from its caller's frame", "from the judge's module", "from the reference", "leaves",
-    "keeps reports back",
-    "answers in place of the judge", "equals everything", "catches what is raised", "a command",
+    "leaves", "equals everything", "catches what is raised",
     "chain by torch's functional collectives", "vocabulary-loss by the store",
 }  # fmt: skip
 """What is looked at in every run of the suite; `make stress` looks at all."""
@@ -56,45 +51,7 @@ def parameters(name: str, *values: str) -> Any:
 
 SHARE = "def share(rank, size, samples):\n    "
 RIGHT = "return rank * samples // size, 0"
-FORGED = {
-    "from its caller's frame": (f"{SHARE}return sys._getframe(1).f_locals['case'].returns", PEEKS),
-    "from inspect": (
-        f"{SHARE}return inspect.currentframe().f_back.f_locals['case'].returns",
-        PEEKS,
-    ),
-    "from all objects": (
-        f"{SHARE}return next(each for each in gc.get_objects() if type(each).__name__ == "
-        "'Case').returns",
-        PEEKS,
-    ),
-    "from a traceback": (
-        f"{SHARE}try: 1 / 0\n    except ZeroDivisionError as error: found = error\n"
-        "    return found.__traceback__.tb_frame.f_back.f_locals['case'].returns",
-        PEEKS,
-    ),
-    "from a generator": (f"{SHARE}return (0 for _ in ()).gi_frame, 0", PEEKS),
-    "from a text": (f"{SHARE}return eval('sys._getframe(2)').f_locals['case'].returns", PEEKS),
-    "from the judge's module": (
-        f"{SHARE}cases = importlib.import_module('playground.exer' + "
-        "'cises.hello.judges').share(rank, size, 0)\n"
-        "    return next(each.returns for each in cases if each.args == (samples,))",
-        PEEKS,
-    ),
-    "from the modules that are there": (
-        f"{SHARE}cases = next(each for name, each in sys.modules.items() if "
-        "name.endswith('.judges')).share\n"
-        "    return next(each.returns for each in cases(rank, size, 0) if each.args == (samples,))",
-        "StopIteration",
-    ),
-    "from the reference": (
-        f"{SHARE}import playground\n"
-        "    space = {}\n"
-        "    exec(open(os.path.join(*playground.__path__, "
-        "'exercises/hello/share/reference.py')).read(), space)\n"
-        "    return space['share'](rank, size, samples)",
-        PEEKS,
-    ),
-    "from a tracer": (f"sys.settrace(lambda *_: None)\n{SHARE}{RIGHT}", PEEKS),
+NOT_SOLVED = {
     "leaves": (f"{SHARE}os._exit(0)", LEAVES),
     "leaves on one rank": (f"{SHARE}os._exit(0) if rank else None\n    {RIGHT}", ""),
     "leaves at its import": ("os._exit(0)\nshare = None", LEAVES),
@@ -104,27 +61,6 @@ FORGED = {
         f"b'passed')\n{SHARE}print('passed'); {RIGHT}",
         "holds 0, should be 4",
     ),
-    "reports that it has passed": (
-        "sys.modules['playground.runtime.rank.rank'].report(status='pass', "
-        f"passed=(2,))\n{SHARE}{RIGHT}",
-        "",
-    ),
-    "keeps reports back": (
-        f"{SHARE}sys.modules['playground.runtime.rank.reports']._listeners.clear(); {RIGHT}",
-        LEAVES,
-    ),
-    "answers in place of the judge": (  # on each socket: the launcher's and the other ranks'
-        f"{SHARE}from multiprocessing.connection import Connection\n"
-        "    import stat\n"
-        "    for number in [int(each) for each in os.listdir('/proc/self/fd')]:\n"
-        "        try:\n"
-        "            if stat.S_ISSOCK(os.fstat(number).st_mode):\n"
-        "                Connection(os.dup(number), readable=False).send(('result', "
-        "pickle.dumps(6), True))\n"
-        "        except OSError: pass\n"
-        "    os._exit(0)",
-        "",
-    ),
     "equals everything": (f"{SHARE}return unittest.mock.ANY, unittest.mock.ANY", "expected an int"),
     "a text that equals everything": (
         "class Any(str):\n    __eq__ = lambda self, other: True\n    __str__ = __repr__ = lambda "
@@ -132,66 +68,19 @@ FORGED = {
         f"{SHARE}return Any('0'), Any('0')",
         "expected an int",
     ),
-    "replaces what compares": (
-        f"def same(*args): return True\n{SHARE}sys.modules['math'].isclose = same; builtins.zip = "
-        "lambda *_, **__: ()\n"
-        f"    {RIGHT}",
-        "",
-    ),
     "catches what is raised": (
         f"{SHARE}try: dist.destroy_process_group()\n    except BaseException: pass\n    {RIGHT}",
         "destroy_process_group()",
-    ),
-    "catches the end": (
-        f"{SHARE}try: return sys._getframe(1).f_locals['case'].returns\n    except BaseException: "
-        f"{RIGHT}",
-        PEEKS,
-    ),
-    "a command": (f"{SHARE}subprocess.run(['true']); {RIGHT}", STARTS),
-    "os.system": (f"{SHARE}os.system('true'); {RIGHT}", STARTS),
-    "a fork": (f"{SHARE}os.fork() or os._exit(0); {RIGHT}", STARTS),
-    "a process that is forked": (
-        f"{SHARE}multiprocessing.get_context('fork').Process(target=print).start(); {RIGHT}",
-        STARTS,
-    ),
-    "a process that is spawned": (
-        f"{SHARE}multiprocessing.get_context('spawn').Process(target=print).start(); {RIGHT}",
-        STARTS,
     ),
 }
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [parameters(name, *each) for name, each in FORGED.items()]
+    ("text", "words"), [parameters(name, *each) for name, each in NOT_SOLVED.items()]
 )
-def test_a_verdict_is_not_to_be_had_without_the_task(text: str, words: str) -> None:
+def test_a_task_that_is_not_solved_does_not_pass(text: str, words: str) -> None:
     verdict = judge("share", text, 2)
     assert verdict.status != PASS, tell_lines(verdict)
-    assert words in " ".join(tell_lines(verdict)), tell_lines(verdict)
-
-
-HANDOVER = "def handover(rank, size, tensor):\n    "
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            f"torch.Tensor.tolist = lambda self: [0] * self.numel()\n{HANDOVER}pass",
-            f"Tensor.tolist {REPLACES}",
-        ),
-        (f"torch.equal = lambda *_: True\n{HANDOVER}pass", f"torch.equal {REPLACES}"),
-        (f"dist.send = dist.recv = print\n{HANDOVER}pass", REPLACES),
-        (
-            f"{HANDOVER}for name, each in sys.modules.items():\n        if name.endswith('tap'): "
-            "each.Tap.add = print",
-            f"Tap.add {REPLACES}",
-        ),
-    ],
-)
-def test_what_judges_is_not_to_be_replaced(text: str, words: str) -> None:
-    verdict = judge("handover", text, 2)
-    assert verdict.status not in (PASS, BLOCKED), tell_lines(verdict)
     assert words in " ".join(tell_lines(verdict)), tell_lines(verdict)
 
 
@@ -218,15 +107,15 @@ def test_words_that_a_solution_prints_are_no_verdict(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "share.py").write_text(f"{IMPORTS}\n\n{FORGED['prints a verdict'][0]}\n")
+    (tmp_path / "share.py").write_text(f"{IMPORTS}\n\n{NOT_SOLVED['prints a verdict'][0]}\n")
     shown = run_cli("check", "share.py", "-n", 2)
     assert shown.code == 1
     assert shown.out.startswith("share.py  2 ranks: fail (7 samples)\n")
     assert "  printed: passed" in shown.out
 
 
-def test_what_a_right_solution_may_do_is_no_forging() -> None:
-    """What looks alike: logs, tracebacks, warnings, named tuples, a debugger's print of the
+def test_a_right_solution_may_log_and_print_its_stack() -> None:
+    """Logs, tracebacks, warnings, named tuples, a debugger's print of the
     stack."""
     text = f"""\
 import collections, logging, traceback, typing, warnings
@@ -366,12 +255,10 @@ RING = "def ring_traffic(ranks, elements):\n    "
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return sys._getframe(1).f_locals['counted']", PEEKS),
         (
             "board = importlib.import_module('playground.lessons.all_reduce.lesson')\n"
-            "    mine = torch.ones(elements)\n"
-            "    sent = board.run_counted(board.ring, mine, dist.get_rank(), ranks)\n"
-            "    return {'messages': len(sent)}",
+            "    steps, _ = board.measure(board.ring, torch.ones(elements))\n"
+            "    return {'messages': steps}",
             "is not to be used here, says the task",
         ),
         (
@@ -381,7 +268,7 @@ RING = "def ring_traffic(ranks, elements):\n    "
             "have left it; 0 are enough",
         ),
     ],
-    ids=["from the judge", "from the board", "by the store"],
+    ids=["from the board", "by the store"],
 )
 def test_a_prediction_is_not_to_be_had_from_the_run(body: str, words: str) -> None:
     verdict = judge("ring-traffic", f"{RING}{body}", 2)
@@ -390,14 +277,9 @@ def test_a_prediction_is_not_to_be_had_from_the_run(body: str, words: str) -> No
     assert words in told
 
 
-def test_the_rank_at_fault_is_not_to_be_had_from_the_judge() -> None:
-    """It is read from the text of the file, and a repair does not look at its caller."""
+def test_the_rank_at_fault_is_read_from_the_text() -> None:
     exercise = CATALOGUE["wrong-offset"]
     computed = exercise.solution.replace("RANK = 2", "RANK = len('no')")
-    peeking = exercise.solution.replace(
-        "    start = sum(sizes[:rank])\n", "    return __import__('sys')._getframe(2).f_locals\n"
-    )
-    for text, words in ((computed, "write the rank at fault"), (peeking, PEEKS)):
-        verdict = check_solution(Solution(exercise, text, exercise.file))
-        assert verdict.status not in (PASS, BLOCKED)
-        assert words in " ".join(tell_lines(verdict))
+    verdict = check_solution(Solution(exercise, computed, exercise.file))
+    assert verdict.status not in (PASS, BLOCKED)
+    assert "write the rank at fault" in " ".join(tell_lines(verdict))
