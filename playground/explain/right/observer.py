@@ -64,6 +64,7 @@ from playground.runtime.tap import Call, Observer, observing, ranks_of
 from playground.runtime.upstream import (
     count_collectives,
     has_step_hooks,
+    hide_from_compiler,
     hooks_of,
     is_carried_by_gloo,
     is_joining,
@@ -223,7 +224,7 @@ def guarded(method: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:  # whatever a program makes of torch's objects
             self.give_up(f"{type(error).__name__} in the check: {error}")
 
-    return watch
+    return hide_from_compiler(watch, with_calls=True)
 
 
 class Checker(Observer):
