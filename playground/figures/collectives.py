@@ -55,9 +55,9 @@ SIX_COLLECTIVES = FigureRun(
     "collectives", remote("playground.figures.ranks:six_collectives"), 4, recorded=True
 )
 SEND = FigureRun("send", remote("playground.figures.ranks:send_a_number"), 3, recorded=True)
-REDUCE_BROADCAST, ALL_TO_ALL, RING = (
+REDUCE_BROADCAST, EVERYONE_ADDS, RING = (
     FigureRun(name, remote("playground.figures.ranks:all_reduce"), 4, (name,), recorded=True)
-    for name in ("reduce-broadcast", "all-to-all", "ring")
+    for name in ("reduce-broadcast", "everyone-adds", "ring")
 )
 OUR_RING = FigureRun("our ring", remote("playground.figures.ranks:our_ring"), 4, recorded=True)
 SGD = FigureRun("sgd", remote("playground.figures.ranks:sgd_step"), 4)
@@ -178,7 +178,7 @@ def reduce_broadcast(run: Evidence) -> Scene:
     )
 
 
-@figure("F8", "all_reduce/allreduce_2", ALL_TO_ALL)
+@figure("F8", "all_reduce/allreduce_2", EVERYONE_ADDS)
 def all_to_all(run: Evidence) -> Scene:
     messages, size = run.messages, len(run.results)
     sizes = [message.send.nbytes for message in messages]

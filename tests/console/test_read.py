@@ -44,9 +44,9 @@ def test_outcomes_are_shown_if_they_are_asked_for(run_cli: Run) -> None:
     shown, answered = (
         " ".join(run_cli("read", "collectives", *more).out.split()) for more in ([], ["--answers"])
     )
-    outcome = "Ranks 0, 1 and 3 wait in all_reduce, and rank 2 in scatter"
+    outcome = "Nothing hangs, and all results are wrong"
     assert outcome not in shown
-    assert shown.count("(Outcome: read collectives --answers)") == 4
+    assert shown.count("(Outcome: read collectives --answers)") == 3
     assert outcome in answered
 
 

@@ -23,8 +23,10 @@ EXTRA = {"accelerate", "lightning", "torchmetrics", "transformers"}
 """Packages that pyproject.toml has under `ecosystem`, with what they need."""
 TORCHRUN = "torch.distributed.run"
 ABORTED = "terminate called without an active exception"
-"""What gloo's threads say where torchrun's process is taken down before they have ended. It happens
-to a right program now and then, on a busy machine: it is started again."""
+"""What the C++ library says where a thread is still there when torch's objects are taken down at a
+rank's end. It happens to a right program now and then, on a busy machine, whoever started it: it is
+started again. So is torchrun where the ranks of a restart have not met."""
+STARTS = 5
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def outcome(case: Case, folder: Path, launcher: list[str]) -> tuple[list[str], l
     environ = {"OMP_NUM_THREADS": "1", "BACKEND": case.backend, "PYTHONPATH": path}
     # without a GPU, accelerate.Accelerator forms a process group only if it is asked to
     environ["ACCELERATE_USE_CPU"] = "true"
-    for attempt in range(5):
+    for attempt in range(STARTS):
         here = folder / str(attempt)
         here.mkdir(parents=True)
         logs = folder / f"logs{attempt}"
@@ -96,7 +98,8 @@ def outcome(case: Case, folder: Path, launcher: list[str]) -> tuple[list[str], l
             capture_output=True, text=True, timeout=10 * ENOUGH, env=os.environ | environ,
             check=False,
         )  # fmt: skip
-        if ABORTED not in ran.stderr or launcher[0] != TORCHRUN:
+        not_met = launcher[0] == TORCHRUN and ran.returncode != case.code
+        if ABORTED not in ran.stderr and not not_met:
             break
     assert ran.returncode == case.code, ran.stderr
     files = sorted(str(file.relative_to(here)) for file in here.rglob("*"))
@@ -138,11 +141,14 @@ def test_options_leave_a_program_as_it_is(name: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
 
     def run(*words: str) -> list[str]:
-        ran = subprocess.run(
-            [sys.executable, "-m", "playground", "run", *words, f"{name}.py"], cwd=tmp_path,
-            capture_output=True, text=True, timeout=10 * ENOUGH, check=False,
-            env=os.environ | {"BACKEND": "gloo", "PYTHONPATH": path},
-        )  # fmt: skip
+        for _ in range(STARTS):
+            ran = subprocess.run(
+                [sys.executable, "-m", "playground", "run", *words, f"{name}.py"], cwd=tmp_path,
+                capture_output=True, text=True, timeout=10 * ENOUGH, check=False,
+                env=os.environ | {"BACKEND": "gloo", "PYTHONPATH": path},
+            )  # fmt: skip
+            if ABORTED not in ran.stderr:
+                break
         assert ran.returncode == 0, ran.stderr
         return sorted(ran.stdout.splitlines())
 

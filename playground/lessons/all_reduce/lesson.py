@@ -3,8 +3,9 @@
 The ring cuts a tensor of S bytes into N chunks. A rank sends 2(N - 1) chunks of S/N bytes: this is
 less than two tensors, however many ranks there are.
 
-Each all-reduce below changes its tensor in place. Its table shows four ranks that start with four
-numbers, 32 bytes. The last column is the number of bytes that the rank sends.
+Each function below changes its tensor in place. The tables of the ring and of its two phases show
+four ranks that start with four numbers, 32 bytes. Their last column is the number of bytes that the
+rank sends.
 
     python -m playground allreduce
     torchrun --nproc-per-node 4 lesson.py
@@ -16,15 +17,17 @@ numbers, 32 bytes. The last column is the number of bytes that the rank sends.
     …
                      steps formula a rank sends formula all send formula error
     reduce_broadcast     6       6        24000   24000    48000   48000 9e-16
-    all_to_all           3       3        24000   24000    96000   96000 9e-16
+    everyone_adds        3       3        24000   24000    96000   96000 9e-16
     tutorial_ring        3       3        24000   24000    96000   96000 9e-16
     ring                 6       6        12000   12000    48000   48000 9e-16
     all_reduce           -       -            -       -        -       - 0e+00
 
-Steps and bytes are counted, and computed by a formula. For all_reduce, the library's call, they
-cannot be counted here. The error is the largest difference from its result: rounding, because sums
-are added in another order. Sources: Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for
-Clusters of Workstations, 2009; Gibiansky, Bringing HPC Techniques to Deep Learning, Baidu, 2017.
+Steps and bytes are counted, and computed by a formula. The messages of all_reduce, the library's
+call, are not seen here, so they are not counted. The error is the largest difference from its
+result: rounding, because sums are added in another order.
+
+Sources: Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations,
+2009; Gibiansky, Bringing HPC Techniques to Deep Learning, Baidu, 2017.
 """
 
 import torch
@@ -32,19 +35,19 @@ import torch.distributed as dist
 
 ELEMENTS = 1000  # of the tensor that is summed, 8 bytes each
 
-sent: list[int] = []  # bytes that this rank sends: a number for each step
+bytes_per_step: list[int] = []  # a number for each step: the bytes that this rank sends in it
 
 
 def send(tensor, dst):
     """One step: a message goes out."""
     dist.send(tensor, dst)
-    sent.append(tensor.nbytes)
+    bytes_per_step.append(tensor.nbytes)
 
 
 def recv(tensor, src):
     """One step: a message comes in."""
     dist.recv(tensor, src)
-    sent.append(0)
+    bytes_per_step.append(0)  # a step, in which nothing is sent
 
 
 def exchange(outgoing, dst, incoming, src):
@@ -52,19 +55,11 @@ def exchange(outgoing, dst, incoming, src):
     operations = [dist.P2POp(dist.isend, outgoing, dst), dist.P2POp(dist.irecv, incoming, src)]
     for request in dist.batch_isend_irecv(operations):
         request.wait()
-    sent.append(outgoing.nbytes)
+    bytes_per_step.append(outgoing.nbytes)
 
 
 def reduce_broadcast(tensor):
-    """Rank 0 receives all tensors, one after the other, adds them, and sends the sum to each rank.
-
-    | rank | before                           | after                            | sent |
-    |------|----------------------------------|----------------------------------|------|
-    | 0    | [1.0, 1.0, 1.0, 1.0]             | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
-    | 1    | [10.0, 10.0, 10.0, 10.0]         | [1111.0, 1111.0, 1111.0, 1111.0] | 32   |
-    | 2    | [100.0, 100.0, 100.0, 100.0]     | [1111.0, 1111.0, 1111.0, 1111.0] | 32   |
-    | 3    | [1000.0, 1000.0, 1000.0, 1000.0] | [1111.0, 1111.0, 1111.0, 1111.0] | 32   |
-    """
+    """Rank 0 receives every other rank's tensor, adds it to its own, and sends the sum to all."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank > 0:
         send(tensor, dst=0)
@@ -78,17 +73,10 @@ def reduce_broadcast(tensor):
         send(tensor, dst=other)
 
 
-def all_to_all(tensor):
+def everyone_adds(tensor):
     """No root: every rank sends its tensor to every other rank, and adds all tensors itself.
 
     All ranks add in the order of the ranks, so that they round alike.
-
-    | rank | before                           | after                            | sent |
-    |------|----------------------------------|----------------------------------|------|
-    | 0    | [1.0, 1.0, 1.0, 1.0]             | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
-    | 1    | [10.0, 10.0, 10.0, 10.0]         | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
-    | 2    | [100.0, 100.0, 100.0, 100.0]     | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
-    | 3    | [1000.0, 1000.0, 1000.0, 1000.0] | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     tensors = [tensor.clone() for _ in range(size)]  # this rank's, and memory for the others
@@ -99,15 +87,7 @@ def all_to_all(tensor):
 
 
 def tutorial_ring(tensor):
-    """Only neighbours talk: each step passes on the tensor that arrived in the step before.
-
-    | rank | before                           | after                            | sent |
-    |------|----------------------------------|----------------------------------|------|
-    | 0    | [1.0, 1.0, 1.0, 1.0]             | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
-    | 1    | [10.0, 10.0, 10.0, 10.0]         | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
-    | 2    | [100.0, 100.0, 100.0, 100.0]     | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
-    | 3    | [1000.0, 1000.0, 1000.0, 1000.0] | [1111.0, 1111.0, 1111.0, 1111.0] | 96   |
-    """
+    """Only neighbours talk: each step passes on the tensor that arrived in the step before."""
     rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
     outgoing, incoming = tensor.clone(), torch.zeros_like(tensor)
@@ -118,9 +98,10 @@ def tutorial_ring(tensor):
 
 
 def ring_reduce_scatter(tensor):
-    """The ring's first phase: every chunk travels round once, and each rank adds its own to it.
+    """The ring's first phase: a chunk makes N - 1 hops, and grows to the sum of all ranks' chunks.
 
-    Rank r ends with the sum of chunk r. In its other chunks are sums of some of the ranks.
+    Its first rank only sends it. Every later rank adds its own numbers. Rank r ends with the sum of
+    chunk r. It still has its own chunk r - 1, and in the other chunks the sums so far.
 
     | rank | before                           | after                            | sent |
     |------|----------------------------------|----------------------------------|------|
@@ -132,7 +113,7 @@ def ring_reduce_scatter(tensor):
     rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
     chunks = tensor.tensor_split(size)  # views: whoever changes a chunk changes the tensor
-    for step in range(1, size):
+    for step in range(1, size):  # rank r begins with chunk r - 1
         outgoing = chunks[(rank - step) % size]
         chunk = chunks[(rank - step - 1) % size]
         incoming = torch.zeros_like(chunk)
@@ -141,7 +122,7 @@ def ring_reduce_scatter(tensor):
 
 
 def ring_all_gather(tensor):
-    """The ring's second phase: every sum travels round once, and each rank keeps a copy.
+    """The ring's second phase: a sum makes N - 1 hops, and each rank on its way keeps a copy.
 
     | rank | before                           | after                            | sent |
     |------|----------------------------------|----------------------------------|------|
@@ -153,14 +134,14 @@ def ring_all_gather(tensor):
     rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
     chunks = tensor.tensor_split(size)
-    for step in range(size - 1):
+    for step in range(size - 1):  # rank r begins with chunk r, its sum
         outgoing = chunks[(rank - step) % size]
         chunk = chunks[(rank - step - 1) % size]
-        exchange(outgoing, right, chunk, left)
+        exchange(outgoing, right, chunk, left)  # the sum replaces the rank's own: no buffer
 
 
 def ring(tensor):
-    """Neighbours, and chunks: all links are busy in all steps, with 1/N of the tensor.
+    """The two phases: in each step, every rank sends 1/N of the tensor to its right neighbour.
 
     | rank | before                           | after                            | sent |
     |------|----------------------------------|----------------------------------|------|
@@ -175,9 +156,9 @@ def ring(tensor):
 
 def measure(all_reduce, tensor):
     """Sum the tensor in place. Returns this rank's number of steps, and the bytes that it sends."""
-    sent.clear()
+    bytes_per_step.clear()
     all_reduce(tensor)
-    return len(sent), sum(sent)
+    return len(bytes_per_step), sum(bytes_per_step)
 
 
 def over_ranks(number, op):
@@ -188,7 +169,7 @@ def over_ranks(number, op):
 
 
 def compare(all_reduce, start, expected, formulas):
-    """A row of the table: what is counted, beside the formulas, and the error."""
+    """Print a row of the table: counted numbers, each with its formula, and the error."""
     tensor = start.clone()
     steps, nbytes = measure(all_reduce, tensor)
     counted = (
@@ -198,8 +179,10 @@ def compare(all_reduce, start, expected, formulas):
     )
     error = over_ranks((tensor - expected).abs().max(), dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
-        pairs = zip(counted, formulas, strict=True)
-        cells = [round(number) or "-" for pair in pairs for number in pair]
+        cells = 6 * ["-"]
+        if formulas:
+            pairs = zip(counted, formulas, strict=True)
+            cells = [round(number) for pair in pairs for number in pair]
         row = "{:>5} {:>7} {:>12} {:>7} {:>8} {:>7}".format(*cells)
         print(f"{all_reduce.__name__:16} {row} {error:.0e}")
 
@@ -219,10 +202,10 @@ def run(rank, size):
         print("                 steps formula a rank sends formula all send formula error")
     for all_reduce, *formulas in (
         (reduce_broadcast, 2 * (n - 1), (n - 1) * s, 2 * (n - 1) * s),
-        (all_to_all, n - 1, (n - 1) * s, n * (n - 1) * s),
+        (everyone_adds, n - 1, (n - 1) * s, n * (n - 1) * s),
         (tutorial_ring, n - 1, (n - 1) * s, n * (n - 1) * s),
         (ring, 2 * (n - 1), 2 * (n - 1) / n * s, 2 * (n - 1) * s),
-        (dist.all_reduce, 0, 0, 0),  # the backend sends the messages: there are none to count
+        (dist.all_reduce,),  # the backend sends its messages: they are not counted here
     ):
         compare(all_reduce, start, expected, formulas)
 

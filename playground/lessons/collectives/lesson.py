@@ -1,7 +1,9 @@
 """Collectives: all ranks of a group make the same call, and each gets its part of the result.
 
-Each function below shows the call that it is named after. It returns a list: the numbers that this
-rank has afterwards. Its table shows four ranks, before and after.
+Each function below shows a collective, or a way to call one. All have the same arguments, rank and
+world size, and return a list of numbers: the result on this rank. An empty list means that this
+rank gets no result. The table of a function shows four ranks: what each has before the call, and
+what the function returns after it.
 
     python -m playground collectives
     torchrun --nproc-per-node 4 lesson.py
@@ -15,6 +17,10 @@ rank has afterwards. Its table shows four ranks, before and after.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions
 """
+
+from functools import reduce as fold
+from math import prod
+from operator import and_, or_, xor
 
 import torch
 import torch.distributed as dist
@@ -162,15 +168,7 @@ def all_gather_into_tensor(rank, size):
 
 
 def reduce_scatter_tensor(rank, size):
-    """reduce_scatter with one tensor instead of a list: rank r gets shard r of the sum.
-
-    | rank | before                 | after  |
-    |------|------------------------|--------|
-    | 0    | [1.0, 2.0, 3.0, 4.0]   | [10.0] |
-    | 1    | [2.0, 4.0, 6.0, 8.0]   | [20.0] |
-    | 2    | [3.0, 6.0, 9.0, 12.0]  | [30.0] |
-    | 3    | [4.0, 8.0, 12.0, 16.0] | [40.0] |
-    """
+    """reduce_scatter with one tensor instead of a list. Its table is the same."""
     tensor = (rank + 1) * torch.arange(1.0, size + 1)
     shard = torch.zeros(1)
     dist.reduce_scatter_tensor(shard, tensor, op=dist.ReduceOp.SUM)
@@ -178,19 +176,21 @@ def reduce_scatter_tensor(rank, size):
 
 
 def all_to_all_single(rank, size):
-    """all_to_all with one tensor, in parts of different lengths: rank r sends r numbers to each.
+    """all_to_all with one tensor, in parts of different lengths: rank r gets r numbers from each.
 
-    | rank | numbers sent | after                          |
-    |------|--------------|--------------------------------|
-    | 0    | 0            | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
-    | 1    | 4            | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
-    | 2    | 8            | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
-    | 3    | 12           | [1.0, 2.0, 2.0, 3.0, 3.0, 3.0] |
+    A number says who sends and who receives: 31 goes from rank 3 to rank 1.
+
+    | rank | before                   | after                                         |
+    |------|--------------------------|-----------------------------------------------|
+    | 0    | [1, 2, 2, 3, 3, 3]       | []                                            |
+    | 1    | [11, 12, 12, 13, 13, 13] | [1, 11, 21, 31]                               |
+    | 2    | [21, 22, 22, 23, 23, 23] | [2, 2, 12, 12, 22, 22, 32, 32]                |
+    | 3    | [31, 32, 32, 33, 33, 33] | [3, 3, 3, 13, 13, 13, 23, 23, 23, 33, 33, 33] |
     """
-    tensor = torch.full((rank * size,), float(rank))
-    lengths_sent = [rank] * size
-    lengths_received = [*range(size)]
-    received = torch.zeros(sum(lengths_received))
+    lengths_sent = [*range(size)]  # r numbers to rank r
+    lengths_received = [rank] * size
+    tensor = torch.tensor([10 * rank + r for r in range(size) for _ in range(r)])
+    received = torch.zeros(sum(lengths_received), dtype=tensor.dtype)
     dist.all_to_all_single(
         received, tensor, output_split_sizes=lengths_received, input_split_sizes=lengths_sent
     )
@@ -198,7 +198,7 @@ def all_to_all_single(rank, size):
 
 
 def groups(rank, size):
-    """Ranks 0 and 1 form a group, and add up ones. All ranks call new_group, members or not.
+    """Ranks 0 and 1 form a group, and only they add up ones. All ranks call new_group.
 
     | rank | before | after |
     |------|--------|-------|
@@ -217,7 +217,8 @@ def groups(rank, size):
 def asynchronous(rank, size):
     """With async_op=True, a call returns a handle at once. The result is there after wait().
 
-    Two all_reduces run at the same time: a sum and a maximum. All ranks start them in this order.
+    Two all_reduces run at the same time: a sum and a maximum. All ranks must start them in the same
+    order, because the backend matches the first call of a rank with the first of the others.
 
     | rank | before     | after       |
     |------|------------|-------------|
@@ -236,7 +237,7 @@ def asynchronous(rank, size):
 
 
 def operations(rank, size):
-    """The sum, product, minimum and maximum of one number per rank.
+    """all_reduce by four operations: the sum, product, minimum and maximum of a number per rank.
 
     | rank | before | after                |
     |------|--------|----------------------|
@@ -254,7 +255,7 @@ def operations(rank, size):
 
 
 def bitwise(rank, size):
-    """AND, OR and XOR of an integer's bits. Bit 0 is set on every rank, bit r + 1 on rank r only.
+    """all_reduce by bits: AND, OR and XOR. Bit 0 is set on every rank, bit r + 1 on rank r only.
 
     | rank | before | after       |
     |------|--------|-------------|
@@ -272,39 +273,41 @@ def bitwise(rank, size):
 
 
 def broadcast_object(rank, size):
-    """broadcast of a Python object, here a dictionary. It returns the value in the dictionary.
+    """broadcast_object_list fills a list with rank 0's objects, here a dictionary.
 
-    | rank | before      | after |
-    |------|-------------|-------|
-    | 0    | {'lr': 0.1} | [0.1] |
-    | 1    | {}          | [0.1] |
-    | 2    | {}          | [0.1] |
-    | 3    | {}          | [0.1] |
+    | rank | before        | the list afterwards | after |
+    |------|---------------|---------------------|-------|
+    | 0    | [{'lr': 0.1}] | [{'lr': 0.1}]       | [0.1] |
+    | 1    | [None]        | [{'lr': 0.1}]       | [0.1] |
+    | 2    | [None]        | [{'lr': 0.1}]       | [0.1] |
+    | 3    | [None]        | [{'lr': 0.1}]       | [0.1] |
     """
-    objects = [{"lr": 0.1} if rank == 0 else {}]
+    objects = [{"lr": 0.1}] if rank == 0 else [None]
     dist.broadcast_object_list(objects, src=0)
     return [objects[0]["lr"]]
 
 
 def all_gather_object(rank, size):
-    """all_gather of objects, whose sizes may differ. It returns the length of each string.
+    """all_gather of objects, whose sizes may differ: strings, of which the lengths are returned.
 
-    | rank | before | after        |
-    |------|--------|--------------|
-    | 0    | ''     | [0, 1, 2, 3] |
-    | 1    | 'x'    | [0, 1, 2, 3] |
-    | 2    | 'xx'   | [0, 1, 2, 3] |
-    | 3    | 'xxx'  | [0, 1, 2, 3] |
+    | rank | before | the list afterwards    | after        |
+    |------|--------|------------------------|--------------|
+    | 0    | ''     | ['', 'x', 'xx', 'xxx'] | [0, 1, 2, 3] |
+    | 1    | 'x'    | ['', 'x', 'xx', 'xxx'] | [0, 1, 2, 3] |
+    | 2    | 'xx'   | ['', 'x', 'xx', 'xxx'] | [0, 1, 2, 3] |
+    | 3    | 'xxx'  | ['', 'x', 'xx', 'xxx'] | [0, 1, 2, 3] |
     """
-    received = [""] * size
+    received = [None] * size
     dist.all_gather_object(received, "x" * rank)
     return [len(each) for each in received]
 
 
 def run(rank, size):
-    assert size > 1, "the group has two ranks: start 2 or more"
+    assert size > 1, "groups makes a group of ranks 0 and 1: start 2 ranks or more"
     numbers = [r + 1.0 for r in range(size)]
-    total, bits = sum(numbers), 2 ** (size + 1)
+    total = sum(numbers)
+    mixed = [1.0 + r % 2 for r in range(size)]  # what the ranks have in operations
+    bits = [1 + 2 ** (r + 1) for r in range(size)]  # and in bitwise
     difference = 0.0
     for function, expected in (
         (broadcast, [1.0]),
@@ -317,16 +320,17 @@ def run(rank, size):
         (all_to_all, [10.0 * r + rank for r in range(size)]),
         (all_gather_into_tensor, [r / 2 for r in range(2 * size)]),
         (reduce_scatter_tensor, [(rank + 1) * total]),
-        (all_to_all_single, [float(r) for r in range(size) for _ in range(r)]),
+        (all_to_all_single, [10 * r + rank for r in range(size) for _ in range(rank)]),
         (groups, [2.0] if rank < 2 else [1.0]),
         (asynchronous, [total, float(size)]),
-        (operations, [float(size + size // 2), 2.0 ** (size // 2), 1.0, 2.0]),
-        (bitwise, [1, bits - 1, bits - 2 + size % 2]),
+        (operations, [sum(mixed), prod(mixed), min(mixed), max(mixed)]),
+        (bitwise, [fold(op, bits) for op in (and_, or_, xor)]),
         (broadcast_object, [0.1]),
         (all_gather_object, [*range(size)]),
     ):
+        # nccl, the backend for GPUs, has no bitwise operations
         if dist.get_backend() == "nccl" and function is bitwise:
-            continue  # nccl has no bitwise operations
+            continue
         data = function(rank, size)
         for value, right in zip(data, expected, strict=True):
             difference = max(difference, abs(value - right))
