@@ -349,6 +349,17 @@ def timeout_of(group: Any, device: Any) -> timedelta:
     return found
 
 
+def is_carried_by_gloo(group: Any, device: Any) -> bool:
+    """Whether gloo itself carries a group's tensors on this device, without a backend around it.
+
+    Source: torch.distributed.ProcessGroupGloo (torch 2.15)
+    """
+    from torch import distributed
+
+    kind = getattr(distributed, "ProcessGroupGloo", ())
+    return isinstance(backend_of(group, device), kind)
+
+
 def read_timeout(group: Any) -> timedelta | None:
     """The shortest of its backends'; None if one cannot be read.
 
@@ -408,6 +419,63 @@ def list_groups() -> list[Any]:
     from torch.distributed import distributed_c10d
 
     return [*distributed_c10d._world.pg_map]
+
+
+def hooks_of(model: Any) -> list[str]:
+    """The communication hooks of a DistributedDataParallel after which gradients may differ between
+    ranks: those that are not torch's, and those of local SGD. By name.
+
+    Source: DistributedDataParallel._comm_hooks (torch 2.15)
+    """
+    hooks = (getattr(hook, "func", hook) for hook, _ in model._comm_hooks)
+    named = [(getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) for hook in hooks]
+    torchs = "torch.distributed.algorithms."
+    return [name for module, name in named if not module.startswith(torchs) or "localSGD" in name]
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether hooks of the optimizer itself are called after its steps.
+
+    Source: torch.optim.Optimizer._optimizer_step_post_hooks (torch 2.15)
+    """
+    return bool(optimizer._optimizer_step_post_hooks)
+
+
+def is_joining(model: Any) -> bool:
+    """Whether a DistributedDataParallel is called in the context of `Join`.
+
+    Source: DistributedDataParallel._join_config (torch 2.15)
+    """
+    return bool(model._join_config.enable)
+
+
+def batch_iterator() -> Any:
+    """The class of all iterators of a `DataLoader`.
+
+    Source: torch.utils.data.dataloader._BaseDataLoaderIter (torch 2.15)
+    """
+    from torch.utils.data import dataloader
+
+    return dataloader._BaseDataLoaderIter
+
+
+def sampler_of(iterator: Any) -> Any:
+    """The sampler of samples that an iterator of a `DataLoader` goes through; None if it has none.
+
+    Source: torch.utils.data.dataloader._BaseDataLoaderIter._index_sampler (torch 2.15)
+    """
+    batches = iterator._index_sampler
+    return getattr(batches, "sampler", batches)
+
+
+def without_modes() -> Any:
+    """A context manager: no mode of the program's hears of the operators that are called in it.
+
+    Source: torch.utils._python_dispatch._disable_current_modes (torch 2.15)
+    """
+    from torch.utils import _python_dispatch
+
+    return _python_dispatch._disable_current_modes()
 
 
 def default_store() -> Any:

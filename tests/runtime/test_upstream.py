@@ -18,10 +18,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from playground.runtime import upstream
 from playground.runtime.tap import METHODS
+from playground.testing import World
+
+Worlds = Callable[..., World]
 
 
 def test_each_tells_the_version_whose_source_it_was_read_from() -> None:
@@ -236,3 +241,64 @@ def test_what_the_flight_recorder_asks_a_model(group: dist.ProcessGroup) -> None
     assert model._has_rebuilt_buckets is False
     assert model._join_config.enable is False
     assert isinstance(model.reducer, dist.Reducer)
+
+
+def test_hooks_of_and_is_joining(world: Worlds) -> None:
+    assert world(2).run(look_at_model) == [([], False, ["own"], True)] * 2
+
+
+def own(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations
+    return default_hooks.allreduce_hook(state, bucket)
+
+
+def look_at_model(rank: int, size: int) -> tuple[list[str], bool, list[str], bool]:
+    ours = DistributedDataParallel(torch.nn.Linear(2, 2))
+    torchs = DistributedDataParallel(torch.nn.Linear(2, 2))
+    ours.register_comm_hook(None, own)
+    torchs.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    before = upstream.hooks_of(torchs), upstream.is_joining(ours)
+    with ours.join():
+        return *before, upstream.hooks_of(ours), upstream.is_joining(ours)
+
+
+def test_without_modes() -> None:
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counting() as mode:
+        torch.ones(2).sum()
+        seen = mode.count
+        with upstream.without_modes():
+            torch.ones(2).sum()
+        assert mode.count == seen > 0
+
+
+def test_batch_iterator_and_sampler_of() -> None:
+    data = torch.utils.data.TensorDataset(torch.ones(4, 1))
+    sampler = torch.utils.data.SequentialSampler(data)
+    for loader in (
+        torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler),
+        torch.utils.data.DataLoader(data, batch_size=None, sampler=sampler),
+    ):
+        iterator = iter(loader)
+        assert isinstance(iterator, upstream.batch_iterator())
+        assert upstream.sampler_of(iterator) is sampler
+
+
+def test_is_carried_by_gloo(world: Worlds) -> None:
+    assert world(2).run(ask_who_carries) == [True, True]
+
+
+def ask_who_carries(rank: int, size: int) -> bool:
+    return upstream.is_carried_by_gloo(dist.group.WORLD, torch.device("cpu"))
+
+
+def test_has_step_hooks() -> None:
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    assert not upstream.has_step_hooks(optimizer)
+    optimizer.register_step_post_hook(lambda *_: None)
+    assert upstream.has_step_hooks(optimizer)

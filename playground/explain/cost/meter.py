@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
@@ -38,40 +36,15 @@ from playground.explain.cost import (
     WIDTH,
     file_name,
 )
+from playground.explain.lines import Lines
 from playground.runtime.event_log import NONE, EventLog, Table, map_file
-from playground.runtime.flight_recorder.sources import OURS, Line, Sources
+from playground.runtime.flight_recorder.sources import Line
 from playground.runtime.tap import Call, Observer, observing
 
-PROGRAMS = (f"{OURS}lessons/", f"{OURS}exercises/")
-"""Folders of the package that have programs. Other code of the package carries out what they
-call."""
-GENERATED = "torchinductor"
-"""In the path of code that torch.compile has generated."""
 MOST_CALLS = 10_000
 """How many calls are remembered whose end nobody has told."""
 Moment = Any
 """Seconds of the host's monotonic clock; on a GPU, an event."""
-
-
-class Lines(Sources):
-    """Finds the line of the program that has caused a call."""
-
-    def __init__(self) -> None:
-        self.lines: dict[Line, int] = {}
-        super().__init__(lambda line: self.lines.setdefault(line, len(self.lines)))
-
-    def name_of(self, code: CodeType) -> str:
-        name = super().name_of(code)
-        carries = name.startswith(OURS) and not name.startswith(PROGRAMS)
-        return "" if carries or GENERATED in name else name
-
-    def find_cause(self) -> int:
-        """The number of the innermost line of the program in this thread; in a thread that has
-        none, as of autograd's for a GPU, that in the main thread."""
-        number = self.find_from(sys._getframe(2))
-        if number == NONE and threading.current_thread() is not threading.main_thread():
-            number = self.find_from(sys._current_frames().get(threading.main_thread().ident or 0))
-        return number
 
 
 class CostLog(EventLog):

@@ -19,7 +19,8 @@ where it happens:
 The thread is the current one, and the program's line is found from there by
 `flight_recorder.sources`. The flight recorder has to be faster than that, and is told in another
 way: see `Recorder`. What DistributedDataParallel averages in C++ calls no method of Python's: only
-an observer that `looks_inside` is told of it, see `native`.
+an observer that `looks_inside` is told of it, see `native`. What a training program does besides,
+with its models and its data, an observer that `looks_at_training` is told.
 """
 
 from __future__ import annotations
@@ -38,11 +39,19 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import ProcessGroup, Work, distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
 
 from playground.runtime.tap import native
 from playground.runtime.tap.replacement import Replacement, Wrap, calling
-from playground.runtime.upstream import find_caller, hide_from_compiler, list_groups
+from playground.runtime.upstream import (
+    batch_iterator,
+    find_caller,
+    hide_from_compiler,
+    list_groups,
+)
 
 
 class Method(NamedTuple):
@@ -168,6 +177,8 @@ class Call:
     """Whether it is a functional collective called in C++, which `wait_tensor` waits for."""
     has_future: bool = False
     """Whether somebody has asked the work for its future: what it is handed to may wait, unseen."""
+    is_polled: bool = False
+    """Whether somebody has asked the work whether it is done."""
     work: Any = None
 
     @property
@@ -255,10 +266,29 @@ class Observer:
         backend's, which must not wait; on a GPU, its stream waits for the call."""
 
     def backward_begun(self) -> None:
-        """Who looks inside: a backward pass begins in this thread."""
+        """Who looks inside or at training: a backward pass begins in this thread."""
 
     def backward_ended(self) -> None:
-        """Who looks inside: it has ended, and so has what it started and did not hand out."""
+        """Who looks inside or at training: it has ended, and so has what it started and did not
+        hand out."""
+
+    looks_at_training = False
+    """Whether it is also told what follows, and of backward passes."""
+
+    def model_wrapped(self, model: DistributedDataParallel) -> None:
+        """Who looks at training: a model has been wrapped, and its replicas are equal."""
+
+    def model_called(self, model: DistributedDataParallel, args: Sequence[Any]) -> None:
+        """Who looks at training: the forward pass of a wrapped model begins."""
+
+    def model_loaded(self, module: nn.Module) -> None:
+        """Who looks at training: a module's `load_state_dict` has returned."""
+
+    def samples_drawn(self, sampler: DistributedSampler[Any]) -> None:
+        """Who looks at training: an iteration over a sampler begins."""
+
+    def batch_loaded(self, iterator: Any, batch: Any) -> None:
+        """Who looks at training: an iterator of a data loader returns a batch."""
 
 
 class Recorder:
@@ -321,6 +351,8 @@ class Tap:
         self.observers: tuple[Observer, ...] = ()
         self.inside: tuple[Observer, ...] = ()
         """Those that look inside."""
+        self.training: tuple[Observer, ...] = ()
+        """Those that look at training."""
         self.one_at_a_time = threading.Lock()
         self.numbers = itertools.count()
         self.works: dict[int, UnderWay] = {}
@@ -346,10 +378,22 @@ class Tap:
             Replacement(ProcessGroup, "_start_coalescing", calling(self.start_batch)),
             Replacement(ProcessGroup, "_end_coalescing", calling(self.end_batch)),
             Replacement(Work, "get_future", calling(self.get_future)),
+            Replacement(Work, "is_completed", calling(self.poll)),
         ]
         """Only observers have to be told of."""
         self.within: list[Replacement] = []
         """Only observers that look inside have to be told of."""
+        self.passes = [Replacement(torch.autograd, "backward", calling(self.backward))]
+        """Only observers that look inside or at training have to be told of."""
+        trained: dict[tuple[Any, str], Callable[..., Any]] = {
+            (DistributedDataParallel, "__init__"): self.wrap_model,
+            (DistributedDataParallel, "forward"): self.call_model,
+            (nn.Module, "load_state_dict"): self.load_model,
+            (DistributedSampler, "__iter__"): self.draw_samples,
+            (batch_iterator(), "__next__"): self.load_batch,
+        }
+        self.trained = [Replacement(*place, calling(each)) for place, each in trained.items()]
+        """Only observers that look at training have to be told of."""
         self.recorded: list[Replacement] = []
         self.in_place: list[Replacement] = []
 
@@ -379,6 +423,7 @@ class Tap:
         """From now on, tell these."""
         self.observers = observers
         self.inside = tuple(each for each in observers if each.looks_inside)
+        self.training = tuple(each for each in observers if each.looks_at_training)
         self.put_in_place(self.wanted)
 
     def record(self, recorder: Recorder | None) -> None:
@@ -395,7 +440,9 @@ class Tap:
         """What is to be in place for those that are told now."""
         calls = self.calls if self.recorder or self.observers else []
         ends, within = self.ends if self.observers else [], self.within if self.inside else []
-        return [*calls, *self.recorded, *ends, *within]
+        passes = self.passes if self.inside or self.training else []
+        trained = self.trained if self.training else []
+        return [*calls, *self.recorded, *ends, *within, *passes, *trained]
 
     def put_in_place(self, wanted: list[Replacement]) -> None:
         for each in self.in_place:
@@ -413,7 +460,6 @@ class Tap:
         within: dict[tuple[Any, str], Callable[..., Any]] = {
             (distributed_c10d, "_register_process_group"): self.register_group,
             (ProcessGroup, "split_group"): self.split_group,
-            (torch.autograd, "backward"): self.backward,
             (_functional_collectives, "wait_tensor"): self.wait_tensor,
             (_functional_collectives, "wait_tensors"): self.wait_tensor,
             (torch.Future, "wait"): self.wait_future,
@@ -541,6 +587,12 @@ class Tap:
             self.futures[key] = ref(future, lambda _: self.futures.pop(key, None)), entry
         return future
 
+    def poll(self, real: Callable[..., Any], work: Any) -> Any:
+        entry = self.works.get(id(work))
+        for call in entry.calls if entry else ():
+            call.is_polled = True
+        return real(work)
+
     def wait_future(self, real: Callable[..., Any], future: Any) -> Any:
         """Who waits for the future of a work waits for the work."""
         _, entry = self.futures.pop(id(future), (None, None))
@@ -641,7 +693,9 @@ class Tap:
             return real(given)
 
     def backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        observers = self.inside
+        observers = tuple(
+            each for each in self.observers if each.looks_inside or each.looks_at_training
+        )
         for each in observers:
             each.backward_begun()
         try:
@@ -649,6 +703,34 @@ class Tap:
         finally:
             for each in observers:
                 each.backward_ended()
+
+    def wrap_model(self, real: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
+        real(model, *args, **kwargs)
+        for each in self.training:
+            each.model_wrapped(model)
+
+    def call_model(self, real: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            for each in self.training:
+                each.model_called(model, (*args, *kwargs.values()))
+        return real(model, *args, **kwargs)
+
+    def load_model(self, real: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        result = real(module, *args, **kwargs)
+        for each in self.training:
+            each.model_loaded(module)
+        return result
+
+    def draw_samples(self, real: Callable[..., Any], sampler: Any) -> Any:
+        for each in self.training:
+            each.samples_drawn(sampler)
+        return real(sampler)
+
+    def load_batch(self, real: Callable[..., Any], iterator: Any) -> Any:
+        batch = real(iterator)
+        for each in self.training:
+            each.batch_loaded(iterator, batch)
+        return batch
 
 
 _tap = Tap()

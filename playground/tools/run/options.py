@@ -49,6 +49,12 @@ class ProgramOptions:
         metavar="GBIT",
         above=0,
     )
+    check: str = flag(
+        "off",
+        "Tell of silent mistakes in training when the run has ended: those that are certain, hints "
+        "too, or with exit code 1 if one is certain (strict).",
+        choices=("off", "certain", "hints", "strict"),
+    )
     output: str | Path = EVERY_RANK
     """The value of `LaunchConfig.output`."""
 

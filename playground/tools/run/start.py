@@ -37,6 +37,7 @@ VISION = "torchvision"
 """What reads the data, and is imported once for all ranks."""
 RUN_PROGRAM = remote("playground.runtime.program:run_program")
 MEASURED = remote("playground.explain.cost.run:measured")
+CHECKED = remote("playground.explain.right.run:checked")
 
 
 def share_imports(file: Path, tree: ast.Module) -> None:
@@ -69,11 +70,13 @@ def run_on_ranks(
     grace: float | None = None,
 ) -> None:
     """Run the program on the ranks of the session's world. If none of them has formed a process
-    group, say so. Raises what `launch` raises, and `UsageError` if its cost cannot be measured, or
-    a link not be simulated."""
+    group, say so. Raises what `launch` raises, and `UsageError` if its cost cannot be measured, a
+    link not be simulated, or its training not be checked."""
     world = session.world
     if asked.profile or asked.link:
         world.around = MEASURED(world, asked.profile, asked.link)
+    if asked.check != "off":
+        world.around = CHECKED(world, asked.check)
     is_ours = world.rank_env is None
     run = str(uuid.uuid4()) if is_ours else ""
     reported = set[str]()

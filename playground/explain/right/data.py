@@ -1,0 +1,202 @@
+"""Rules on the data that ranks train on (E, S). Does not import torch.
+
+Source of all: the documentation of `torch.utils.data.distributed.DistributedSampler`, which gives
+each rank a part of one order of the samples, if the ranks have one seed and one epoch, and another
+order in each epoch, if `set_epoch` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from playground.explain.right import (
+    BUCKET,
+    FORWARD,
+    Draw,
+    Finding,
+    Look,
+    Prints,
+    RankFacts,
+)
+from playground.explain.right.replicas import find_teams
+
+LEAST_LOOKS = 3
+"""In how many steps batches must be equal before that is told."""
+
+
+def find_equal_batches(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """E1-batches: the ranks of a wrapped model are fed different batches.
+
+    Certain: in each step that was looked at, and in three at least, the inputs of the forward
+    passes are equal on all ranks, and so are the gradients before they are averaged; the inputs of
+    the steps differ; and data loaders have returned batches on all ranks. A hint: no data loader
+    was seen. Unknown: all steps have one batch (a test whether the model can learn); gradients
+    differ (other nodes of one graph, or noise of their own); older versions of torch do not tell
+    of the gradients.
+    """
+    for team in find_teams(facts):
+        whole = [looks for looks in team.looks if all(each.is_whole for each in looks.values())]
+        for model in team.facts[0].models:
+            names = team.first.optimizer.parameters
+            if not any(name.startswith(f"{model.key}/") for name in names):
+                continue
+            inputs = [inputs_of(looks, model.key) for looks in whole]
+            if len(inputs) < LEAST_LOOKS or None in inputs or len({*inputs}) < 2:
+                continue
+            last = whole[-1][team.ranks[0]]
+            lines = [each.line for each in last.events if each.kind == FORWARD]
+            yield Finding(
+                rule="E1-batches",
+                is_certain=all(each.has_loader for each in team.facts),
+                what="all ranks of a model that DistributedDataParallel wraps train on the same "
+                "batches",
+                ranks=team.ranks,
+                since=min(look.step for look in whole[0].values()),
+                where=team.facts[0].where(lines[-1]) if lines else "",
+                why="inputs and gradients are equal on all ranks in each step that was looked at: "
+                "the ranks do the work of one",
+                fix="give the DataLoader a DistributedSampler, whose rank is that of the process; "
+                "let an IterableDataset yield the part of its rank",
+            )
+
+
+def inputs_of(looks: Mapping[int, Look], model: str) -> tuple[int | None, ...] | None:
+    """Fingerprints of the inputs of a step, if they and the gradients are equal on all ranks; None
+    if they are not, or not known."""
+    found = []
+    for look in looks.values():
+        inputs = [
+            each
+            for event in look.events
+            if event.kind == FORWARD and event.subject == model
+            for each in event.prints
+        ]
+        buckets = [each for event in look.events if event.kind == BUCKET for each in event.prints]
+        if look.has_closure or not inputs or not buckets or None in (*inputs, *buckets):
+            return None
+        found.append((tuple(inputs), tuple(buckets)))
+    return found[0][0] if len({*found}) == 1 else None
+
+
+def find_other_draws(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """S2-seed and S3-epoch: the samplers of the ranks cut one order of the samples.
+
+    Certain: each rank of the world draws one part of as many parts from a data set of one length;
+    shuffling is on; seeds differ, or epochs do at one clock; and all ranks train one model that
+    DistributedDataParallel wraps. A hint: they do not (then they may train models apart). Unknown:
+    the ranks draw different numbers of times; there are fewer or more parts than ranks (a data set
+    for each node).
+    """
+    world = [each.rank for each in facts]
+    train_one = any(model.ranks == world for each in facts[:1] for model in each.models)
+    for draws in common_draws(facts):
+        for rule, name, fix in (
+            ("S2-seed", "seed", "give DistributedSampler the same seed on all ranks"),
+            ("S3-epoch", "epoch", "call set_epoch on all ranks with the same number"),
+        ):
+            values = [getattr(each, name) for each in draws]
+            if len({*values}) < 2:
+                continue
+            told = [f"rank {rank}: {value}" for rank, value in enumerate(values)]
+            yield Finding(
+                rule=rule,
+                is_certain=train_one,
+                what="ranks draw their parts of the data from different orders, so that samples "
+                "come twice or not at all",
+                ranks=tuple(each.rank for each in facts),
+                since=max(draws[0].steps.values(), default=0),
+                where=facts[0].where(draws[0].line),
+                why=f"their DistributedSamplers differ in the {name} ({', '.join(told)})",
+                fix=fix,
+            )
+            return
+
+
+def common_draws(facts: Sequence[RankFacts]) -> Iterator[list[Draw]]:
+    """The draws of all ranks that cut one data set."""
+    if any(rank.unknown for rank in facts):
+        return
+    by_place = [{(each.sampler, each.number): each for each in rank.draws} for rank in facts]
+    for place, first in by_place[0].items() if len(facts) > 1 else ():
+        counts = {sum(each.sampler == first.sampler for each in rank.draws) for rank in facts}
+        if len(counts) > 1 or any(place not in each for each in by_place):
+            continue
+        draws = [each[place] for each in by_place]
+        is_cut = {each.rank for each in draws} == {*range(len(facts))}
+        forms = {(each.parts, each.shuffles, each.length, each.clock) for each in draws}
+        if is_cut and first.shuffles and first.parts == len(facts) and len(forms) == 1:
+            yield draws
+
+
+def find_one_order(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """S4-setepoch: `set_epoch` changes the order in each epoch.
+
+    Certain: on all ranks, all draws of a sampler that shuffles have one epoch; the first two
+    batches of two draws are equal, and differ from each other; and one optimizer has stepped after
+    each of both. Unknown: the batches differ (the data set shuffles itself); other optimizers step
+    (several models are to see one order); the epoch changes at times (several passes are to be
+    alike).
+    """
+    if any(rank.unknown for rank in facts):
+        return
+    found = [find_repeated_draw(rank) for rank in facts]
+    first = found[0] if found else None
+    if first is None or None in found:
+        return
+    yield Finding(
+        rule="S4-setepoch",
+        is_certain=True,
+        what="the samples come in the same order in each epoch",
+        ranks=tuple(each.rank for each in facts),
+        since=max(first.steps.values(), default=0),
+        where=facts[0].where(first.line),
+        why=f"the epoch of the DistributedSampler is always {first.epoch}",
+        fix="call sampler.set_epoch(epoch) at the beginning of each epoch",
+    )
+
+
+def find_repeated_draw(rank: RankFacts) -> Draw | None:
+    """A draw that repeats the one before it."""
+    end = {number: len(clocks) for number, clocks in rank.steps.items()}
+    for sampler in {each.sampler: None for each in rank.draws}:
+        draws = [each for each in rank.draws if each.sampler == sampler]
+        if len({(each.epoch, each.seed, each.length) for each in draws}) > 1:
+            continue
+        for number, (before, after) in enumerate(pairwise(draws)):
+            later = draws[number + 2].steps if number + 2 < len(draws) else end
+            batches = first_batches(rank, before)
+            if (
+                after.shuffles
+                and have_stepped(before.steps, after.steps, later)
+                and len(batches) > 1
+                and batches[0] != batches[1]
+                and batches == first_batches(rank, after)
+                and not any(None in each for each in batches)
+            ):
+                return after
+    return None
+
+
+def have_stepped(
+    before: Mapping[int, int], after: Mapping[int, int], later: Mapping[int, int]
+) -> bool:
+    """Whether one optimizer has stepped between the first two moments and the last two."""
+    return any(
+        before.get(number, 0) < count < later.get(number, 0) for number, count in after.items()
+    )
+
+
+def first_batches(rank: RankFacts, draw: Draw) -> list[Prints]:
+    return [
+        each.prints
+        for each in rank.batches
+        if (each.sampler, each.draw) == (draw.sampler, draw.number)
+    ]
+
+
+RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
+    find_equal_batches,
+    find_other_draws,
+    find_one_order,
+)

@@ -1,0 +1,41 @@
+"""Findings in words. Does not import torch."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from playground.explain.right import Finding, RankFacts
+from playground.runtime.flight_recorder.diagnosis import format_ranks
+
+WIDTH = 80
+
+
+def tell(finding: Finding) -> str:
+    """What, on which ranks, since when, why and where, and what to do."""
+    ranks = f"rank{'s' * (len(finding.ranks) > 1)} {format_ranks(finding.ranks)}"
+    since = f", since step {finding.since}" if finding.since >= 0 else ""
+    where = f" ({finding.where})" if finding.where else ""
+    said = "wrong" if finding.is_certain else "perhaps wrong"
+    sentences = (
+        f"playground: {said} [{finding.rule}]: {finding.what} ({ranks}{since}).",
+        f"Why: {finding.why}{where}.",
+        f"To fix it: {finding.fix}.",
+    )
+    return "\n".join(textwrap.fill(each, WIDTH, break_on_hyphens=False) for each in sentences)
+
+
+def tell_all(findings: Sequence[Finding], facts: Sequence[RankFacts]) -> str:
+    """All findings; if there is none, what was looked at and what is unknown."""
+    if findings:
+        return "\n\n".join(map(tell, findings))
+    steps = sum(len(each.looks) for each in facts)
+    unknown = [f"rank {each.rank}: {each.unknown}" for each in facts if each.unknown]
+    seen = f"{steps} steps of optimizers were compared" if steps else "no optimizer made a step"
+    return "\n".join(
+        textwrap.fill(each, WIDTH)
+        for each in (
+            f"playground: nothing wrong was seen: {seen}",
+            *(f"not known: {each}" for each in unknown),
+        )
+    )

@@ -1,0 +1,58 @@
+"""Silent mistakes on real ranks: wrong programs are named with their cause and line, right ones are
+not accused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from silent_mistakes import RIGHT, WRONG, Wrong
+
+from playground.explain.right import Finding, RankFacts, read_ranks
+from playground.explain.right.rules import find_mistakes
+from playground.testing import World
+
+Worlds = Callable[..., World]
+Program = Callable[[], None]
+PROGRAMS = [*(wrong.program for wrong in WRONG), *RIGHT]
+
+
+def check(rank: int, size: int, programs: Sequence[Program], folder: Path) -> None:
+    from playground.explain.right.observer import checked
+
+    for program in programs:
+        with checked(folder / program.__name__, rank):
+            program()
+            dist.barrier()
+
+
+@pytest.fixture(scope="module")
+def facts(world: Worlds, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[RankFacts]]:
+    """What two ranks have seen of each program, by its name."""
+    folder = tmp_path_factory.mktemp("right")
+    world(2, timeout=300).run(check, PROGRAMS, folder)
+    return {each.__name__: read_ranks(folder / each.__name__, 2) for each in PROGRAMS}
+
+
+def find(facts: dict[str, list[RankFacts]], program: Program) -> list[Finding]:
+    seen = facts[program.__name__]
+    assert [each.unknown for each in seen] == ["", ""]
+    return find_mistakes(seen)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_wrong_program_is_named_with_its_cause_and_line(
+    wrong: Wrong, facts: dict[str, list[RankFacts]]
+) -> None:
+    [found] = find(facts, wrong.program)
+    assert (found.rule, found.is_certain) == (wrong.rule, wrong.is_certain)
+    assert found.where == f"silent_mistakes.py:{wrong.line}"
+
+
+@pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
+def test_a_right_program_is_not_accused(
+    program: Program, facts: dict[str, list[RankFacts]]
+) -> None:
+    assert find(facts, program) == []

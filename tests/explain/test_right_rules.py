@@ -1,0 +1,471 @@
+"""The rules on silent mistakes, on facts that are made by hand: what they need, and what makes them
+silent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playground.explain.right import (
+    BACKWARD,
+    BUCKET,
+    CALLED,
+    ENDED,
+    FAILED,
+    FORWARD,
+    GAPS,
+    JOINS,
+    LOADED,
+    NO_GRADIENT,
+    RUNNING,
+    Batch,
+    Draw,
+    Event,
+    Finding,
+    Look,
+    Misuse,
+    Model,
+    Optimizer,
+    RankFacts,
+    file_name,
+    is_looked_at,
+    read_ranks,
+)
+from playground.explain.right.report import tell, tell_all
+from playground.explain.right.rules import find_mistakes
+
+RANKS = (0, 1)
+LINES = [("train.py", 10, "train", "/train.py"), ("train.py", 20, "train", "/train.py")]
+MODEL = Model("0#1", [0, 1], ["weight"], [True], [7], 0)
+WRAPPED = Optimizer(0, "torch.optim.sgd.SGD", ["0#1/weight"], [8], [0, 1])
+BY_HAND = Optimizer(0, "torch.optim.sgd.SGD", ["0/0"], [8], [0, 1])
+AVERAGED = Event(FORWARD, "0#1", True, "", [], [], 0, 0, 1, [])
+INSIDE = replace(AVERAGED, flag=False)
+REDUCED = Event(BACKWARD, "", True, "", [], [], 0, 0, 1, [])
+LOCAL = replace(REDUCED, flag=False)
+STEPS = 4
+
+
+def look(
+    step: int, before: int | None, gradient: int | None, after: int | None, *events: Event,
+    optimizer: Optimizer = WRAPPED, clock: int | None = None,
+) -> Look:  # fmt: skip
+    return Look(
+        optimizer, step, step if clock is None else clock, 0, [before], [gradient], [after], [],
+        [], [["lr=0.1"]], list(events), True, False, False, False, ["0#1"], 1,
+    )  # fmt: skip
+
+
+def drifting(rank: int, *events: Event, first: int = 0, gradient: int = 100) -> list[Look]:
+    """Steps of a rank whose parameter is that of others until the step `first`."""
+    apart = 1000 * (rank + 1)
+    return [
+        look(
+            step,
+            7 + step if step <= first else apart + step,
+            50 if step < first else gradient + rank,
+            8 + step if step < first else apart + step + 1,
+            *events,
+        )
+        for step in range(STEPS)
+    ]
+
+
+def facts_of(looks: Sequence[Sequence[Look]], **changes: object) -> list[RankFacts]:
+    """What ranks have seen, the final values after their last steps."""
+    return [
+        replace(
+            RankFacts(
+                rank, ENDED, "", LINES, [MODEL], [], list(mine),
+                {mine[-1].optimizer.parameters[0]: mine[-1].after[0]},
+                {0: [each.clock for each in mine]},
+            ),
+            **changes,  # type: ignore[arg-type]
+        )
+        for rank, mine in enumerate(looks)
+    ]  # fmt: skip
+
+
+def rules_of(facts: Sequence[RankFacts]) -> list[tuple[str, bool]]:
+    return [(each.rule, each.is_certain) for each in find_mistakes(facts)]
+
+
+BYPASS = [drifting(rank, LOCAL) for rank in RANKS]
+
+
+def test_the_first_steps_are_looked_at_and_then_pairs_ever_more_rarely() -> None:
+    looked_at = [step for step in range(5000) if is_looked_at(step)]
+    assert looked_at[:12] == [*range(12)]
+    assert looked_at[12:16] == [16, 17, 32, 33]
+    assert looked_at[-2:] == [4096, 4097]
+    assert len(looked_at) == 12 + 2 * 9
+
+
+def test_a_finding_names_ranks_step_line_reason_and_remedy() -> None:
+    [found] = find_mistakes(facts_of([drifting(rank, LOCAL, first=2) for rank in RANKS]))
+    assert (found.rule, found.ranks, found.since, found.where) == (
+        "D1-bypass", (0, 1), 2, "train.py:20",
+    )  # fmt: skip
+    said = " ".join(tell(found).split())
+    assert said.startswith("playground: wrong [D1-bypass]: the replicas of a model drift apart")
+    assert "weight of the model that DistributedDataParallel wraps in train.py:10" in said
+    assert "(ranks 0-1, since step 2). Why: no forward pass" in said
+    assert "(train.py:20). To fix it: call the wrapped model" in said
+    assert max(map(len, tell(found).splitlines())) <= 80
+
+
+UNKNOWN = {
+    "a rank's log says so": [
+        replace(each, unknown="x" * each.rank) for each in facts_of(BYPASS)
+    ],
+    "a rank has left no log": facts_of(BYPASS)[:1],
+    "no moment is common": facts_of(
+        [[replace(each, clock=each.clock + 100 * rank) for each in mine]
+         for rank, mine in enumerate(BYPASS)]
+    ),
+    "the group has no clock": facts_of(
+        [[replace(each, clock=-1) for each in mine] for mine in BYPASS]
+    ),
+    "parameters cannot be read": facts_of(
+        [[replace(each, before=[None], after=[None]) for each in mine] for mine in BYPASS],
+        final={"0#1/weight": None},
+    ),
+    "a step calls a closure": facts_of(
+        [[replace(each, has_closure=True) for each in mine] for mine in BYPASS]
+    ),
+    "a rank has no batches left": facts_of(
+        [drifting(rank, replace(INSIDE, note=JOINS), LOCAL) for rank in RANKS]
+    ),
+    "a hook of local SGD": facts_of(
+        [drifting(rank, replace(AVERAGED, note="post_localSGD_hook"), REDUCED) for rank in RANKS]
+    ),
+    "nobody trains them": facts_of(
+        [[replace(each, gradients=[NO_GRADIENT]) for each in mine] for mine in BYPASS]
+    ),
+    "the wrapper is gone": facts_of(
+        [[replace(each, wrapped=[]) for each in mine] for mine in BYPASS]
+    ),
+    "they are equal in the end": facts_of(BYPASS, final={"0#1/weight": 1}),
+    "they are equal at a later step": facts_of(
+        [[*mine[:2], replace(mine[2], before=[5]), mine[3]] for mine in BYPASS]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("facts", UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_what_is_unknown_is_no_finding(facts: list[RankFacts]) -> None:
+    assert rules_of(facts) == []
+
+
+def test_ranks_that_are_alike_are_not_accused() -> None:
+    same = drifting(0, AVERAGED, REDUCED)
+    assert rules_of(facts_of([same, same])) == []
+
+
+def test_replicas_that_differ_only_at_the_end_are_not_accused() -> None:
+    same = drifting(0, AVERAGED, REDUCED)
+    facts = facts_of([same, same])
+    facts[1] = replace(facts[1], final={"0#1/weight": 1})
+    assert rules_of(facts) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "rule"),
+    [
+        ([LOCAL], "D1-bypass"),
+        ([INSIDE, LOCAL], "D2-nosync-all"),
+        ([AVERAGED, REDUCED, INSIDE, LOCAL], "D2-nosync-last"),
+        ([AVERAGED, REDUCED, LOCAL], "D4-later"),
+    ],
+)
+def test_the_cause_is_read_from_what_came_before_the_step(events: list[Event], rule: str) -> None:
+    facts = facts_of([drifting(rank, *events) for rank in RANKS])
+    assert rules_of(facts) == [(rule, True)]
+
+
+def test_what_came_before_the_step_is_a_hint_at_most_if_it_is_not_known_whole() -> None:
+    looks = [[replace(each, is_whole=False) for each in mine] for mine in BYPASS]
+    assert rules_of(facts_of(looks)) == [("D-drift", False)]
+
+
+@pytest.mark.parametrize("events", [[LOCAL], [INSIDE, LOCAL]])
+def test_training_apart_is_a_hint_if_it_may_be_meant(events: list[Event]) -> None:
+    """An average may come later, or was made unseen; or there was another phase before."""
+    looks = [drifting(rank, *events) for rank in RANKS]
+    large = Event(CALLED, "all_reduce", False, "", [], [], 8, 2, 1, [])
+    before = [[look(0, 7, 50, 7, AVERAGED, REDUCED), *mine[1:]] for mine in
+              [drifting(rank, *events, first=1) for rank in RANKS]]  # fmt: skip
+    unsure = [
+        facts_of(looks, state=FAILED),
+        facts_of(looks, state=RUNNING),
+        facts_of(looks, has_threads=True),
+        facts_of([drifting(rank, *events, large) for rank in RANKS]),
+        facts_of([[replace(each, after=[8]) if each.step == 0 else each for each in mine]
+                  for mine in before]),
+    ]  # fmt: skip
+    assert [[certain for _, certain in rules_of(facts)] for facts in unsure] == [[False]] * 5
+
+
+def test_a_step_that_was_left_out_long_ago_is_found_by_the_clocks() -> None:
+    looks = [
+        [
+            look(0, 7, 50, 8, AVERAGED, REDUCED),
+            look(16 - rank, 100 + rank, 50, 200 + rank, AVERAGED, REDUCED, clock=16),
+        ]
+        for rank in RANKS
+    ]
+    facts = facts_of(looks)
+    steps = [{0: [*range(18)]}, {0: [clock for clock in range(18) if clock != 9]}]
+    facts = [replace(each, steps=mine) for each, mine in zip(facts, steps, strict=True)]
+    [found] = find_mistakes(facts)
+    assert (found.rule, found.is_certain) == ("D5-skip", True)
+    assert "rank 1 made 0 steps" in found.why
+    unsure = [replace(each, has_all_steps=False) for each in facts]
+    assert rules_of(unsure) == [("D-drift", False)]
+
+
+def written(rank: int, *events: Event) -> list[Look]:
+    """Between the steps 0 and 1, something writes the parameter."""
+    return [look(0, 7, 50, 8), look(1, 100 + rank, 60, 200 + rank, *events)]
+
+
+def test_a_load_on_one_rank_is_told_from_other_writes() -> None:
+    load = Event(LOADED, "Linear", False, "", [], [0], 0, 0, 0, [])
+    one = facts_of([written(0), written(1, load)])
+    [found] = find_mistakes(one)
+    assert (found.rule, found.is_certain, found.where) == ("D6-load", True, "train.py:10")
+    assert found.why == "only rank 1 called load_state_dict"
+    assert rules_of(facts_of([written(0), written(1)])) == [("D6-write", True)]
+
+
+def test_a_write_is_a_hint_if_a_call_may_have_written_or_steps_lie_between() -> None:
+    call = Event(CALLED, "broadcast", False, "", [], [0], 8, 2, 1, [])
+    called = facts_of([written(rank, call) for rank in RANKS])
+    later = facts_of([[mine[0], replace(mine[1], step=9, clock=9)] for mine in map(written, RANKS)])
+    everywhere = Event(LOADED, "Linear", False, "", [], [0], 0, 0, 0, [])
+    loaded = facts_of([written(rank, everywhere) for rank in RANKS])
+    assert [rules_of(each) for each in (called, later, loaded)] == [[("D-drift", False)]] * 3
+
+
+def test_hyperparameters_and_state_are_the_cause_if_gradients_are_equal() -> None:
+    same = [[look(0, 7, 50, 100 + rank), look(1, 100 + rank, 60, 200 + rank)] for rank in RANKS]
+    other = [
+        [replace(each, settings=[[f"lr={0.1 / (rank + 1)}"]]) for each in mine]
+        for rank, mine in enumerate(same)
+    ]
+    [found] = find_mistakes(facts_of(other))
+    assert (found.rule, found.is_certain) == ("D9-hyper", True)
+    assert "rank 0: lr=0.1; rank 1: lr=0.05" in found.why
+    assert rules_of(facts_of(same)) == [("D10-state", True)]
+    own = replace(WRAPPED, kind="train.Noisy")
+    for change in ({"has_hooks": True}, {"optimizer": own}):
+        unsure = [[replace(each, **change) for each in mine] for mine in same]
+        assert rules_of(facts_of(unsure)) == [("D10-state", False)]
+
+
+def test_a_difference_by_rounding_is_a_hint() -> None:
+    looks = [
+        [
+            replace(each, values=[[1.0 + rank * 1e-7, 2.0]])
+            for each in (look(0, 7, 50, 100 + rank), look(1, 100 + rank, 60, 200 + rank))
+        ]
+        for rank in RANKS
+    ]
+    assert rules_of(facts_of(looks)) == [("D10-state", False)]
+
+
+def test_a_model_of_other_names_is_another_model() -> None:
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
+    names = [["weight", "bias"], ["bias", "weight"], ["bias", "scale"]]
+    two = [replace(MODEL, names=each, trained=[True] * 2, prints=[1, 2]) for each in names]
+    order = [replace(facts[0], models=two[:1]), replace(facts[1], models=two[1:2])]
+    other = [replace(facts[0], models=two[:1]), replace(facts[1], models=two[2:])]
+    assert rules_of(order) == [("D11-order", True)]
+    assert rules_of(other) == []
+
+
+GRADIENT = Event(CALLED, "all_reduce", False, "", [0], [], 8, 2, 1, [])
+
+
+def by_hand(rank: int, *events: Event, apart: int = 1000, gradient: int = 50) -> list[Look]:
+    return [
+        look(
+            step, apart * rank + step, gradient + step, apart * rank + step + 1, LOCAL, *events,
+            optimizer=BY_HAND,
+        )
+        for step in range(STEPS)
+    ]  # fmt: skip
+
+
+def test_replicas_that_start_apart_are_named_if_their_gradients_are_averaged() -> None:
+    facts = facts_of([by_hand(rank, GRADIENT) for rank in RANKS])
+    assert rules_of(facts) == [("M1-start", True)]
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [by_hand(rank) for rank in RANKS],  # nobody has averaged
+        [by_hand(rank, GRADIENT, apart=0) for rank in RANKS],
+        [by_hand(rank, replace(GRADIENT, ranks=1)) for rank in RANKS],  # in parts
+        [by_hand(rank, GRADIENT, replace(GRADIENT, subject="send")) for rank in RANKS],
+        [by_hand(rank, GRADIENT, gradient=50 * (rank + 1)) for rank in RANKS],
+        [by_hand(rank, GRADIENT)[:1] for rank in RANKS],  # one step proves nothing
+    ],
+)
+def test_right_averaging_and_what_may_be_is_not_named(looks: list[list[Look]]) -> None:
+    assert rules_of(facts_of(looks)) == []
+
+
+def test_averaging_is_unknown_where_another_thread_communicates() -> None:
+    looks = [by_hand(rank, GRADIENT) for rank in RANKS]
+    assert rules_of(facts_of(looks, has_threads=True)) == []
+
+
+def fed(rank: int, step: int, *, inputs: int | None, gradients: int | None) -> Look:
+    forward = replace(AVERAGED, prints=[inputs])
+    bucket = Event(BUCKET, "", False, "", [], [], 0, 0, 1, [gradients])
+    return look(step, 7 + step, 50 + step, 8 + step, forward, bucket, REDUCED)
+
+
+def feed(*, inputs: int = 0, gradients: int = 0, changing: int = 1, steps: int = 4) -> object:
+    """Ranks whose inputs and gradients differ by so much."""
+    return [
+        [
+            fed(
+                rank, step, inputs=step * changing + 100 + inputs * rank,
+                gradients=step + 200 + gradients * rank,
+            )
+            for step in range(steps)
+        ]
+        for rank in RANKS
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("looks", "rules"),
+    [
+        (feed(), [("E1-batches", True)]),
+        (feed(inputs=1), []),
+        (feed(gradients=1), []),  # other parts of the loss, or noise
+        (feed(changing=0), []),  # one batch, a smoke test
+        (feed(steps=2), []),
+    ],
+)
+def test_equal_batches_are_told_if_inputs_and_gradients_are_equal(
+    looks: list[list[Look]], rules: list[tuple[str, bool]]
+) -> None:
+    assert rules_of(facts_of(looks, has_loader=True)) == rules
+    assert rules_of(facts_of(looks)) == [(rule, False) for rule, _ in rules]
+
+
+def draws(part: int, **changes: Any) -> list[Draw]:
+    two = [
+        Draw(0, 0, part, 2, 0, 0, True, 16, 3, {}, 0),
+        Draw(0, 1, part, 2, 0, 1, True, 16, 9, {0: 4}, 1),
+    ]
+    return [replace(each, **changes) for each in two]
+
+
+def drawing(**changes: Any) -> list[RankFacts]:
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
+    mine = [draws(0), draws(1, **changes)]
+    return [replace(each, draws=drawn) for each, drawn in zip(facts, mine, strict=True)]
+
+
+def test_samplers_of_other_seeds_or_epochs_are_told() -> None:
+    assert rules_of(drawing()) == []
+    [seed], [epoch] = (find_mistakes(drawing(seed=1)), find_mistakes(drawing(epoch=7)))
+    assert (seed.rule, seed.is_certain, seed.where) == ("S2-seed", True, "train.py:10")
+    assert "(rank 0: 0, rank 1: 1)" in seed.why
+    assert (epoch.rule, epoch.since) == ("S3-epoch", 0)
+    apart = [replace(each, models=[]) for each in drawing(seed=1)]
+    assert rules_of(apart) == [("S2-seed", False)]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"length": 8}, {"parts": 3}, {"rank": 0}, {"clock": 4}, {"number": 5}]
+)
+def test_samplers_that_cut_other_data_are_not_compared(changes: dict[str, int]) -> None:
+    assert rules_of(drawing(seed=1, **changes)) == []
+
+
+def repeated(
+    *, epochs: tuple[int, int, int] = (0, 0, 0), steps: tuple[int, ...] = (0, 4, 8), prints: int = 1
+) -> list[RankFacts]:
+    """Three passes over one sampler: epochs, steps made before each, and what the first batch of
+    the second pass is."""
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
+    drawn = [
+        Draw(0, number, 0, 2, 0, epoch, True, 16, number, {0: made}, 1)
+        for number, (epoch, made) in enumerate(zip(epochs, steps, strict=True))
+    ]
+    batches = [
+        Batch(0, number, batch, [2 if batch else prints if number else 1])
+        for number in range(3)
+        for batch in range(2)
+    ]
+    return [replace(each, draws=drawn, batches=batches) for each in facts]
+
+
+def test_one_order_in_each_epoch_is_told() -> None:
+    [found] = find_mistakes(repeated())
+    assert (found.rule, found.is_certain, found.since) == ("S4-setepoch", True, 4)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        repeated(epochs=(0, 1, 2)),
+        repeated(epochs=(0, 0, 1)),
+        repeated(steps=(0, 0, 0)),  # nobody trains
+        repeated(steps=(0, 4, 4)),  # the second pass evaluates
+        repeated(prints=3),  # the data set shuffles itself
+        repeated(prints=2),  # all batches are equal
+    ],
+)
+def test_one_order_may_be_meant(facts: list[RankFacts]) -> None:
+    assert rules_of(facts) == []
+
+
+def test_misuses_of_one_line_are_one_finding() -> None:
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
+    facts = [replace(each, misuses=[Misuse(GAPS, "broadcast", 1, 3 - each.rank)]) for each in facts]
+    [found] = find_mistakes(facts)
+    assert (found.rule, found.ranks, found.since, found.where) == (
+        "G1-noncontig", (0, 1), 2, "train.py:20",
+    )  # fmt: skip
+    assert rules_of([replace(each, unknown="x") for each in facts]) == []
+
+
+def test_a_run_without_findings_says_what_it_has_seen() -> None:
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
+    assert tell_all([], facts) == (
+        "playground: nothing wrong was seen: 8 steps of optimizers were compared"
+    )
+    facts[1] = RankFacts(1, RUNNING, "its log is full")
+    assert tell_all([], facts).splitlines()[1:] == ["not known: rank 1: its log is full"]
+
+
+def test_certain_findings_come_first() -> None:
+    findings = [
+        Finding(rule, certain, "what", (0,), since, "", "why", "fix")
+        for rule, certain, since in (("a", False, 0), ("b", True, 5), ("c", True, 1))
+    ]
+    facts = facts_of([drifting(0)] * 2)
+    told = tell_all(sorted(findings, key=lambda each: each.rule), facts)
+    assert told.count("perhaps wrong") == 1
+    assert told.count("(rank 0, since step 5)") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"no log at all" * 100, bytes(10_000)])
+def test_a_log_that_cannot_be_read_is_unknown(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / file_name(0)).write_bytes(content)
+    found = read_ranks(tmp_path, 2)
+    assert [each.looks for each in found] == [[], []]
+    assert found[1].unknown == "it has not begun"
+    assert find_mistakes(found) == []
