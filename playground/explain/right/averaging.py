@@ -157,8 +157,9 @@ def may_average_parameters(seen: Averaging) -> bool:
 def find_after(seen: Averaging) -> Finding | None:
     """M2-after: gradients are averaged between backward and step.
 
-    Certain: gradients differ on the ranks before each step; the calls that take them all come
-    before the first backward since the last step; the parameters were equal and drift.
+    A hint: gradients differ on the ranks before each step; the calls that take them all come before
+    the first backward since the last step; the parameters were equal and drift. An ensemble that
+    adds up gradients after the step, to measure them, does so on purpose.
     """
     late = {
         place
@@ -185,7 +186,7 @@ def find_after(seen: Averaging) -> Finding | None:
     return seen.finding(
         "M2-after", found, "the replicas of a model drift apart", seen.where(first),
         "the gradients are reduced after the step that uses them",
-        "reduce them between backward() and step()",
+        "reduce them between backward() and step()", is_certain=False,
     )  # fmt: skip
 
 
