@@ -302,14 +302,13 @@ def all_gather_object(rank, size):
     return [len(each) for each in received]
 
 
-def run(rank, size):
-    assert size > 1, "groups makes a group of ranks 0 and 1: start 2 ranks or more"
+def expected_lists(rank, size):
+    """The functions, and the list that each is to return on this rank."""
     numbers = [r + 1.0 for r in range(size)]
     total = sum(numbers)
     mixed = [1.0 + r % 2 for r in range(size)]  # what the ranks have in operations
     bits = [1 + 2 ** (r + 1) for r in range(size)]  # and in bitwise
-    difference = 0.0
-    for function, expected in (
+    return [
         (broadcast, [1.0]),
         (reduce, [total] if rank == 0 else []),
         (all_reduce, [total]),
@@ -327,7 +326,13 @@ def run(rank, size):
         (bitwise, [fold(op, bits) for op in (and_, or_, xor)]),
         (broadcast_object, [0.1]),
         (all_gather_object, [*range(size)]),
-    ):
+    ]
+
+
+def run(rank, size):
+    assert size > 1, "groups makes a group of ranks 0 and 1: start 2 ranks or more"
+    difference = 0.0
+    for function, expected in expected_lists(rank, size):
         # nccl, the backend for GPUs, has no bitwise operations
         if dist.get_backend() == "nccl" and function is bitwise:
             continue
