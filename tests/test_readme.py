@@ -52,6 +52,9 @@ NOT_RUN = {
         "half a minute"
     ),
     "python -m playground run -n 4 train.py --lr 0.1": "a script with this fault",
+    "python -m playground run -n 2 --check certain train.py": (
+        "a script with this mistake: tests/explain/test_check_option.py"
+    ),
     "python -m playground run -n 3 train.py": "a program that fails: tests/lessons/test_hello.py",
     "python -m playground run -n 4 lesson.py": "a program that is edited",
     "python -m playground run -n 2 swap.py": "the program above it: tests/lessons/test_programs.py",
