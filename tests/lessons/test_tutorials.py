@@ -746,5 +746,5 @@ def whole_tensors_go_round(world: Worlds) -> str:
 @tries('"Baidu developed the ring all-reduce in 2017."')
 def the_ring_is_older() -> str:
     chapter = (PAGE.parent / "all_reduce" / "README.md").read_text(encoding="utf-8")
-    [year] = re.findall(r"Patarasuk, Yuan: .*, (\d{4})$", chapter, re.MULTILINE)
+    [year] = re.findall(r"^- Patarasuk and Yuan, (\d{4}), ", chapter, re.MULTILINE)
     return year
