@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from ranks import needs_native_calls
 from silent_mistakes import RIGHT, WRONG, Wrong
 
 from playground.explain.right import Finding, RankFacts, read_ranks
@@ -42,7 +44,13 @@ def find(facts: dict[str, list[RankFacts]], program: Program) -> list[Finding]:
     return find_mistakes(seen)
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def parameters(wrong: Wrong) -> Any:
+    """Equal batches are seen by the gradients that DistributedDataParallel is about to average."""
+    marks = [needs_native_calls] if wrong.rule == "E1-batches" else []
+    return pytest.param(wrong, id=str(wrong), marks=marks)
+
+
+@pytest.mark.parametrize("wrong", [parameters(wrong) for wrong in WRONG])
 def test_a_wrong_program_is_named_with_its_cause_and_line(
     wrong: Wrong, facts: dict[str, list[RankFacts]]
 ) -> None:
