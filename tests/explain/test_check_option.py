@@ -3,8 +3,6 @@ is."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from fixtures import Run
 from test_readme import fenced_blocks
@@ -38,13 +36,6 @@ dist.destroy_process_group()
 """
 BACKWARD, STEP = 17, 20
 """Lines of the script."""
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    return "train.py"
 
 
 def test_a_wrong_script_is_told_on_stderr_and_runs_as_without(script: str, run_cli: Run) -> None:

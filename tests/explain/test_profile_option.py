@@ -40,13 +40,6 @@ BACKWARD, CONSTRUCTOR = 15, 10
 """Lines of the script."""
 
 
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    return "train.py"
-
-
 def rows_of(file: str) -> dict[tuple[int, str], Any]:
     rows = json.loads(Path(file).read_text())["rows"]
     return {(row["line"], row["operation"]): row for row in rows}

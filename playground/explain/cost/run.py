@@ -18,12 +18,16 @@ from playground.console import terminal
 from playground.console.options import check_writable
 from playground.explain.cost import Profile, read_ranks
 from playground.explain.cost.report import RENDERERS, profile_texts
+from playground.explain.starts import (
+    folder_of_last_start,
+    folder_of_this_start,
+    require_own_ranks,
+)
 from playground.runtime.errors import UsageError
 from playground.runtime.files import temporary_folder, write_file
 from playground.runtime.launcher.entry import Around, CommandWorld
 from playground.runtime.rank.work import call
 from playground.runtime.remote import remote
-from playground.runtime.rendezvous.environment import restart_count
 from playground.runtime.untrusted import printable
 from playground.runtime.upstream import find_older_torch
 
@@ -37,15 +41,14 @@ TERMINAL = Path("-")
 
 @dataclass(frozen=True)
 class Metered:
-    """Calls `fn`, measures its communication into a folder in `folder` whose name is the number of
-    restarts of the world, and has it go over a link of `gbit`."""
+    """Calls `fn`, measures its communication into `folder`, and has it go over a link of `gbit`."""
 
     fn: Callable[..., Any]
     folder: Path | None
     gbit: float | None
 
     def __call__(self, rank: int, size: int, *args: Any) -> Any:
-        with METERED(self.folder and self.folder / str(restart_count()), rank, self.gbit):
+        with METERED(self.folder and folder_of_this_start(self.folder), rank, self.gbit):
             return call(self.fn, rank, size, *args)
 
 
@@ -64,10 +67,8 @@ def measured(world: CommandWorld, profile: Path | None, gbit: float | None) -> A
     """What the world's runs are to happen in, if their communication is to be measured, or to go
     over a link of so many 10^9 bits per second. Raises `UsageError` for a file that cannot be
     written, for a profile of ranks that somebody else has started, and for a link of GPUs."""
-    if profile and world.rank_env is not None:
-        raise UsageError(
-            f"{FLAG} of ranks that were started elsewhere: let this command start them, with -n"
-        )
+    if profile:
+        require_own_ranks(FLAG, world)
     if gbit and world.device != "cpu":
         raise UsageError(f"--link {gbit:g}: the simulation delays CPUs, on gloo: leave it out")
     if profile and profile != TERMINAL:
@@ -99,8 +100,7 @@ def measured(world: CommandWorld, profile: Path | None, gbit: float | None) -> A
 
 def show(folder: Path, world: CommandWorld, file: Path) -> None:
     """Show the profile of the last world that has begun, on stderr or in a file."""
-    last = max((int(each.name) for each in folder.iterdir() if each.is_dir()), default=0)
-    ranks = read_ranks(folder / str(last), world.size, time.monotonic())
+    ranks = read_ranks(folder_of_last_start(folder), world.size, time.monotonic())
     found = Profile(tuple(sys.argv[1:]), world.backend, ranks)
     if not found.seconds:
         click.echo(f"{FLAG}: no rank has begun", err=True)

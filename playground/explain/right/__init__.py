@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -63,7 +63,8 @@ class Model:
     ranks: list[int]
     """Those of its group."""
     names: list[str]
-    """Of its parameters. Those that DistributedDataParallel was told to ignore are left out."""
+    """The names of its parameters, without those that DistributedDataParallel is told to
+    ignore."""
     trained: list[bool]
     """Whether each requires a gradient."""
     prints: Prints
@@ -185,7 +186,7 @@ class Draw:
     epoch: int
     shuffles: bool
     length: int
-    """Of the data set."""
+    """The number of samples in the data set."""
     clock: int
     """The world's, -1 if it is not known."""
     steps: dict[int, int]
@@ -344,9 +345,3 @@ def read_look(optimizers: Sequence[Optimizer], fields: Sequence[object]) -> Look
     events = [Event(*expect_list(each)) for each in look.events]  # type: ignore[arg-type]
     look.events[:] = events
     return look
-
-
-def common(ranks: Iterable[int]) -> str:
-    """ranks 0 and 1"""
-    *first, last = (str(rank) for rank in sorted(ranks))
-    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"

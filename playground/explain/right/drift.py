@@ -17,7 +17,7 @@ and of `register_comm_hook`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from playground.explain.right import (
@@ -31,7 +31,6 @@ from playground.explain.right import (
     Look,
     Model,
     RankFacts,
-    common,
 )
 from playground.explain.right.replicas import (
     AFTER,
@@ -102,7 +101,7 @@ class Drift:
 
     @property
     def notes(self) -> str:
-        """Of all forward passes of the model that were seen."""
+        """The notes of all forward passes of the model that were seen."""
         return " ".join(each.note for look in self.team.all_looks for each in self.forwards(look))
 
     @property
@@ -218,8 +217,8 @@ def find_skip(drift: Drift) -> Cause | None:
     others = [rank for rank, count in made.items() if count == most]
     return Cause(
         "D5-skip",
-        f"{common(skipping)} made {fewest} steps of the optimizer between two collectives where "
-        f"{common(others)} made {most}",
+        f"{name_ranks(skipping)} made {fewest} steps of the optimizer between two collectives "
+        f"where {name_ranks(others)} made {most}",
         "let all ranks decide alike whether to make a step: all_reduce what the decision depends "
         "on",
         drift.where(drift.looks[0].line),
@@ -254,7 +253,7 @@ def find_write(drift: Drift) -> Cause | None:
         facts = next(each for each in drift.team.facts if each.rank == loading[0])
         return Cause(
             "D6-load",
-            f"only {common(loading)} called load_state_dict",
+            f"only {name_ranks(loading)} called load_state_dict",
             "load on all ranks, or before DistributedDataParallel wraps the model: it sends what "
             "rank 0 has",
             facts.where(loads[loading[0]][-1].line),
@@ -536,3 +535,9 @@ def find_other_orders(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             why="the model is built in another order there",
             fix="build the model of all ranks in the same order: sort what it is built from",
         )
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """ranks 0 and 1"""
+    *first, last = (str(rank) for rank in sorted(ranks))
+    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"

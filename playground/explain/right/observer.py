@@ -91,7 +91,7 @@ IN_MEMORY = {"allreduce", "broadcast", "reduce"}
 MOST_SENT, MOST_IN_FLIGHT, MOST_MISUSES = 64, 1024, 32
 """How many messages are looked at, tensors are remembered, and misuses are told."""
 MOST_VALUES = 64
-"""Of how many parameters elements are told."""
+"""How many parameters there are whose elements are told."""
 INTERNAL = {"foreach", "fused", "initial_lr", "params", "differentiable", "capturable"}
 """Settings of an optimizer that change nothing, or its result by rounding alone."""
 

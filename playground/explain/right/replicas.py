@@ -85,7 +85,7 @@ class Team:
     """Ranks that step one optimizer."""
 
     facts: Sequence[RankFacts]
-    """Of these ranks, in order."""
+    """What these ranks have seen, in order."""
     looks: Sequence[Mapping[int, Look]]
     """The steps that all of them have looked at, by rank, in the order of time."""
 
@@ -110,7 +110,7 @@ class Team:
     def all_looks(self) -> Iterator[Look]:
         """Those of all ranks, also those that only some have made."""
         for each in self.facts:
-            mine = [look.optimizer for looks in self.looks for look in [looks[each.rank]]]
+            mine = [looks[each.rank].optimizer for looks in self.looks]
             yield from (look for look in each.looks if look.optimizer in mine)
 
     def replica(self, name: str) -> Replica:

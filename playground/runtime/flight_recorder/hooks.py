@@ -70,6 +70,7 @@ from playground.runtime.upstream import (
     FUNCTIONAL,
     count_collectives,
     default_store,
+    is_joining,
     is_registered,
     read_timeout,
     resolve_group,
@@ -593,7 +594,7 @@ class Hooks(Recorder):
             made = ranks_of(group), number_of(group)
             self.made[made] += 1
             self.models[ddp] = self.made[made]
-        elif ddp._join_config.enable:  # a rank without batches makes these calls elsewhere
+        elif is_joining(ddp):  # a rank without batches makes these calls elsewhere
             return real(ddp, *args, **kwargs)
         with self.around(self.box, name, group, self.models.get(ddp, 0)):
             return real(ddp, *args, **kwargs)
@@ -606,7 +607,7 @@ class Hooks(Recorder):
         key, rebuilds = id(ddp), ddp.static_graph or not ddp.find_unused_parameters
         if rebuilds and not ddp._has_rebuilt_buckets:
             self.reducers[ddp.reducer] = ddp.process_group, self.models.get(ddp, 0)
-        joins = ddp._join_config.enable  # then others answer for a rank that has no batch left
+        joins = is_joining(ddp)  # then others answer for a rank that has no batch left
         averages = ddp.require_backward_grad_sync and torch.is_grad_enabled() and not joins
         output = real(ddp, *args, **kwargs)
         if averages:

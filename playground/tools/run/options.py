@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from playground.console.options import FILE, flags, options
+from playground.explain import CHECKS, OFF
 from playground.runtime.constants import Constant, Constants, Value
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, flags_of
@@ -50,10 +51,10 @@ class ProgramOptions:
         above=0,
     )
     check: str = flag(
-        "off",
+        OFF,
         "Tell of silent mistakes in training when the run has ended: those that are certain, hints "
         "too, or with exit code 1 if one is certain (strict).",
-        choices=("off", "certain", "hints", "strict"),
+        choices=CHECKS,
     )
     output: str | Path = EVERY_RANK
     """The value of `LaunchConfig.output`."""

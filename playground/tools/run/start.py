@@ -12,6 +12,7 @@ import click
 
 from playground.console.lesson import Lesson
 from playground.console.session import Session
+from playground.explain import OFF
 from playground.runtime.constants import Value
 from playground.runtime.errors import UsageError
 from playground.runtime.files import make_folder, write_file
@@ -75,7 +76,7 @@ def run_on_ranks(
     world = session.world
     if asked.profile or asked.link:
         world.around = MEASURED(world, asked.profile, asked.link)
-    if asked.check != "off":
+    if asked.check != OFF:
         world.around = CHECKED(world, asked.check)
     is_ours = world.rank_env is None
     run = str(uuid.uuid4()) if is_ours else ""

@@ -1,0 +1,30 @@
+"""Where ranks that are observed leave their logs: a folder for each start of their world, whose
+name is the number of restarts before it. Does not import torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playground.runtime.errors import UsageError
+from playground.runtime.launcher.entry import CommandWorld
+from playground.runtime.rendezvous.environment import restart_count
+
+
+def folder_of_this_start(folder: Path) -> Path:
+    """In a rank."""
+    return folder / str(restart_count())
+
+
+def folder_of_last_start(folder: Path) -> Path:
+    """In the launcher, when the world has ended."""
+    last = max((int(each.name) for each in folder.iterdir() if each.is_dir()), default=0)
+    return folder / str(last)
+
+
+def require_own_ranks(option: str, world: CommandWorld) -> None:
+    """Raises `UsageError` if somebody else has started the ranks: this process does not see their
+    logs."""
+    if world.rank_env is not None:
+        raise UsageError(
+            f"{option} of ranks that were started elsewhere: let this command start them, with -n"
+        )
