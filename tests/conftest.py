@@ -45,8 +45,8 @@ hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000
 hypothesis.settings.load_profile("the same each time")
 
 os.environ.setdefault("PLAYGROUND_TEST_TENTH", "0")
-"""Which tenth of the exercises is judged by the solutions of strangers, and of the chapters is shown
-by a browser: `make stress` takes all. (What is tested does not depend on the day.)"""
+"""Which tenth of the exercises is judged by strangers' solutions, and of the chapters is shown by a
+browser. `make stress` takes all. (What is tested does not depend on the day.)"""
 
 FEW, FEWER = 600, 200
 """Samples to train on and to test on, in most tests."""

@@ -68,8 +68,10 @@ NOT_RUN = {
         f"python -m playground run -n 4{option} train.py": "a script of the reader's"
         for option in ("", " --check certain", " --profile", " --see run.html")
     },
-    "python -m playground failures --program wait_in_a_circle": "it fails: tests/lessons/test_failures",
-    "python -m playground failures --program stop_early": "it fails: tests/lessons/test_failures",
+    **{
+        f"python -m playground failures --program {name}": "it fails: tests/lessons/test_failures"
+        for name in ("wait_in_a_circle", "stop_early")
+    },
     "python -m playground run -n 2 --profile train.py": "the script above it: tests/explain",
     **{
         f"python -m playground bench steps {words}": "minutes: tests/tools/test_bench_steps.py"
