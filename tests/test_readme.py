@@ -94,7 +94,7 @@ HEAVIER = (
     "bert", "bert --only same-losses", "bert --only averaging", "bert --way ddp --only train",
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8", "data-parallel --devices 3 --steps 1",
-    "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25",
+    "ladder", "ladder --bucket-cap-mb 25",
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets "
                                                                           "--dataset digits",
     "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 "
@@ -123,7 +123,6 @@ SMALLER = {
     "ladder": ("--dataset", "digits", "--steps", "2"),
     "ddp": FEW_SAMPLES,
     "elastic": ("-n", "2", "--epochs", "3"),
-    "prove": ("--dataset", "digits", "--batch-size", "16"),
     "parameter-server": ("--dataset", "digits", "--batch-size", "64", "--steps", "8"),
     "pipeline": ("--dataset", "digits", "--batch-size", "32", "--steps", "1"),
     "tensor": ("--steps", "1", "--batch-size", "4"),
@@ -136,7 +135,6 @@ SMALLER = {
 WITHOUT_OUTPUT = {
     "ddp --lab": ("-n", "4"),
     "bert": ("--steps", "6", "--batch-size", "8"),
-    "prove": ("-n", "2", "--steps", "2"),
     "data-parallel": ("--devices", "2", "--batch-size", "2", "--steps", "1"),
     "bench": ("-b", "1K", "-e", "4K"),
 }
@@ -456,7 +454,7 @@ def test_the_two_line_difference_is_the_real_one() -> None:
 
 
 LONG = (
-    "bert", "bytes", "experts", "ladder", "mesh", "parameter_server", "pipeline", "prove", "tensor",
+    "bert", "bytes", "experts", "ladder", "mesh", "parameter_server", "pipeline", "tensor",
 )  # fmt: skip
 """Lessons whose cells take as long as their own tests."""
 

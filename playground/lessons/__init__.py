@@ -69,6 +69,20 @@ PATH = (
         default_size=2,
     ),
     lesson(
+        name="ddp",
+        teaches="the same training, with DistributedDataParallel doing the averaging",
+        shown="{ranks} trained one model to a test accuracy of {accuracy:.2%} with "
+        "DistributedDataParallel",
+        default_size=2,
+        options=SEEDED,
+    ),
+    lesson(
+        name="prove",
+        teaches="is it the training of one process? A test, four mistakes, and larger batches",
+        is_program=True,
+        default_size=4,
+    ),
+    lesson(
         name="scaling",
         teaches="what more ranks gain: speedup, large batches and the learning rate, the share of "
         "the peak",
@@ -79,22 +93,6 @@ PATH = (
         "{ranks} reach {utilization[0][mfu]:.0%} of a core's peak",
         default_size=2,
         min_size=2,
-    ),
-    lesson(
-        name="ddp",
-        teaches="the same training, with DistributedDataParallel doing the averaging",
-        shown="{ranks} trained one model to a test accuracy of {accuracy:.2%} with "
-        "DistributedDataParallel",
-        default_size=2,
-        options=SEEDED,
-    ),
-    lesson(
-        name="prove",
-        teaches="do N ranks equal one process with the whole batch? A proof, and four ways to "
-        "break it",
-        shown="{ranks} equal one process with the whole batch",
-        default_size=4,
-        options=SEEDED,
     ),
     lesson(
         name="memory",
