@@ -111,7 +111,6 @@ HEAVIER = (
     "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
     "bytes", "bytes -n 4", "memory", "memory --only mixed_precision",
-    "scaling", "scaling --only noise", "scaling -n 4 --only noise", "scaling --only over_links",
     "checkpoint --only beside_torch", "checkpoint --only random_states",
     "checkpoint --only reshard", "checkpoint --only samples", "site DIR",
 )  # fmt: skip
