@@ -40,13 +40,6 @@ PATH = (
         default_size=4,
     ),
     lesson(
-        name="sgd",
-        teaches="synchronous SGD by hand: partition the data, average the gradients",
-        is_program=True,
-        needs_mnist=True,
-        default_size=2,
-    ),
-    lesson(
         name="allreduce",
         folder="all_reduce",
         teaches="how a sum over ranks is made of messages: a root, all to all, rings",
@@ -54,13 +47,11 @@ PATH = (
         default_size=4,
     ),
     lesson(
-        name="failures",
-        teaches="five programs that stand still or are wrong: from the symptom to the line",
-        shown="torch alone ends {ended} of {programs} with an error; our flight recorder names "
-        "ranks in {named}",
-        default_size=4,
-        min_size=3,
-        options=("size", "timeout", "as_json", "see"),
+        name="sgd",
+        teaches="synchronous SGD by hand: partition the data, average the gradients",
+        is_program=True,
+        needs_mnist=True,
+        default_size=2,
     ),
     lesson(
         name="ladder",
@@ -79,6 +70,12 @@ PATH = (
     lesson(
         name="prove",
         teaches="is it the training of one process? A test, four mistakes, and larger batches",
+        is_program=True,
+        default_size=4,
+    ),
+    lesson(
+        name="failures",
+        teaches="five wrong programs, and five that stand still: from the symptom to the line",
         is_program=True,
         default_size=4,
     ),

@@ -63,6 +63,7 @@ CHECKS = {
     "zero": r"^\w+(?: +\d+)+ +(\S+)$",
     "scaling": r"largest difference of a gradient from one process (\S+)$",
     "prove": r"^(?:mean_gradient|DDP|sum_over_batch) +differs from one process by (\S+)$",
+    "failures": r"^right .* (\S+)$",
 }
 """By lesson, a regular expression: its groups are the differences that the program prints."""
 ZERO = [
@@ -91,6 +92,14 @@ KEY_LINES = [
         for line in ("average_gradients(model)", "dist.all_reduce(", "param.grad /= size")
     ),
     *(KeyLine(lesson="zero", line=line, size=size) for size in (2, 4) for line in ZERO),
+    *(
+        KeyLine(lesson="failures", line=line, size=size)
+        for size in (2, 4)
+        for line in (
+            "return train(DistributedDataParallel(make_model()), make_batches(rank, size))",
+            "torch.manual_seed(1234)",
+        )
+    ),
     *(
         KeyLine(lesson="collectives", line=line)
         for line in (
@@ -141,6 +150,7 @@ QUICK = {
     "p2p": KEY_LINES[0],
     "sgd": KeyLine(lesson="sgd", line="average_gradients(model)"),
     "zero": KeyLine(lesson="zero", line=ZERO[2]),
+    "failures": KeyLine(lesson="failures", line="torch.manual_seed(1234)"),
     "collectives": KeyLine(lesson="collectives", line="dist.reduce_scatter("),
     "allreduce": KeyLine(lesson="allreduce", line="chunk += incoming", size=3),
     "scaling": KeyLine(lesson="scaling", line="flat /= size"),
@@ -300,7 +310,7 @@ def test_a_program_is_read_in_one_go(lesson: Lesson) -> None:
     assert [each.name for each in functions if each.args.defaults or each.args.kw_defaults] == []
 
 
-ONLY_PRINT = {"allreduce": {"over_ranks", "compare", "run"}}
+ONLY_PRINT = {"allreduce": {"over_ranks", "compare", "run"}, "failures": {"compare"}}
 """By lesson, functions that its chapter describes and does not show: they print the table."""
 
 
