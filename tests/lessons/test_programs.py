@@ -30,9 +30,14 @@ QUIET = [
     for lesson in PROGRAMS
 ]
 """As parameters, where torch prints no warnings: older ones warn of fully_shard's layers."""
-SMALLER: dict[str, tuple[str, ...]] = {"zero": ("--steps", "3"), "sgd": ("--epochs", "1")}
+SMALLER: dict[str, tuple[str, ...]] = {
+    "zero": ("--steps", "3"),
+    "sgd": ("--epochs", "1"),
+    "prove": ("--samples", "192"),
+    "scaling": ("--rounds", "1"),
+}
 """By lesson, constants with which its program is quick, as options of its command."""
-VARIES = {"hello", "zero", "sgd"}
+VARIES = {"hello", "zero", "sgd", "prove", "scaling"}
 """Lessons that print what differs from run to run, such as times and process ids."""
 
 
@@ -56,6 +61,8 @@ CHECKS = {
     "sgd": r"largest difference from one process (\S+)$",
     "allreduce": r"^\w+(?: +[\d-]+){6} +(\S+)$",
     "zero": r"^\w+(?: +\d+)+ +(\S+)$",
+    "scaling": r"largest difference of a gradient from one process (\S+)$",
+    "prove": r"^(?:mean_gradient|DDP|sum_over_batch) +differs from one process by (\S+)$",
     "failures": r"^right .* (\S+)$",
 }
 """By lesson, a regular expression: its groups are the differences that the program prints."""
@@ -120,6 +127,23 @@ KEY_LINES = [
         for size in (2, 4)
         for line in ("dist.all_gather_object(", "store.set(", "dist.init_process_group()")
     ),
+    *(
+        KeyLine(lesson="prove", line=line, size=size)
+        for size in (2, 4)
+        for line in (
+            "dist.all_reduce(param.grad)", "param.grad /= dist.get_world_size()",
+            "optimizer.zero_grad()", "loss.backward()", "optimizer.step()",
+            "loss = F.cross_entropy(model(inputs), labels, reduction",
+        )
+    ),
+    *(
+        KeyLine(lesson="scaling", line=line, size=size)
+        for size in (2, 4)
+        for line in (
+            "dist.all_reduce(flat)", "flat /= size", "param.grad.copy_(", "loss.backward()",
+            "model.zero_grad()", "flat = flat[param.numel() :]",
+        )
+    ),
 ]  # fmt: skip
 QUICK = {
     "hello": KeyLine(lesson="hello", line="dist.all_gather_object("),
@@ -129,6 +153,8 @@ QUICK = {
     "failures": KeyLine(lesson="failures", line="torch.manual_seed(1234)"),
     "collectives": KeyLine(lesson="collectives", line="dist.reduce_scatter("),
     "allreduce": KeyLine(lesson="allreduce", line="chunk += incoming", size=3),
+    "scaling": KeyLine(lesson="scaling", line="flat /= size"),
+    "prove": KeyLine(lesson="prove", line="param.grad /= dist.get_world_size()"),
 }
 """Of each lesson, the one that the suite tries; the others wait for `make stress`."""
 ABOUT_DATA = "looking for MNIST", "data"

@@ -15,8 +15,6 @@ BOARDS = [Path(lesson.path).name for lesson in PATH]
 LONGEST = {
     "data_parallel": 170,
     "ladder": 235,
-    "scaling": 186,
-    "prove": 197,
     "bert": 270,
     "elastic": 164,
     "rpc": 302,
