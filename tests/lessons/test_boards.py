@@ -22,7 +22,7 @@ from playground.console.lesson import Lesson
 from playground.lessons import PARTS, PATH
 from playground.runtime.remote import ROOT
 
-TIMED = {"ladder", "scaling"}
+TIMED = {"scaling"}
 """Boards that print times, or losses of rates at which roundings grow."""
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
 GIVEN = {f"playground.lessons.{name}" for name in ("gpt", "mnist", "partition")}

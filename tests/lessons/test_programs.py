@@ -30,9 +30,12 @@ QUIET = [
     for lesson in PROGRAMS
 ]
 """As parameters, where torch prints no warnings: older ones warn of fully_shard's layers."""
-SMALLER: dict[str, tuple[str, ...]] = {"zero": ("--steps", "3"), "sgd": ("--epochs", "1")}
+SMALLER: dict[str, tuple[str, ...]] = {
+    "zero": ("--steps", "3"), "sgd": ("--epochs", "1"),
+    "ladder": ("--steps", "2", "--batch-size", "8"),
+}  # fmt: skip
 """By lesson, constants with which its program is quick, as options of its command."""
-VARIES = {"hello", "zero", "sgd"}
+VARIES = {"hello", "zero", "sgd", "ladder"}
 """Lessons that print what differs from run to run, such as times and process ids."""
 
 
@@ -55,6 +58,7 @@ CHECKS = {
     "collectives": r"largest difference from the expected numbers (\S+)$",
     "sgd": r"largest difference from one process (\S+)$",
     "allreduce": r"^\w+(?: +[\d-]+){6} +(\S+)$",
+    "ladder": r"^(?!no_averaging)\w+ .* largest difference (\S+)$",
     "zero": r"^\w+(?: +\d+)+ +(\S+)$",
 }
 """By lesson, a regular expression: its groups are the differences that the program prints."""
@@ -82,6 +86,20 @@ KEY_LINES = [
         KeyLine(lesson="sgd", line=line, size=size)
         for size in (2, 4)
         for line in ("average_gradients(model)", "dist.all_reduce(", "param.grad /= size")
+    ),
+    *(
+        KeyLine(lesson="ladder", line=line, size=size)
+        for size in (2, 4)
+        for line in (
+            "dist.all_reduce(param.grad)", "param.grad /= dist.get_world_size()",
+            "dist.all_reduce(message)", "vector_to_parameters(message, grads)",
+            "handles.append(dist.all_reduce(", "param.register_post_accumulate_grad_hook(start)",
+            "buckets[-1].append(param)", "self.handle = dist.all_reduce(self.message, async_op=",
+            "vector_to_parameters(self.message, self.grads)", "when_complete(bucket.params, ",
+            "missing.remove(param)", "missing.update(params)", "action()",
+            "param.register_post_accumulate_grad_hook(on_gradient)", "param.grad = piece",
+            "self.message /= dist.get_world_size()", "call()",
+        )
     ),
     *(KeyLine(lesson="zero", line=line, size=size) for size in (2, 4) for line in ZERO),
     *(
@@ -116,6 +134,7 @@ QUICK = {
     "hello": KeyLine(lesson="hello", line="dist.all_gather_object("),
     "p2p": KEY_LINES[0],
     "sgd": KeyLine(lesson="sgd", line="average_gradients(model)"),
+    "ladder": KeyLine(lesson="ladder", line="self.message /= dist.get_world_size()"),
     "zero": KeyLine(lesson="zero", line=ZERO[2]),
     "collectives": KeyLine(lesson="collectives", line="dist.reduce_scatter("),
     "allreduce": KeyLine(lesson="allreduce", line="chunk += incoming", size=3),

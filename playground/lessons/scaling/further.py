@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from playground.algorithms.cost_model import times_sent
 from playground.algorithms.link import Link
-from playground.lessons.ladder.lesson import flat
 from playground.lessons.scaling.lesson import (
     BATCHES,
     RATE,
@@ -28,6 +27,7 @@ from playground.lessons.scaling.lesson import (
 )
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime.host import cores
+from playground.training.averaging import flat
 
 LINKS = {"no link": float("inf"), "1 Gbit/s": 1.0, "0.1 Gbit/s": 0.1}
 """Simulated links, one for each rank: their speeds in 10^9 bits per second."""
