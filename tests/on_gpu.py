@@ -201,6 +201,7 @@ ROWS = (
     Row("bytes --backend nccl -n 2", needs=FOR.pair),
     Row("scaling {on}", needs=FOR.pair),
     Row("zero {on} --steps 5"),
+    Row("failures --backend nccl -n 2", needs=FOR.pair),
     Row("prove {on}"),
     Row("rpc {on}", needs=FOR.pair),
     Row("parameter-server {on} --steps 20", needs=FOR.pair),

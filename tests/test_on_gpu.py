@@ -48,7 +48,6 @@ def test_the_table_leaves_no_lesson_out() -> None:
     assert {*COMMANDS} - tabled == {
         "scale",
         "break",
-        "failures",
         "run",
         "why",
         "site",

@@ -5,8 +5,8 @@ import torch.
 |-----------------|--------------------------------------------------------------------------------|
 | `reference.py`  | the solution, 80 columns wide; the stub lacks what is between `# write this`   |
 |                 | and `# until here`                                                             |
-| `text.md`       | the task, the calls to use and those that are not allowed; hints: the idea,    |
-|                 | the place, the code                                                            |
+| `text.md`       | the task, the calls to use and those that are not allowed, but for what is     |
+|                 | said of all exercises of a kind; hints: the idea, the place, the code          |
 | `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes  |
 |                 | wrong, the lines                                                               |
 | `faults.diff`   | of a program to be repaired: the changes that break it, of which a seed takes  |
@@ -43,6 +43,18 @@ from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
 
 WRITE, PREDICT, FIND, CHOOSE = "write", "predict", "find", "choose"
+TO_FIND = """\
+Run `check` on the unchanged file: it prints a report of the failure. Find the faulty rank, set
+`RANK` to it, and fix the program. The bug is in one place; one or two lines are enough. The check
+runs the fixed program on 4 ranks, with the data of the report and with other data. Leave `SEED` as
+it is: your program and its data are drawn from it."""
+"""What the task of each program to be fixed says."""
+USE_OF_KIND = {
+    PREDICT: "\nUse: arithmetic. Send nothing; compute.\n",
+    CHOOSE: "\nUse: arithmetic. Try a choice, read what `check` says, and explain it before you try "
+    "another.\n",
+}
+"""By kind, the last paragraph of each task."""
 """The kinds of exercises."""
 PASS = "pass"
 FAIL = "fail"
@@ -188,9 +200,13 @@ class Exercise:
 
     @property
     def task(self) -> str:
-        """The text before the hints. Its last paragraph names the calls to use, and those that
-        would be the answer."""
-        return self.read("text.md").partition("\n## Hints\n")[0]
+        """The text before the hints, with what is said of all exercises of its kind. Its last
+        paragraph names the calls to use, and those that would be the answer."""
+        text = self.read("text.md").partition("\n## Hints\n")[0]
+        if self.kind == FIND:
+            about, _, use = text.rpartition("\nUse: ")
+            return f"{about}\n{TO_FIND}\n\nUse: {use}"
+        return text + USE_OF_KIND.get(self.kind, "")
 
     def describe_hint(self, number: int) -> str:
         """Which one it is, and whether it gives the answer away."""

@@ -53,7 +53,7 @@ FAILURES = {
     each.name: each
     for each in (
         *(FigureRun(f"break {name}", find(name), SIZE) for name in PROGRAMS),
-        board_run("failures", "gossip", 4, None),  # without a limit: it ends by its diagnosis
+        board_run("failures", "wait_in_a_circle", 4),
     )
 }
 PLAYED = {

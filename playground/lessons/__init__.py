@@ -40,13 +40,6 @@ PATH = (
         default_size=4,
     ),
     lesson(
-        name="sgd",
-        teaches="synchronous SGD by hand: partition the data, average the gradients",
-        is_program=True,
-        needs_mnist=True,
-        default_size=2,
-    ),
-    lesson(
         name="allreduce",
         folder="all_reduce",
         teaches="how a sum over ranks is made of messages: a root, all to all, rings",
@@ -54,31 +47,17 @@ PATH = (
         default_size=4,
     ),
     lesson(
-        name="failures",
-        teaches="five programs that stand still or are wrong: from the symptom to the line",
-        shown="torch alone ends {ended} of {programs} with an error; our flight recorder names "
-        "ranks in {named}",
-        default_size=4,
-        min_size=3,
-        options=("size", "timeout", "as_json", "see"),
+        name="sgd",
+        teaches="synchronous SGD by hand: partition the data, average the gradients",
+        is_program=True,
+        needs_mnist=True,
+        default_size=2,
     ),
     lesson(
         name="ladder",
         teaches="from average_gradients to what DDP does: fewer messages, sent during backward",
         is_program=True,
         default_size=2,
-    ),
-    lesson(
-        name="scaling",
-        teaches="what more ranks gain: speedup, large batches and the learning rate, the share of "
-        "the peak",
-        shown="64 ranks would be {strong[0][speedup][64]} times as fast with one batch, and "
-        "{weak[0][speedup][64]} times with a batch for each, but two over 0.1 Gbit/s are only "
-        "{over_links[0][weak][2 ranks, 0.1 Gbit/s][speedup]} times; a batch of 2,048 ends at a "
-        "loss of {batches[0][unscaled][2048]}, one of 64 at {batches[0][unscaled][64]}; "
-        "{ranks} reach {utilization[0][mfu]:.0%} of a core's peak",
-        default_size=2,
-        min_size=2,
     ),
     lesson(
         name="ddp",
@@ -95,6 +74,24 @@ PATH = (
         shown="{ranks} equal one process with the whole batch",
         default_size=4,
         options=SEEDED,
+    ),
+    lesson(
+        name="failures",
+        teaches="five wrong programs, and five that stand still: from the symptom to the line",
+        is_program=True,
+        default_size=4,
+    ),
+    lesson(
+        name="scaling",
+        teaches="what more ranks gain: speedup, large batches and the learning rate, the share of "
+        "the peak",
+        shown="64 ranks would be {strong[0][speedup][64]} times as fast with one batch, and "
+        "{weak[0][speedup][64]} times with a batch for each, but two over 0.1 Gbit/s are only "
+        "{over_links[0][weak][2 ranks, 0.1 Gbit/s][speedup]} times; a batch of 2,048 ends at a "
+        "loss of {batches[0][unscaled][2048]}, one of 64 at {batches[0][unscaled][64]}; "
+        "{ranks} reach {utilization[0][mfu]:.0%} of a core's peak",
+        default_size=2,
+        min_size=2,
     ),
     lesson(
         name="memory",

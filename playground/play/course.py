@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,13 +20,10 @@ from playground.runtime.remote import file_of
 from playground.runtime.untrusted import printable
 from playground.tools.run.command import read_values
 
-OWN_GROUPS = re.compile(r"init_process_group\([^)]*\bstore=")
-
 
 def find_program(words: Sequence[str]) -> Board:
     """What the name of a lesson stands for, and the words after it: a step of it, arguments, or
-    options for its constants. Raises `UsageError` for another name, and for a program that forms
-    one process group after the other: at the prompt there is one, which stays."""
+    options for its constants. Raises `UsageError` for another name."""
     name, *arguments = words or [""]
     if name not in LESSONS:
         raise UsageError(f"there is no lesson {name!r}: choose one of {', '.join(LESSONS)}")
@@ -36,11 +32,6 @@ def find_program(words: Sequence[str]) -> Board:
         step, *arguments = arguments
         return Board(file_of(lesson.remote(step).module), step, tuple(arguments))
     file = file_of(lesson.module())
-    if OWN_GROUPS.search(file.read_text(encoding="utf-8")):
-        raise UsageError(
-            f"%lesson {name} needs a process group for each step: name one, as in %lesson {name} "
-            f"{lesson.steps[0]} ({', '.join(lesson.steps)})"
-        )
     if lesson.is_program:
         constants = read_values(lesson, arguments)
         return Board(file, constants=constants, needs_mnist=lesson.needs_mnist)

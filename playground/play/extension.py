@@ -54,8 +54,7 @@ Every cell runs on all ranks, with rank, size, torch, dist, device; what begins 
                              recorded in full: what tensors held, and what was computed
   %why                       what the ranks did when a cell was interrupted, who waits for whom
   %retry                     run the last cell again
-  %lesson zero               run a lesson's program, or a step of it: %lesson failures fit;
-                             with other constants: %lesson zero --steps 2
+  %lesson zero               run a lesson's program; with other constants: %lesson zero --steps 2
   %exercise ring             a task, and its stub in the next cell, which is judged when it is run
   x?   x??                   what x is on rank 0, and its source;  %%time  measures a cell
 Ctrl-C ends a cell on every rank, and leaves the variables; Ctrl-D ends the ranks."""

@@ -80,8 +80,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 """
-DAY = int(os.environ["PLAYGROUND_TEST_DAY"])
-TODAY = [name for place, name in enumerate(CATALOGUE) if place % 10 == DAY % 10]
+TENTH = int(os.environ["PLAYGROUND_TEST_TENTH"])
+CHOSEN = [name for place, name in enumerate(CATALOGUE) if place % 10 == TENTH % 10]
 """The exercises whose strangers' solutions are judged in every run of the suite; `make stress`
 judges all."""
 
@@ -96,13 +96,13 @@ def complete(exercise: Exercise, text: str) -> str:
     return text if exercise.kind == FIND else IMPORTS + text
 
 
-def of_the_day(solutions: Iterable[tuple[Exercise, str, str]]) -> list[Any]:
-    """Those of today's tenth of the exercises, with PLAYGROUND_TEST_DAY in their names, and all of
+def of_the_tenth(solutions: Iterable[tuple[Exercise, str, str]]) -> list[Any]:
+    """Those of a tenth of the exercises, with PLAYGROUND_TEST_TENTH in their names, and all of
     them, for `make stress`."""
     return [
-        pytest.param(*each, id=f"PLAYGROUND_TEST_DAY={DAY}-{each[0].name}-{each[1]}")
+        pytest.param(*each, id=f"PLAYGROUND_TEST_TENTH={TENTH}-{each[0].name}-{each[1]}")
         for each in solutions
-        if each[0].name in TODAY
+        if each[0].name in CHOSEN
     ] + [
         pytest.param(*each, id=f"{each[0].name}-{each[1]}", marks=pytest.mark.stress)
         for each in solutions
@@ -181,7 +181,7 @@ def _strangers_share_worlds(
 
 
 @pytest.mark.usefixtures("_strangers_share_worlds")
-@pytest.mark.parametrize(("exercise", "way", "text"), of_the_day(OTHERS))
+@pytest.mark.parametrize(("exercise", "way", "text"), of_the_tenth(OTHERS))
 def test_another_way_is_right_too(
     exercise: Exercise, way: str, text: str, request: pytest.FixtureRequest
 ) -> None:
@@ -192,7 +192,7 @@ def test_another_way_is_right_too(
 
 
 @pytest.mark.usefixtures("_strangers_share_worlds")
-@pytest.mark.parametrize(("exercise", "what", "text"), of_the_day(WRONG))
+@pytest.mark.parametrize(("exercise", "what", "text"), of_the_tenth(WRONG))
 def test_a_stranger_s_mistake_is_refused_and_told(exercise: Exercise, what: str, text: str) -> None:
     verdict = judge(exercise, complete(exercise, text))
     assert verdict.status != PASS
@@ -280,7 +280,7 @@ TO_REPAIR = [exercise for exercise in ALL if exercise.kind == FIND]
 @pytest.mark.parametrize(
     "exercise",
     [
-        pytest.param(TO_REPAIR[DAY % len(TO_REPAIR)], id=f"PLAYGROUND_TEST_DAY={DAY}"),
+        pytest.param(TO_REPAIR[TENTH % len(TO_REPAIR)], id=f"PLAYGROUND_TEST_TENTH={TENTH}"),
         *(pytest.param(each, id=each.name, marks=pytest.mark.stress) for each in TO_REPAIR),
     ],
 )

@@ -60,6 +60,7 @@ CHECKS = {
     "allreduce": r"^\w+(?: +[\d-]+){6} +(\S+)$",
     "ladder": r"^(?!no_averaging)\w+ .* largest difference (\S+)$",
     "zero": r"^\w+(?: +\d+)+ +(\S+)$",
+    "failures": r"^right .* (\S+)$",
 }
 """By lesson, a regular expression: its groups are the differences that the program prints."""
 ZERO = [
@@ -103,6 +104,14 @@ KEY_LINES = [
     ),
     *(KeyLine(lesson="zero", line=line, size=size) for size in (2, 4) for line in ZERO),
     *(
+        KeyLine(lesson="failures", line=line, size=size)
+        for size in (2, 4)
+        for line in (
+            "return train(DistributedDataParallel(make_model()), make_batches(rank, size))",
+            "torch.manual_seed(1234)",
+        )
+    ),
+    *(
         KeyLine(lesson="collectives", line=line)
         for line in (
             "dist.broadcast(", "dist.reduce(", "dist.all_reduce(tensor, op=dist.ReduceOp.SUM)",
@@ -136,6 +145,7 @@ QUICK = {
     "sgd": KeyLine(lesson="sgd", line="average_gradients(model)"),
     "ladder": KeyLine(lesson="ladder", line="self.message /= dist.get_world_size()"),
     "zero": KeyLine(lesson="zero", line=ZERO[2]),
+    "failures": KeyLine(lesson="failures", line="torch.manual_seed(1234)"),
     "collectives": KeyLine(lesson="collectives", line="dist.reduce_scatter("),
     "allreduce": KeyLine(lesson="allreduce", line="chunk += incoming", size=3),
 }
@@ -293,7 +303,7 @@ def test_a_program_is_read_in_one_go(lesson: Lesson) -> None:
     assert [each.name for each in functions if each.args.defaults or each.args.kw_defaults] == []
 
 
-ONLY_PRINT = {"allreduce": {"over_ranks", "compare", "run"}}
+ONLY_PRINT = {"allreduce": {"over_ranks", "compare", "run"}, "failures": {"compare"}}
 """By lesson, functions that its chapter describes and does not show: they print the table."""
 
 

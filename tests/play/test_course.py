@@ -238,7 +238,7 @@ def test_the_default_dtype_of_a_lesson_ends_with_it(world: PlayWorld) -> None:
     assert told(world.run_cell("torch.ones(1).dtype")) == ["[0-2] torch.float32"]
 
 
-@pytest.mark.parametrize("name", [name for name in LESSONS if name != "failures"])
+@pytest.mark.parametrize("name", [*LESSONS])
 def test_every_board_can_be_a_cell(name: str) -> None:
     """No variable that is left takes the name of what the program defines."""
     board = find_program([name])
@@ -268,10 +268,6 @@ def test_a_wrong_name_lists_the_right_ones() -> None:
         find_program(["nothing"])
     with pytest.raises(UsageError, match="choose one of hello"):
         find_program([])
-    with pytest.raises(UsageError, match=r"name one, as in %lesson failures fit \(fit, gossip, "):
-        find_program(["failures"])
-    board = find_program(["failures", "count"])
-    assert board == Board(board.file, "count")
     with pytest.raises(UsageError, match="no exercise 'swp': did you mean swap"):
         begin_exercise("swp", True)
 

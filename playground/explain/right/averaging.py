@@ -318,7 +318,8 @@ def find_order(seen: Averaging) -> Finding | None:
     same operations and sizes, and a call takes another parameter's gradient on some rank.
     Unknown: the gradients lie in flat buffers.
     """
-    wrong = []
+    wrong: list[Event] = []
+    exchanged: set[int] = set()
     for looks in seen.looks:
         orders = [
             [each for each in look.events if each.kind == CALLED and len(each.gradients) == 1]
@@ -330,10 +331,13 @@ def find_order(seen: Averaging) -> Finding | None:
         are_known = all(look.is_whole for look in looks.values())
         if are_known and len(forms) == len(sets) == 1 < len(places):
             wrong.append(orders[0][0])
+            calls = zip(*places, strict=True)
+            exchanged |= {place for each in calls if len({*each}) > 1 for place in each}
     if len(wrong) < 2 or seen.exchanges:
         return None
     return seen.finding(
-        "K1-order", [], "ranks give the gradients of different parameters to the same call",
+        "K1-order", [seen.replicas[place] for place in sorted(exchanged)],
+        "ranks give the gradients of different parameters to the same call",
         seen.where(wrong[0]),
         "calls meet in the order in which they are made, and the ranks go through the parameters "
         "in another order",

@@ -1,137 +1,195 @@
-"""Five programs. Some stand still, some return wrong values, and no rank says why.
+"""Five programs train a wrong model, and five stand still. Each has one mistake.
 
-    torchrun --nproc-per-node 4 lesson.py            # one after the other
-    torchrun --nproc-per-node 4 lesson.py average    # one of them
-    TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun --nproc-per-node 4 lesson.py fit
-
-Each rank prints what torch says of it, and what torch's flight recorder has of its calls. Beside
-that, what the playground says of each, and the values on all ranks:
+`right` trains a small network on all ranks with DistributedDataParallel. The five functions after
+it are `right` with one mistake. They raise no error, and their loss falls. Two numbers tell that
+something is wrong: the largest difference of a parameter between ranks, and from one process.
+The five that stand still are run by name: `python -m playground failures --program stop_early`.
 
     python -m playground failures
-    python -m playground failures --only gossip -n 5
+    torchrun --nproc-per-node 4 lesson.py
+
+    right            loss 1.90  between ranks 0e+00  from one process 2e-16
+    bypass_ddp       loss 2.14  between ranks 1e+00  from one process 7e-01
+    repeat_batches   loss 1.99  between ranks 0e+00  from one process 4e+00
+    skip_a_step      loss 2.46  between ranks 4e-01  from one process 3e-01
+    average_one_half loss 1.87  between ranks 5e-01  from one process 3e-01
+    swap_gradients   loss 5.99  between ranks 9e-01  from one process 1e+00
 """
 
-from __future__ import annotations
-
-import pickle
-import re
-import sys
 import time
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-LIMIT = timedelta(seconds=2)
-"""The longest that a call waits for other ranks, so that a program that stands still ends."""
-
-
-def fit(rank: int, size: int) -> float:
-    """Train a weight on one sample a rank, until the loss is small."""
-    weight, sample = torch.zeros(1), torch.tensor([1 + rank / size])
-    for _ in range(100):
-        error = weight - sample
-        if error.square() < 0.1:
-            break
-        dist.all_reduce(error)
-        weight -= 0.1 * error / size
-    return round(weight.item(), 4)
+PROGRAM = "compare"  # or the name of one of the ten functions, such as stop_early
+BATCH_SIZE = 24  # of all ranks together
 
 
-def gossip(rank: int, size: int, limit: timedelta | None = LIMIT) -> float:
-    """Average a number with the right neighbour, then with the left one."""
-    pairs = [dist.new_group([left, (left + 1) % size], timeout=limit) for left in range(size)]
+def make_data():
+    """240 inputs and their targets, [240, 8] both. One target is damaged."""
+    torch.manual_seed(1)
+    inputs = torch.randn(240, 8)
+    targets = inputs @ torch.randn(8, 8)
+    targets[100] *= 10
+    return TensorDataset(inputs, targets)
+
+
+def make_batches(rank, size):
+    """Rank r gets every size-th sample, from sample r on: together the ranks get whole batches."""
+    data = make_data()
+    sampler = DistributedSampler(data, size, rank, shuffle=False)
+    return DataLoader(data, BATCH_SIZE // size, sampler=sampler)
+
+
+def make_model():
+    """A small network, with the same parameters on all ranks."""
+    torch.manual_seed(1234)
+    return nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 8, bias=False))
+
+
+def train(model, batches):
+    """Train a model, make a step for each batch, and return the model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return model
+
+
+def one_process():
+    """What the models are compared with: each rank by itself trains on the whole batches."""
+    return train(make_model(), make_batches(0, 1))
+
+
+def right(rank, size):
+    """Each rank trains on its part of a batch. In backward, DDP averages the gradients."""
+    return train(DistributedDataParallel(make_model()), make_batches(rank, size))
+
+
+def bypass_ddp(rank, size):
+    """The forward pass calls the model inside of DDP. DDP then averages nothing in backward."""
+    model = DistributedDataParallel(make_model())
+    return train(model.module, make_batches(rank, size))
+
+
+def repeat_batches(rank, size):
+    """Without a sampler, all ranks train on the same samples: they do the work of one."""
+    return train(DistributedDataParallel(make_model()), DataLoader(make_data(), BATCH_SIZE // size))
+
+
+def skip_a_step(rank, size):
+    """The rank that has the damaged sample leaves out a step. The other ranks make it."""
+    model = DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for inputs, targets in make_batches(rank, size):
+        optimizer.zero_grad()
+        mse_loss(model(inputs), targets).backward()
+        if targets.abs().max() < 20:
+            optimizer.step()
+    return model
+
+
+def average_one_half(rank, size):
+    """A step takes its batch in two halves. DDP is to average after the last, not the first."""
+    model = DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for inputs, targets in make_batches(rank, size):
+        optimizer.zero_grad()
+        for half in (0, 1):
+            model.require_backward_grad_sync = half == 0
+            loss = mse_loss(model(inputs.chunk(2)[half]), targets.chunk(2)[half])
+            (loss / 2).backward()
+        optimizer.step()
+    return model
+
+
+def swap_gradients(rank, size):
+    """Rank 0 goes through the parameters backwards: gradients of different ones are added."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for inputs, targets in make_batches(rank, size):
+        optimizer.zero_grad()
+        mse_loss(model(inputs), targets).backward()
+        params = list(model.parameters())
+        for param in reversed(params) if rank == 0 else params:
+            dist.all_reduce(param.grad)
+            param.grad /= size
+        optimizer.step()
+    return model
+
+
+def stop_early(rank, size):
+    """Each rank trains until the error of its own sample is small."""
+    weight, sample = torch.zeros(1), 1 + rank / size
+    while (sample - weight).abs() > 0.3:
+        step = sample - weight
+        dist.all_reduce(step)
+        weight += 0.1 * step / size
+
+
+def wait_in_a_circle(rank, size):
+    """Average with the right neighbour, then with the left one, in groups of two ranks."""
+    pairs = [dist.new_group([left, (left + 1) % size]) for left in range(size)]
     number = torch.tensor([rank + 1.0])
     for pair in (pairs[rank], pairs[rank - 1]):
         dist.all_reduce(number, group=pair)
         number /= 2
-    return number.item()
 
 
-def count(rank: int, size: int) -> list[float]:
-    """Add up the tables of all ranks, of two rows and three columns; return the sums of columns."""
-    table = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    if rank == 1:
-        table = torch.tensor([[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]])  # as its file has it
-    dist.all_reduce(table)
-    return table.sum(dim=table.shape.index(2)).tolist()
+def send_first(rank, size):
+    """Pass a number to the next rank. `send` returns when the other rank receives."""
+    number, received = torch.tensor([rank + 1.0]), torch.zeros(1)
+    dist.send(number, dst=(rank + 1) % size)
+    dist.recv(received, src=(rank - 1) % size)
 
 
-def average(rank: int, size: int) -> dict[str, float]:
-    """Average the gradients of two parameters."""
-    gradients = {"weight": torch.tensor([rank + 1.0]), "bias": torch.tensor([10.0 * rank])}
+def evaluate_on_one_rank(rank, size):
+    """Rank 0 sums a loss over all ranks. It forgets that all ranks have to call all_reduce."""
     if rank == 0:
-        gradients = dict(sorted(gradients.items()))  # it has read them from a file
-    for gradient in gradients.values():
-        dist.all_reduce(gradient)
-    return {name: gradients[name].item() / size for name in ("weight", "bias")}
-
-
-def save(rank: int, size: int) -> int:
-    """Rank 0 writes the model, in 30 pieces, and then all continue."""
-    written = 0
-    while rank == 0 and written < 30:
-        time.sleep(0.1)
-        written += 1
+        loss = torch.tensor([1.0])
+        dist.all_reduce(loss)
     dist.barrier()
-    return written
 
 
-PROGRAMS: dict[str, Callable[..., Any]] = {
-    each.__name__: each for each in (fit, gossip, count, average, save)
-}
+def save_for_long(rank, size):
+    """Rank 0 saves for 20 seconds, and the others wait for it. This one does end."""
+    if rank == 0:
+        time.sleep(20)
+    dist.barrier()
 
 
-def recorded_calls() -> list[str]:
-    """The latest calls of this rank, as torch's flight recorder has them: operation, number in the
-    group, group, and line. No public function returns them."""
-    dump = torch._C._distributed_c10d._dump_fr_trace
-    calls = []
-    for entry in pickle.loads(dump(True, True, False)).get("entries", []):
-        operation = entry["profiling_name"].removeprefix("gloo:")
-        lines = [frame["line"] for frame in entry["frames"] if frame["name"] in PROGRAMS]
-        where = f"group {entry['process_group'][0]}, line {lines[0] if lines else '?'}"
-        calls.append(f"{operation} #{entry['collective_seq_id']} of {where}")
-    return calls
+TRAIN = (right, bypass_ddp, repeat_batches, skip_a_step, average_one_half, swap_gradients)
+STAND = (stop_early, wait_in_a_circle, send_first, evaluate_on_one_rank, save_for_long)
 
 
-def describe(calls: list[str]) -> str:
-    number = f"{len(calls)} call{'s' * (len(calls) > 1)}"
-    return f"{number}, the last {calls[-1]}" if calls else "no call"
-
-
-def shorten(error: RuntimeError) -> str:
-    """The first line of what torch raised, without the lines of C++ and the options of tensors."""
-    text = re.sub(r", TensorDeviceTypes=TensorOptions\(.*?\)\)\)", ")", str(error))
-    return re.sub(r"\[/\S+\] ", "", text).splitlines()[0]
-
-
-def meet(store: dist.Store, rank: int, size: int, where: str) -> None:
-    """Wait for all ranks, however long they take: without a process group, which would give up."""
-    store.set(f"{where}: {rank}", "is here")
-    store.wait([f"{where}: {other}" for other in range(size)])
-
-
-def run_alone(rank: int, size: int, name: str, store: dist.Store) -> str:
-    """Run a program in a group of its own. Returns what it has returned, or torch has raised."""
-    meet(store, rank, size, f"before {name}")
-    dist.init_process_group(
-        "gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=LIMIT
-    )
-    try:
-        said = f"returned {PROGRAMS[name](rank, size)}"
-    except RuntimeError as error:
-        said = shorten(error)
-    meet(store, rank, size, f"after {name}")
-    dist.destroy_process_group()
-    return said
+def compare(rank, size):
+    """Run the trainings. Rank 0 prints the loss of the first 100 samples, and both differences."""
+    data, targets = (each[:100] for each in make_data().tensors)
+    expected = parameters_to_vector(one_process().parameters()).detach()
+    for program in TRAIN:
+        model = program(rank, size)
+        params = parameters_to_vector(model.parameters()).detach()
+        of_rank_0 = params.clone()
+        dist.broadcast(of_rank_0, src=0)
+        differences = torch.stack([(params - other).abs().max() for other in (of_rank_0, expected)])
+        dist.all_reduce(differences, op=dist.ReduceOp.MAX)
+        if rank == 0:
+            loss = f"{program.__name__:17}loss {mse_loss(model(data), targets):.2f}"
+            between, apart = (f"{difference:.0e}" for difference in differences)
+            print(f"{loss}  between ranks {between}  from one process {apart}")
 
 
 if __name__ == "__main__":
-    store, rank, size = next(dist.rendezvous("env://"))
-    for name in sys.argv[1:] or PROGRAMS:
-        earlier, said = len(recorded_calls()), run_alone(rank, size, name, store)
-        calls = describe(recorded_calls()[earlier:])
-        print(f"Rank {rank}, {name}: {said}\nRank {rank}, {name}, recorder: {calls}", flush=True)
+    torch.set_default_dtype(torch.float64)  # so that rounding hides no difference
+    dist.init_process_group()
+    size = dist.get_world_size()
+    assert BATCH_SIZE % (2 * size) == 0, f"{BATCH_SIZE} samples are no two halves of {size} parts"
+    programs = {program.__name__: program for program in (compare, *TRAIN, *STAND)}
+    programs[PROGRAM](dist.get_rank(), size)
+    dist.destroy_process_group()
