@@ -121,7 +121,7 @@ CHANGES = {
             "        dist.all_reduce(largest, op=dist.ReduceOp.MAX)\n"
             "        if largest < 20:\n            optimizer.step()\n"),
     "half": ("half == 0", "half == 1"),
-    "circle": ("in (pairs[rank], pairs[rank - 1]):",
+    "circle": ("in (pairs[rank], pairs[rank - 1]):  # pairs[-1] is the last",
                "in (pairs[rank], pairs[rank - 1])[:: -1 if rank == 0 else 1]:"),
 }  # fmt: skip
 """What a reader changes under "Try this"."""
