@@ -102,7 +102,6 @@ HEAVIER = (
     "bert", "bert --only same-losses", "bert --only averaging", "bert --way ddp --only train",
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8", "data-parallel --devices 3 --steps 1",
-    "prove", "prove -n 3 --steps 5 --dataset digits",
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets "
                                                                           "--dataset digits",
     "elastic --dataset digits", "ddp --lab accumulation --dataset digits",
@@ -116,7 +115,6 @@ HEAVIER = (
     "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
     "bytes", "bytes -n 4", "memory", "memory --only mixed_precision",
-    "scaling", "scaling --only noise", "scaling -n 4 --only noise", "scaling --only over_links",
     "checkpoint --only beside_torch", "checkpoint --only random_states",
     "checkpoint --only reshard", "checkpoint --only samples", "site DIR",
 )  # fmt: skip
@@ -127,7 +125,6 @@ FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
 SMALLER = {
     "ddp": FEW_SAMPLES,
     "elastic": ("-n", "2", "--epochs", "3"),
-    "prove": ("--dataset", "digits", "--batch-size", "16"),
     "parameter-server": ("--dataset", "digits", "--batch-size", "64", "--steps", "8"),
     "pipeline": ("--dataset", "digits", "--batch-size", "32", "--steps", "1"),
     "tensor": ("--steps", "1", "--batch-size", "4"),
@@ -140,7 +137,6 @@ SMALLER = {
 WITHOUT_OUTPUT = {
     "ddp --lab": ("-n", "4"),
     "bert": ("--steps", "6", "--batch-size", "8"),
-    "prove": ("-n", "2", "--steps", "2"),
     "data-parallel": ("--devices", "2", "--batch-size", "2", "--steps", "1"),
     "bench": ("-b", "1K", "-e", "4K"),
 }
@@ -460,7 +456,7 @@ def test_the_two_line_difference_is_the_real_one() -> None:
 
 
 LONG = (
-    "bert", "bytes", "experts", "ladder", "mesh", "parameter_server", "pipeline", "prove", "tensor",
+    "bert", "bytes", "experts", "ladder", "mesh", "parameter_server", "pipeline", "tensor",
 )  # fmt: skip
 """Lessons whose cells take as long as their own tests."""
 

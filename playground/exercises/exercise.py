@@ -51,8 +51,8 @@ it is: your program and its data are drawn from it."""
 """What the task of each program to be fixed says."""
 USE_OF_KIND = {
     PREDICT: "\nUse: arithmetic. Send nothing; compute.\n",
-    CHOOSE: "\nUse: arithmetic. Try a choice, read what `check` says, and explain it before you try "
-    "another.\n",
+    CHOOSE: "\nUse: arithmetic. Try a choice, read what `check` says, and explain it before you "
+    "try another.\n",
 }
 """By kind, the last paragraph of each task."""
 """The kinds of exercises."""
@@ -321,11 +321,6 @@ CATALOGUE = {
         Exercise("ladder/local_sgd", minutes=10),
         Exercise("ladder/rung_traffic", (2, 3, 4), PREDICT, minutes=15),
         Exercise("failures/slow_rank", (4,), FIND, minutes=10),
-        Exercise("scaling/rank_work", (2, 3, 4), PREDICT, preload=(COMPILER,), minutes=15),
-        Exercise("scaling/lost_speedup", (4,), FIND, minutes=15),
-        Exercise("scaling/scaled_rate", (2, 3, 1, 4), minutes=10),
-        Exercise("scaling/noise_scale", (2, 3, 1, 4), minutes=20),
-        Exercise("scaling/choose_batch", (1,), CHOOSE, minutes=20),
         Exercise("ddp/accumulate", preload=(COMPILER,), minutes=15),
         Exercise("ddp/hook", (2, 3, 1, 4), preload=(COMPILER,), minutes=15),
         Exercise("bytes/error_feedback", minutes=20),
@@ -338,6 +333,11 @@ CATALOGUE = {
         Exercise("ddp/sync_batch_norm", minutes=20),
         Exercise("ddp/drift", (4,), FIND, minutes=15),
         Exercise("prove/judge", (2, 3, 4), preload=(COMPILER,), minutes=30),
+        Exercise("prove/scaled_rate", (2, 3, 1, 4), minutes=10),
+        Exercise("prove/noise_scale", (2, 3, 1, 4), minutes=20),
+        Exercise("scaling/rank_work", (2, 3, 4), PREDICT, preload=(COMPILER,), minutes=15),
+        Exercise("scaling/lost_speedup", (4,), FIND, minutes=15),
+        Exercise("scaling/choose_batch", (1,), CHOOSE, minutes=20),
         Exercise("bert/token_loss", builds_on=("average",), minutes=20),
         Exercise("elastic/snapshot", (2, 3, 1), preload=(COMPILER,), minutes=30),
         Exercise("elastic/agree", minutes=10),

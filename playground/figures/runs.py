@@ -59,7 +59,6 @@ FAILURES = {
 PLAYED = {
     each.name: each
     for each in (
-        board_run("scaling", "messages", 4),
         board_run("memory", "accumulation", 2, part="further"),
         FigureRun("zero board", remote("playground.figures.ranks:zero_stages"), 2),
         board_run("pipeline", "run", 3, 4),

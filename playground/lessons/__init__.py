@@ -69,11 +69,9 @@ PATH = (
     ),
     lesson(
         name="prove",
-        teaches="do N ranks equal one process with the whole batch? A proof, and four ways to "
-        "break it",
-        shown="{ranks} equal one process with the whole batch",
+        teaches="is it the training of one process? A test, four mistakes, and larger batches",
+        is_program=True,
         default_size=4,
-        options=SEEDED,
     ),
     lesson(
         name="failures",
@@ -83,15 +81,9 @@ PATH = (
     ),
     lesson(
         name="scaling",
-        teaches="what more ranks gain: speedup, large batches and the learning rate, the share of "
-        "the peak",
-        shown="64 ranks would be {strong[0][speedup][64]} times as fast with one batch, and "
-        "{weak[0][speedup][64]} times with a batch for each, but two over 0.1 Gbit/s are only "
-        "{over_links[0][weak][2 ranks, 0.1 Gbit/s][speedup]} times; a batch of 2,048 ends at a "
-        "loss of {batches[0][unscaled][2048]}, one of 64 at {batches[0][unscaled][64]}; "
-        "{ranks} reach {utilization[0][mfu]:.0%} of a core's peak",
+        teaches="when does it pay? Speedup over links, two laws, and the share of the peak",
+        is_program=True,
         default_size=2,
-        min_size=2,
     ),
     lesson(
         name="memory",

@@ -1,5 +1,5 @@
 """A dataset divided among ranks, also where their number does not divide a batch. Given: ddp,
-prove, elastic and parameter-server train on it.
+elastic and parameter-server train on it.
 
 `sgd` has the idea: equal parts, and means of means. Here every sample of a global batch is on
 exactly one rank, so the ranks' parts may differ by one sample, and losses are summed.

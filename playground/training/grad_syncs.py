@@ -1,7 +1,7 @@
 """Gradient synchronisation: every way to keep the replicas of a model equal, by name, naive first.
 
 Importing this does not import torch. A new one is a function or class and an entry here: choices,
-help, ladder, prove and the tests derive from this table.
+help, ladder and the tests derive from this table.
 """
 
 from __future__ import annotations

@@ -59,6 +59,11 @@ def difference_to_rank_0(mine: torch.Tensor) -> torch.Tensor:
     return largest if same_bits.all() else largest.clamp(min=SMALLEST)
 
 
+def max_abs_diff(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference of two elements; infinite where one of them is not a finite number."""
+    return (one - other).abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
+
+
 def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """All their elements in one vector, [elements]."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])

@@ -62,7 +62,7 @@ def test_wide_shows_every_column(run_cli: Callable[..., Any], data_dir: Path) ->
 def test_a_narrow_terminal_shows_all_that_a_wide_one_does(
     run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("scaling", "-n", 2, "--only", "messages")
+    words = ("memory", "-n", 2, "--only", "account")
     wide = run_cli(*words).out
     monkeypatch.setenv("COLUMNS", "40")
     narrow = run_cli(*words).out

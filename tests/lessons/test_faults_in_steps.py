@@ -15,7 +15,6 @@ from playground.lessons.bytes.further import RUNGS
 from playground.lessons.bytes.lesson import Wire
 from playground.lessons.checkpoint.lesson import cut, save, shared_folder
 from playground.lessons.memory.further import summed
-from playground.lessons.scaling.lesson import messages
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.tap import Call, Observer, observing
 
@@ -33,7 +32,6 @@ def compress_all(rank: int, size: int) -> None:
 
 LESSONS = {
     "memory": summed,
-    "scaling": messages,
     "checkpoint": save_rows,
     "bytes": compress_all,
 }

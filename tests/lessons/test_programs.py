@@ -31,11 +31,14 @@ QUIET = [
 ]
 """As parameters, where torch prints no warnings: older ones warn of fully_shard's layers."""
 SMALLER: dict[str, tuple[str, ...]] = {
-    "zero": ("--steps", "3"), "sgd": ("--epochs", "1"),
+    "zero": ("--steps", "3"),
+    "sgd": ("--epochs", "1"),
+    "prove": ("--samples", "192"),
+    "scaling": ("--rounds", "1"),
     "ladder": ("--steps", "2", "--batch-size", "8"),
-}  # fmt: skip
+}
 """By lesson, constants with which its program is quick, as options of its command."""
-VARIES = {"hello", "zero", "sgd", "ladder"}
+VARIES = {"hello", "zero", "sgd", "prove", "scaling", "ladder"}
 """Lessons that print what differs from run to run, such as times and process ids."""
 
 
@@ -60,6 +63,8 @@ CHECKS = {
     "allreduce": r"^\w+(?: +[\d-]+){6} +(\S+)$",
     "ladder": r"^(?!no_averaging)\w+ .* largest difference (\S+)$",
     "zero": r"^\w+(?: +\d+)+ +(\S+)$",
+    "scaling": r"largest difference of a gradient from one process (\S+)$",
+    "prove": r"^(?:mean_gradient|DDP|sum_over_batch) +differs from one process by (\S+)$",
     "failures": r"^right .* (\S+)$",
 }
 """By lesson, a regular expression: its groups are the differences that the program prints."""
@@ -138,6 +143,23 @@ KEY_LINES = [
         for size in (2, 4)
         for line in ("dist.all_gather_object(", "store.set(", "dist.init_process_group()")
     ),
+    *(
+        KeyLine(lesson="prove", line=line, size=size)
+        for size in (2, 4)
+        for line in (
+            "dist.all_reduce(param.grad)", "param.grad /= dist.get_world_size()",
+            "optimizer.zero_grad()", "loss.backward()", "optimizer.step()",
+            "loss = F.cross_entropy(model(inputs), labels, reduction",
+        )
+    ),
+    *(
+        KeyLine(lesson="scaling", line=line, size=size)
+        for size in (2, 4)
+        for line in (
+            "dist.all_reduce(flat)", "flat /= size", "param.grad.copy_(", "loss.backward()",
+            "model.zero_grad()", "flat = flat[param.numel() :]",
+        )
+    ),
 ]  # fmt: skip
 QUICK = {
     "hello": KeyLine(lesson="hello", line="dist.all_gather_object("),
@@ -148,6 +170,8 @@ QUICK = {
     "failures": KeyLine(lesson="failures", line="torch.manual_seed(1234)"),
     "collectives": KeyLine(lesson="collectives", line="dist.reduce_scatter("),
     "allreduce": KeyLine(lesson="allreduce", line="chunk += incoming", size=3),
+    "scaling": KeyLine(lesson="scaling", line="flat /= size"),
+    "prove": KeyLine(lesson="prove", line="param.grad /= dist.get_world_size()"),
 }
 """Of each lesson, the one that the suite tries; the others wait for `make stress`."""
 ABOUT_DATA = "looking for MNIST", "data"

@@ -14,8 +14,6 @@ BOARDS = [Path(lesson.path).name for lesson in PATH]
 """Their folders, in the order of the path."""
 LONGEST = {
     "data_parallel": 170,
-    "scaling": 186,
-    "prove": 197,
     "bert": 270,
     "elastic": 164,
     "rpc": 302,

@@ -33,7 +33,7 @@ COMMANDS = {
     "sgd": "sgd --epochs 1",
     "ladder": "ladder --steps 4",
     "ddp": f"ddp --epochs 2 {DIGITS}",
-    "prove": "prove -n 2 --steps 1 --dataset digits",
+    "prove": "prove -n 2 --samples 1536",
     "bert": "bert --steps 2 --batch-size 8 --only train --way ddp",
     "elastic": f"elastic -n 2 {DIGITS}",
     "rpc": "rpc",

@@ -152,19 +152,3 @@ def several_at_once(rank: int, size: int, name: str) -> list[float]:
     assert all(work.wait() and work.is_completed() for work in works)
     assert all((tensor == tensor[0]).all() for tensor in [*tensors, last] if len(tensor))
     return [tensor[0].item() for tensor in [*tensors, last] if len(tensor)]
-
-
-def worked(
-    layer: nn.Module, inputs: torch.Tensor, factors: torch.Tensor
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Its output, and the gradients of (output x factors)^2 summed: of the input, then of the
-    parameters."""
-    inputs = inputs.clone().requires_grad_()
-    output = layer(inputs)
-    return output, list(
-        torch.autograd.grad(((output * factors) ** 2).sum(), [inputs, *layer.parameters()])
-    )
-
-
-def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    return (one - other).abs().max().item() if one.numel() else 0.0

@@ -24,7 +24,6 @@ from playground.algorithms.cost_model import SENT, times_sent
 from playground.algorithms.traffic import Traffic
 from playground.figures.counting import Trainer, count, new_model
 from playground.figures.ways import CountedStep, WaysSettings
-from playground.lessons.prove.lesson import max_abs_diff
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
@@ -34,7 +33,7 @@ from playground.training.gpt_config import HEADS, LENGTH, VOCABULARY
 from playground.training.gpt_run import Backward, backward_alone, batches, train as train_gpt
 from playground.training.memory import bytes_kept
 from playground.training.one_process import EXACT, EXACT_STEPS
-from playground.training.replicas import flatten
+from playground.training.replicas import flatten, max_abs_diff
 from playground.training.settings import BFLOAT16
 from playground.training.sharding import METHODS, Zero2, Zero3, train
 from playground.training.step import backward, training_step

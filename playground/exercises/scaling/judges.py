@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from playground.exercises.cases import ENOUGH, Case, Cases, predict
-from playground.exercises.exercise import count
 from playground.lessons.all_reduce.lesson import measure, ring
 from playground.lessons.mesh.costs import Training, cost_of, hosts_of_eight
 
@@ -51,41 +50,6 @@ def count_flops(model: nn.Module, inputs: int, samples: int, evaluated: int) -> 
         model(torch.zeros(evaluated, inputs))
         model(torch.zeros(samples, inputs)).sum().backward()
     return counter.get_total_flops()
-
-
-def scaled_rate(rank: int, size: int, seed: int) -> Cases:
-    """Batches that differ from rank to rank and from step to step, the last one empty on odd
-    ranks."""
-    for about, warm_up in (("hardly any warm-up", 1), ("warm-up over 3 steps", 24 * size)):
-        batches = [[8 - other % 2, 8, 8, 16, 0 if other % 2 else 4] for other in range(size)]
-        totals = [sum(step) for step in zip(*batches, strict=True)]
-        seen = [sum(totals[: step + 1]) for step in range(len(totals))]
-        due = [
-            0.1 * batch / 32 * min(1, done / warm_up)
-            for batch, done in zip(totals, seen, strict=True)
-        ]
-        yield Case(about, (batches[rank], 0.1, 32, warm_up), due, is_coded=False)
-
-
-def noise_scale(rank: int, size: int, seed: int) -> Cases:
-    """Gradients of microbatches, which differ by noise. The estimate is made from all of them in
-    one place."""
-    parameters = 50
-    for microbatches, batch in ((3, 8), (2, 4)):
-        torch.manual_seed(seed)
-        shape = size, microbatches, parameters
-        gradients = (1 + 2 * torch.randn(shape) / batch**0.5).double()
-        every = gradients.flatten(0, 1)
-        small, large = every.square().sum(1).mean(), every.mean(0).square().sum()
-        difference = (small - large) / (1 / batch - 1 / (batch * len(every)))
-        due = (difference / (small - difference / batch)).item()
-        yield Case(
-            f"{count(microbatches, 'microbatch', 'es')} of {batch} samples each",
-            (gradients[rank].clone(), batch),
-            due,
-            is_coded=False,
-            most_moved=2 * (parameters + size),
-        )
 
 
 def lost_speedup(rank: int, size: int, seed: int) -> Cases:

@@ -15,7 +15,6 @@ from playground.lessons.mesh.lesson import GPTStage, Mesh
 from playground.lessons.mesh.page import GroupTraffic, MeshSettings, MeshTraining
 from playground.lessons.pipeline.experiment import warm_up
 from playground.lessons.pipeline.lesson import split
-from playground.lessons.prove.lesson import max_abs_diff
 from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.runtime import device
@@ -23,7 +22,7 @@ from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing, ranks_of
 from playground.training.gpt_config import WIDTH
 from playground.training.gpt_run import Batch, backward_alone, batches, parameter_difference, train
-from playground.training.replicas import broadcast_parameters
+from playground.training.replicas import broadcast_parameters, max_abs_diff
 
 
 def run(rank: int, size: int, settings: MeshSettings) -> list[MeshTraining]:

@@ -31,11 +31,10 @@ from playground.lessons.pipeline.page import (
     Slot,
     StageResult,
 )
-from playground.lessons.prove.lesson import max_abs_diff
 from playground.runtime import device, report, synchronize
 from playground.runtime.backends import backend_of
 from playground.training.data import Batch, Images
-from playground.training.replicas import flatten
+from playground.training.replicas import flatten, max_abs_diff
 
 FEW = 4
 """Samples of a microbatch, where schedules are compared with one process."""

@@ -1,197 +1,200 @@
-"""Do N ranks with B/N samples each equal one process with B? The proof, and four ways to break it.
+"""A test: do N ranks train the model that one process would train with the whole batch?
 
-    torchrun --nproc-per-node 4 lesson.py
+    gradient of a batch = (g_0 + g_1 + … + g_(N-1)) / N
+
+g_r is the gradient of the mean loss of rank r's part. The formula needs parts of the same size, the
+same parameters on all ranks, and losses of samples that do not depend on other samples.
+
     python -m playground prove
-    python -m playground prove -n 3 --batch-size 64
-    python -m playground prove -n 8 --all-reduce ring
+    torchrun --nproc-per-node 4 lesson.py
 
-Each rank computes two things: its part of the work of N ranks, and, alone, the whole work of one
-process. Both start from the same weights and see the same batches, without dropout; after every
-step their parameters are compared.
-The proof comes first, then four ways in which N ranks are not one process, as they happen in
-practice. With the command each comes with what must hold if its explanation is right: a difference
-that is rounding, and no more.
+    mean_gradient   differs from one process by 6e-17
+    DDP             differs from one process by 4e-17
+    summed_gradient differs from one process by 3e-01
+    unequal_parts   differs from one process by 1e-01
+    sum_over_batch  differs from one process by 3e-17
+    own_parameters  differs from one process by 4e-01
+    batch_norm      differs from one process by 2e-02
+     batch  steps    LR  loss    LR  loss
+        48    512   0.2  0.36   0.2  0.36
+       384     64   0.2  1.03   1.6  0.38
+      1536     16   0.2  1.76   6.4  1.38
+    noise scale 26 samples before training, 485 after it
+
+Differences of 1e-17 are rounding, and the other four are mistakes. Then batches get larger: with
+the same learning rate, and with one that grows with the batch. A guess has a loss of 2.30.
+
+Sources: Goyal et al., Accurate, Large Minibatch SGD, 2017, arXiv 1706.02677; McCandlish et al., An
+Empirical Model of Large-Batch Training, 2018, arXiv 1812.06162
 """
-
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
 
-from playground.lessons.mnist import Net
-from playground.lessons.partition import share
-from playground.lessons.sgd.lesson import average_gradients
-
-SEED = 1234
-Batch = tuple[torch.Tensor, torch.Tensor]
-Average = Callable[[nn.Module], object]
-
-
-def mean_loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """One process: the mean over the whole batch."""
-    return F.nll_loss(model(images), labels)
+BATCH_SIZE = 48  # samples of all ranks together
+LR = 0.2  # the learning rate for this batch size
+STEPS = 5  # steps of each training that is compared with one process
+SAMPLES = 24576  # samples of each training with a larger batch
+FEATURES, HIDDEN, CLASSES = 20, 32, 10
 
 
-def equal_shares(samples: int, size: int) -> list[int]:
-    """How many samples of a batch each rank gets."""
-    return [share(samples, rank, size) for rank in range(size)]
+def make_samples(count):
+    """Inputs [count, FEATURES] and labels [count], the classes that a random network gives them."""
+    torch.manual_seed(0)
+    inputs = torch.randn(count, FEATURES)
+    network = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
+    return inputs.double(), network(inputs).argmax(1)
 
 
-def part_of_loss(
-    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, shares_of: Any = equal_shares
-) -> torch.Tensor:
-    """N ranks: the sum over this one's samples, over B/N. The mean of all parts is `mean_loss`."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    shares = shares_of(len(images), size)
-    output = model(images.split(shares)[rank])
-    total = F.nll_loss(output, labels.split(shares)[rank], reduction="sum")
-    return total / (len(images) / size)
+def split(samples, batch_size):
+    """Pairs of inputs [batch_size, FEATURES] and labels [batch_size]."""
+    return list(zip(*(tensor.split(batch_size) for tensor in samples), strict=True))
 
 
-class Training:
-    """SGD by one process; or by N ranks, if each has its part of the loss and `average` averages
-    the gradients."""
-
-    def __init__(
-        self, model: nn.Module, loss: Any = mean_loss, average: Average = lambda model: None,
-        lr: float = 0.01, momentum: float = 0.5,
-    ) -> None:  # fmt: skip
-        self.model = model
-        self.loss = loss
-        self.average = average
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-
-    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """`images` and `labels` are the whole batch."""
-        self.optimizer.zero_grad()
-        self.loss(self.model, images, labels).backward()
-        self.average(self.model)
-        self.optimizer.step()
+def new_model(seed):
+    """A network of two layers. In float64, sums are rounded by about 1e-16 of their size."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
+    ).double()
 
 
-def compare(
-    batches: Iterable[Batch], one_process: Training, *n_ranks: Training
-) -> Iterator[list[float]]:
-    """N ranks, with every gradient synchronisation, compared with one process on whole batches: the
-    largest difference of any parameter, on any rank, after each step.
-
-    The first number is the largest parameter itself.
-    """
-    for images, labels in batches:
-        one_process.step(images, labels)
-        alone = parameters(one_process.model)
-        found = [max_abs_diff(alone)]
-        for training in n_ranks:
-            training.step(images, labels)
-            found.append(max_abs_diff(parameters(training.model), alone))
-        largest = torch.tensor(found, dtype=torch.float64)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        yield list(largest.tolist())
+def one_process(model, batches, lr):
+    """Train with whole batches. Return all parameters as one vector."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+    return parameters_to_vector(model.parameters()).detach()
 
 
-def max_abs_diff(one: torch.Tensor, other: torch.Tensor | float = 0.0) -> float:
-    """The largest difference of two elements; infinite where one of them is not a finite number."""
-    return (one - other).abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
-
-
-def parameters(model: nn.Module) -> torch.Tensor:
-    """All parameters, flattened into one vector, [elements]."""
-    return torch.cat([param.detach().flatten() for param in model.parameters()])
-
-
-# N ranks equal one process by Training(new_net(seed), part_of_loss, average_gradients). Each way to
-# break it has something else in one of the three places.
-
-
-def summed(seed: int = SEED) -> Training:
-    """Gradients are added up and not divided by the number of ranks: as if the learning rate were N
-    times as large."""
-
-    def add_gradients(model: nn.Module) -> None:
+def mean_gradient(model, parts):
+    """Train with this rank's part of each batch. The ranks average their gradients."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    for inputs, labels in parts:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
         for param in model.parameters():
             dist.all_reduce(param.grad)
-
-    return Training(new_net(seed), part_of_loss, add_gradients)
-
-
-def unweighted_shares(seed: int = SEED) -> Training:
-    """Shares are unequal (here the last rank has one sample) and each rank's mean loss counts as
-    much as any other's: so it is with DistributedDataParallel too. The cure: each rank's sum of
-    losses, over the size of the whole batch."""
-
-    def own_mean(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        rank, shares = dist.get_rank(), one_for_the_last(len(images), dist.get_world_size())
-        return mean_loss(model, images.split(shares)[rank], labels.split(shares)[rank])
-
-    return Training(new_net(seed), own_mean, average_gradients)
+            param.grad /= dist.get_world_size()
+        optimizer.step()
+    return parameters_to_vector(model.parameters()).detach()
 
 
-def one_for_the_last(samples: int, size: int) -> list[int]:
-    """Shares as unequal as can be."""
-    return [*equal_shares(samples - 1, size - 1), 1]
+def summed_gradient(model, parts):
+    """A mistake: the gradients are added, and not divided by the number of ranks."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    for inputs, labels in parts:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
+        for param in model.parameters():
+            dist.all_reduce(param.grad)
+        optimizer.step()
+    return parameters_to_vector(model.parameters()).detach()
 
 
-def own_weights(seed: int = SEED) -> Training:
-    """Each rank starts from weights of its own. The averaged gradients are the same on all ranks,
-    so all take the same steps, and stay as far apart as they were."""
-    return Training(new_net(seed + dist.get_rank()), part_of_loss, average_gradients)
+def sum_over_batch(model, parts):
+    """Right for parts of any size: each rank divides the sum of its losses by the whole batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    for inputs, labels in parts:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels, reduction="sum") / BATCH_SIZE
+        loss.backward()
+        for param in model.parameters():
+            dist.all_reduce(param.grad)
+        optimizer.step()
+    return parameters_to_vector(model.parameters()).detach()
 
 
-def batch_norm(seed: int = SEED) -> Training:
-    """BatchNorm normalises by the mean and variance of the samples it sees: a rank's share, not the
-    batch. With statistics that are added up over all ranks (SyncBatchNorm) it is the batch
-    again."""
-    return Training(new_batch_norm_net(seed), part_of_loss, average_gradients)
+def print_difference(name, params, expected):
+    """Print the largest difference of a parameter on any rank. All ranks must call this."""
+    difference = (params - expected).abs().max()
+    dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+    if dist.get_rank() == 0:
+        print(f"{name:15} differs from one process by {difference.item():.0e}")
 
 
-def new_net(seed: int = SEED, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """`Net`, its weights drawn with `seed` (the same in every dtype), without dropout, whose masks
-    would differ."""
-    torch.manual_seed(seed)
-    return Net().to(dtype).eval()
+def compare_trainings(rank, size, batches):
+    """Print how far each training is from one process."""
+    equal = [[tensor.tensor_split(size)[rank] for tensor in batch] for batch in batches]
+    unequal = [  # one sample for each rank, and the rest for the last
+        [tensor.tensor_split([*range(1, size)])[rank] for tensor in batch] for batch in batches
+    ]
+    expected = one_process(new_model(0), batches, LR)
+    print_difference("mean_gradient", mean_gradient(new_model(0), equal), expected)
+    print_difference("DDP", one_process(DistributedDataParallel(new_model(0)), equal, LR), expected)
+    print_difference("summed_gradient", summed_gradient(new_model(0), equal), expected)
+    print_difference("unequal_parts", mean_gradient(new_model(0), unequal), expected)
+    print_difference("sum_over_batch", sum_over_batch(new_model(0), unequal), expected)
+    print_difference("own_parameters", mean_gradient(new_model(rank), equal), expected)
+    models = [new_model(0).insert(1, nn.BatchNorm1d(HIDDEN).double()) for _ in range(2)]
+    expected = one_process(models[0], batches, LR)
+    print_difference("batch_norm", mean_gradient(models[1], equal), expected)
 
 
-def new_batch_norm_net(seed: int = SEED) -> nn.Module:
-    """A small network with BatchNorm: images [batch, 1, 28, 28] → log-probabilities [batch, 10]."""
-    torch.manual_seed(seed)
-    first = [nn.Conv2d(1, 8, 5), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten()]
-    return nn.Sequential(*first, nn.Linear(288, 10), nn.LogSoftmax(1)).double()
+def compare_batch_sizes(train_set, test_set):
+    """Print the loss after training with larger batches: at the same LR, and at a larger LR."""
+    print(" batch  steps    LR  loss    LR  loss")
+    for factor in (1, 2, 4, 8, 16, 32):
+        batches = split(train_set, factor * BATCH_SIZE)
+        models = new_model(0), new_model(0)
+        one_process(models[0], batches, LR)
+        one_process(models[1], batches, LR * factor)
+        same, scaled = (F.cross_entropy(model(test_set[0]), test_set[1]) for model in models)
+        print(
+            f"{factor * BATCH_SIZE:6} {len(batches):6} "
+            f"{LR:5.1f} {same:5.2f} {LR * factor:5.1f} {scaled:5.2f}"
+        )
 
 
-def random_batches(dtype: torch.dtype = torch.float64, steps: int = 5) -> list[Batch]:
-    """Whole batches of 64 images and labels, the same on every rank."""
-    torch.manual_seed(SEED)
-    drawn = [(torch.rand(64, 1, 28, 28), torch.randint(10, (64,))) for _ in range(steps)]
-    return [(images.to(dtype), labels) for images, labels in drawn]
+def noise_scale(model, rank, size, batches):
+    """The variance of a sample's gradient over the squared length of the mean gradient.
+
+    The squared length of a gradient of b samples is signal + noise / b on average. It is measured
+    for the gradient of a rank, and for the mean of all ranks, which has size times the samples:
+    two equations for signal and noise.
+    """
+    count = len(batches) // size  # the same on all ranks
+    small = large = 0.0
+    for inputs, labels in batches[rank * count : (rank + 1) * count]:
+        loss = F.cross_entropy(model(inputs), labels)
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        gradient = torch.cat([grad.flatten() for grad in grads])
+        small += gradient.square().sum() / count
+        dist.all_reduce(gradient)
+        large += (gradient / size).square().sum() / count
+    dist.all_reduce(small)
+    signal = (size * large - small / size) / (size - 1)
+    noise = (small / size - large) * BATCH_SIZE * size / (size - 1)
+    return (noise / signal).item()
 
 
-def prove(rank: int, size: int) -> None:
-    """Print how far N ranks are from one process after the last step: as they should be, in two
-    number formats, and broken."""
-    rows = []
-    for dtype in (torch.float64, torch.float32):
-        nets = [new_net(SEED, dtype) for _ in range(3)]
-        by_hand = Training(nets[0], part_of_loss, average_gradients)
-        ddp = Training(DistributedDataParallel(nets[1]), part_of_loss)
-        *_, (_, *found) = compare(random_batches(dtype), Training(nets[2]), by_hand, ddp)
-        rows += [("average_gradients", dtype, found[0]), ("ddp", dtype, found[1])]
-    for broken in (summed, unweighted_shares, own_weights, batch_norm) if size > 1 else ():
-        model = new_batch_norm_net() if broken is batch_norm else new_net()
-        *_, (_, difference) = compare(random_batches(), Training(model), broken())
-        rows.append((broken.__name__, torch.float64, difference))
-    for name, dtype, difference in rows:
-        if rank == 0:
-            is_rounding = difference < 1000 * torch.finfo(dtype).eps
-            print(f"{name:18}{dtype}  {'rounding' if is_rounding else f'{difference:.1e}'}")
+def run(rank, size):
+    assert size > 1, "one rank has no other to differ from: choose 2 or more"
+    assert BATCH_SIZE % size == 0, f"{size} ranks cannot divide a batch of {BATCH_SIZE} equally"
+    inputs, labels = make_samples(SAMPLES + 2048)
+    train_set, test_set = (inputs[:SAMPLES], labels[:SAMPLES]), (inputs[SAMPLES:], labels[SAMPLES:])
+    batches = split(train_set, BATCH_SIZE)
+    compare_trainings(rank, size, batches[:STEPS])
+    if rank == 0:  # the test has shown that one process trains what N ranks train
+        compare_batch_sizes(train_set, test_set)
+    model = new_model(0)
+    before = noise_scale(model, rank, size, batches)
+    one_process(model, batches, LR)
+    after = noise_scale(model, rank, size, batches)
+    if rank == 0:
+        print(f"noise scale {before:.0f} samples before training, {after:.0f} after it")
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    prove(dist.get_rank(), dist.get_world_size())
+    dist.init_process_group()
+    run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

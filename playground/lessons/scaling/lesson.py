@@ -1,186 +1,188 @@
-"""What more ranks gain: the work that they share, and the batch that they make larger.
+"""When does it pay? A training step in one process, and on N ranks over links of three speeds.
 
-    torchrun --nproc-per-node 2 lesson.py
+    seconds of a step = forward and backward / N + optimizer.step + messages
+
+N ranks divide forward and backward. Every rank updates all parameters, and N ranks have no shorter
+messages than two.
+
     python -m playground scaling
+    torchrun --nproc-per-node 2 lesson.py
 
-Work is counted in floating point operations, messages in bytes, so the numbers are the same in
-every run. The command measures times, too.
-Source: Amdahl, Validity of the Single Processor Approach, 1967; Gustafson, Reevaluating Amdahl's
-Law, 1988; Goyal et al., Accurate, Large Minibatch SGD, 2017, arXiv 1706.02677; McCandlish et al.,
-An Empirical Model of Large-Batch Training, 2018, arXiv 1812.06162
+    largest difference of a gradient from one process 5e-17
+    a step has 1.053 GFLOP by 6 N tokens, 1.040 counted
+    one process reaches 44% of the peak, 92 GFLOP/s
+    forward and backward 24.9 ms, optimizer.step 2.0 ms
+                messages  strong  Amdahl    weak  Gustafson
+    no link       1.5 ms    1.39    1.69    1.68       1.82
+    1 Gbit/s      9.2 ms    0.97    1.14    1.26       1.44
+    0.1 Gbit/s   77.4 ms    0.28    0.29    0.48       0.50
+
+"strong" and "weak" are speedups: N ranks share one batch, or they have a batch each. The laws of
+Amdahl and Gustafson predict them from the parts, which are measured, too.
+
+Sources: Amdahl, Validity of the Single Processor Approach, 1967; Gustafson, Reevaluating Amdahl's
+Law, 1988; Chowdhery et al., PaLM, 2022, arXiv 2204.02311, appendix B
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from functools import cache, partial
-from itertools import pairwise
+import math
+import time
+from copy import deepcopy
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from playground.lessons.all_reduce.lesson import measure, ring
+from playground.lessons.gpt import GPT, T, make_batch, next_token_loss
 
-WORLDS = (1, 2, 4, 16, 64)
-BATCHES = (64, 128, 256, 512, 1024, 2048)
-SAMPLES, FEATURES, CLASSES, HIDDEN = 2**15, 20, 10, 32
-RATE = 0.1
-"""The learning rate of the smallest batch."""
-
-
-def network(*widths: int) -> nn.Sequential:
-    torch.manual_seed(1)
-    layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
+SEQUENCES = 32  # of a batch; the number of ranks must divide it
+ROUNDS = 10  # calls of each function that is measured
+SIDE = 1024  # of the matrices whose product shows the peak
+LINKS = {"no link": math.inf, "1 Gbit/s": 1.0, "0.1 Gbit/s": 0.1}  # 10^9 bits per second
 
 
-def count_flops(batch: int, evaluated: int = 0) -> int:
-    """Floating point operations of a step: forward and backward of a batch, and forward alone of
-    the samples on which every rank evaluates the model."""
-    model = network(FEATURES, HIDDEN, CLASSES)
-    with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(batch, FEATURES)).sum().backward()
-        model(torch.zeros(evaluated, FEATURES))
-    return counter.get_total_flops()
+def compute_gradients(model, batch):
+    """Forward and backward: the work that N ranks divide."""
+    model.zero_grad()
+    loss = next_token_loss(model, batch)
+    loss.backward()
 
 
-def strong(rank: int, size: int, batch: int = 1024, evaluated: int = 128) -> dict[str, object]:
-    """Strong scaling: N ranks share one batch, but each evaluates the model on all 128 samples.
+def average_gradients(model, gbit):
+    """Average all gradients by one all_reduce, as slowly as over a link of gbit 10^9 bits/s."""
+    size = dist.get_world_size()
+    flat = torch.cat([param.grad.flatten() for param in model.parameters()])
+    dist.all_reduce(flat)
+    flat /= size
+    time.sleep(2 * (size - 1) / size * flat.nbytes * 8 / (gbit * 1e9))  # what a ring sends
+    for param in model.parameters():
+        param.grad.copy_(flat[: param.numel()].view_as(param))
+        flat = flat[param.numel() :]
 
-    The speedup is the work of one process divided by that of a rank. Amdahl: with a share s that
-    is not divided, it is 1 / (s + (1 - s) / N), never more than 1 / s.
+
+def plain_step(model, optimizer, batch):
+    """A step of one process."""
+    compute_gradients(model, batch)
+    optimizer.step()
+
+
+def train_step(model, optimizer, part, gbit):
+    """A step of N ranks. Each has its part of the batch."""
+    compute_gradients(model, part)
+    average_gradients(model, gbit)
+    optimizer.step()
+
+
+def gradients_of(model):
+    """All gradients as one vector."""
+    return torch.cat([param.grad.flatten() for param in model.parameters()])
+
+
+def print_difference(rank, size, model):
+    """Print how far the averaged gradients are from one process, in float64, on any rank."""
+    model, batch = deepcopy(model).double(), make_batch(SEQUENCES, seed=0)
+    compute_gradients(model, batch)
+    expected = gradients_of(model)
+    compute_gradients(model, batch.chunk(size)[rank])
+    average_gradients(model, math.inf)
+    difference = (gradients_of(model) - expected).abs().max()
+    dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        print(f"largest difference of a gradient from one process {difference.item():.0e}")
+
+
+def measure(alone, together):
+    """The seconds of the fastest of ROUNDS calls of each function, by its name.
+
+    Rank 0 calls what is in `alone`, while the others wait. All ranks call what is in `together`.
+    The functions take turns, so that another program on this machine slows all of them down.
     """
-    alone = count_flops(batch, evaluated)
-    serial = 1 - count_flops(batch) / alone
-    counted = {n: alone / count_flops(batch // n, evaluated) for n in WORLDS}
-    amdahl = {n: 1 / (serial + (1 - serial) / n) for n in WORLDS}
-    return {"serial": round(serial, 3), "speedup": rounded(counted), "amdahl": rounded(amdahl)}
+    seconds = dict.fromkeys(alone | together, math.inf)
+    for _ in range(ROUNDS):
+        for name, (function, *arguments) in (alone | together).items():
+            dist.barrier()
+            start = time.perf_counter()
+            if name in together or dist.get_rank() == 0:
+                function(*arguments)
+            torch.zeros(1).item()  # waits for a GPU, which is still busy when the function returns
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
+    return seconds
 
 
-def weak(rank: int, size: int, batch: int = 1024, evaluated: int = 128) -> dict[str, object]:
-    """Weak scaling: each of N ranks has a batch of its own, so the work grows with the ranks.
-
-    Gustafson: with a share s of a rank's own work that is not divided, the speedup is
-    s + (1 - s) N.
-    """
-    own = count_flops(batch, evaluated)
-    serial = 1 - count_flops(batch) / own
-    counted = {n: count_flops(batch * n, evaluated) / own for n in WORLDS}
-    law = {n: serial + (1 - serial) * n for n in WORLDS}
-    return {"serial": round(serial, 3), "speedup": rounded(counted), "gustafson": rounded(law)}
-
-
-def rounded(values: dict[int, float]) -> dict[int, float]:
-    return {key: round(value, 2) for key, value in values.items()}
-
-
-def messages(rank: int, size: int, batch: int = 1024) -> dict[str, object]:
-    """The bytes that a rank sends to average the gradients, by ring, and its work for each byte.
-
-    However many ranks there are, the bytes are fewer than twice those of the gradients. Strong
-    scaling divides the work, not the bytes.
-    """
-    model = network(FEATURES, HIDDEN, CLASSES)
-    gradients = torch.zeros(sum(param.numel() for param in model.parameters()))
-    _, sent = measure(ring, gradients)
-    work = {"strong": count_flops(batch // size), "weak": count_flops(batch)}
-    per_byte = {scaling: round(flops / sent, 1) for scaling, flops in work.items()}
-    by_formula = 2 * (size - 1) * gradients.nbytes // size
-    return {"sent": sent, "by_formula": by_formula, "flops_per_byte": per_byte}
-
-
-@cache
-def samples() -> tuple[torch.Tensor, torch.Tensor]:
-    """[SAMPLES + 2048, FEATURES], and the class that a random network gives each."""
-    torch.manual_seed(0)
-    inputs = torch.randn(SAMPLES + 2048, FEATURES)
-    teacher = nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, CLASSES))
-    return inputs, teacher(inputs).argmax(1)
-
-
-def train(model: nn.Module, batch: int, rate: Callable[[int], float], seen: int, end: int) -> float:
-    """See the samples from `seen` to `end` once, with rate(samples seen). Returns the loss on
-    others."""
-    inputs, labels = samples()
-    params = list(model.parameters())
-    for start in range(seen, end, batch):
-        chosen = slice(start, start + batch)
-        loss = F.cross_entropy(model(inputs[chosen]), labels[chosen])
-        gradients = torch.autograd.grad(loss, params)
-        with torch.no_grad():
-            for param, gradient in zip(params, gradients, strict=True):
-                param -= rate(start + batch) * gradient
-    with torch.no_grad():
-        return F.cross_entropy(model(inputs[SAMPLES:]), labels[SAMPLES:]).item()
-
-
-def new_model() -> nn.Sequential:
-    return network(FEATURES, HIDDEN, HIDDEN, CLASSES)
-
-
-def batches(rank: int, size: int) -> dict[str, object]:
-    """Train on the same samples in batches of 64 to 2,048, in each case once: the losses.
-
-    Sums over ranks are exact, so one process shows what ranks that share a batch would do. A batch
-    that is k times as large has k times fewer steps, and a rate k times as large may make up for
-    that. Warm-up raises the rate to this value over the first eighth.
-    """
-    ways: dict[str, Callable[[int, int], float]] = {
-        "unscaled": lambda factor, seen: RATE,
-        "linear": lambda factor, seen: RATE * factor,
-        "warm_up": lambda factor, seen: RATE * factor * min(1, 8 * seen / SAMPLES),
+def measure_steps(rank, size, model):
+    """Measure the parts of a step, and steps of one process and of N ranks over each link."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = make_batch(size * SEQUENCES, seed=0)
+    batch, matrix = batches[:SEQUENCES], torch.randn(SIDE, SIDE)
+    alone = {
+        "forward, backward": (compute_gradients, model, batch),
+        "optimizer.step": (optimizer.step,),
+        "step": (plain_step, model, optimizer, batch),
+        "long step": (plain_step, model, optimizer, batches),
+        "product": (torch.mm, matrix, matrix),
     }
-    losses: dict[str, object] = {}
-    for way, rate in ways.items():
-        found = {
-            batch: train(new_model(), batch, partial(rate, batch // BATCHES[0]), 0, SAMPLES)
-            for batch in BATCHES
-        }
-        losses[way] = rounded(found)
-    return losses
+    links, part, long_part = LINKS.items(), batch.chunk(size)[rank], batches.chunk(size)[rank]
+    strong = {("strong", link): (train_step, model, optimizer, part, gbit) for link, gbit in links}
+    weak = {("weak", link): (train_step, model, optimizer, long_part, gbit) for link, gbit in links}
+    messages = {("messages", link): (average_gradients, model, gbit) for link, gbit in links}
+    return measure(alone, strong | weak | messages)
 
 
-def noise_scale(model: nn.Module, rank: int, size: int, batch: int = 64) -> float:
-    """Estimate it from two batch sizes: each rank's gradient, and their mean over the ranks.
-
-    The squared length of a batch's gradient is |G|^2 + S / batch in expectation, where G is the
-    gradient of all samples, and S the summed variance of its elements over samples. Two batch
-    sizes are two equations. Returns S / |G|^2, in samples.
-    """
-    count = SAMPLES // size // batch * batch  # all ranks have as many batches
-    mine = slice(rank * count, (rank + 1) * count)
-    inputs, labels = (tensor[mine].split(batch) for tensor in samples())
-    own = together = torch.zeros(())
-    for each, label in zip(inputs, labels, strict=True):
-        loss = F.cross_entropy(model(each), label)
-        parts = torch.autograd.grad(loss, list(model.parameters()))
-        gradient = torch.cat([part.flatten() for part in parts])
-        own = own + gradient.square().sum()
-        dist.all_reduce(gradient)
-        together = together + (gradient / size).square().sum()
-    dist.all_reduce(own)
-    small, large = own / size / len(inputs), together / len(inputs)
-    signal = (size * large - small) / (size - 1)
-    variance = (small - large) * batch * size / (size - 1)
-    return (variance / signal).item()
+def count_operations(model):
+    """Operations of a step: 6 for each parameter and token, and those that torch counts."""
+    params = [param for name, param in model.named_parameters() if "embedding" not in name]
+    with FlopCounterMode(display=False) as counter:
+        compute_gradients(model, make_batch(SEQUENCES, seed=0))
+    return 6 * sum(param.numel() for param in params) * SEQUENCES * T, counter.get_total_flops()
 
 
-def print_steps(rank: int, world_size: int) -> None:
-    """Run every step, and print what it returns on rank 0."""
-    found = {step.__name__: step(rank, world_size) for step in (strong, weak, messages, batches)}
-    found["noise"] = {"scale": round(noise_scale(new_model(), rank, world_size))}
-    for step, values in found.items() if rank == 0 else ():
-        for name, value in values.items():
-            parts = value.items() if isinstance(value, dict) else [("", value)]
-            said = ", ".join(f"{part} {each}".strip() for part, each in parts)
-            print(f"{step}, {name}: {said}")
+def print_share_of_peak(model, seconds):
+    """Print the operations of a step, and the share of the peak that one process reaches."""
+    operations, counted = count_operations(model)
+    peak = 2 * SIDE**3 / seconds["product"]
+    share = operations / seconds["step"] / peak
+    print(f"a step has {operations / 1e9:.3f} GFLOP by 6 N tokens, {counted / 1e9:.3f} counted")
+    print(f"one process reaches {share:.0%} of the peak, {peak / 1e9:.0f} GFLOP/s")
+
+
+def amdahl(serial, size, messages):
+    """The speedup of N ranks that share a batch. Shares are of the step of one process."""
+    return 1 / (serial + (1 - serial) / size + messages)
+
+
+def gustafson(serial, size, messages):
+    """The speedup of N ranks that have a batch each. Shares are of the step of one process."""
+    return (serial + (1 - serial) * size) / (1 + messages)
+
+
+def print_speedups(size, seconds):
+    """Print the measured speedups, and those that the laws predict from the parts."""
+    compute, update = seconds["forward, backward"], seconds["optimizer.step"]
+    print(f"forward and backward {1e3 * compute:.1f} ms, optimizer.step {1e3 * update:.1f} ms")
+    print("            messages  strong  Amdahl    weak  Gustafson")
+    for link in LINKS:
+        messages = seconds["messages", link]
+        strong = seconds["step"] / seconds["strong", link]
+        weak = seconds["long step"] / seconds["weak", link]
+        shares = update / (compute + update), size, messages / (compute + update)
+        print(
+            f"{link:12} {1e3 * messages:4.1f} ms {strong:7.2f} {amdahl(*shares):7.2f} "
+            f"{weak:7.2f} {gustafson(*shares):10.2f}"
+        )
+
+
+def run(rank, size):
+    assert size > 1, "one rank has no other to divide its work with: choose 2 or more"
+    assert SEQUENCES % size == 0, f"{size} ranks cannot divide a batch of {SEQUENCES} equally"
+    torch.manual_seed(0)  # the same parameters on every rank
+    model = GPT()
+    print_difference(rank, size, model)
+    seconds = measure_steps(rank, size, model)
+    if rank == 0:
+        print_share_of_peak(model, seconds)
+        print_speedups(size, seconds)
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    print_steps(dist.get_rank(), dist.get_world_size())
-    dist.barrier()  # gives gloo's threads time to free the last tensors: they need the GIL
+    dist.init_process_group()
+    run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

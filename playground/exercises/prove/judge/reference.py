@@ -17,7 +17,7 @@ def judge(
     inputs: torch.Tensor,
     targets: torch.Tensor,
 ) -> bool:
-    """Whether `step` trains `model` as one process would, but for rounding. All
+    """Whether `step` trains `model` as one process would, except for rounding. All
     ranks return the same.
 
     step(model, inputs, targets): one step of SGD on this rank's part of a

@@ -13,7 +13,7 @@ def scaled_rate(
     """Return the learning rate of each step, the same on all ranks.
 
     batches: samples of this rank in each step. `base_rate` is right for
-    batches of `base_batch` samples; `warm_up` is in samples, of all ranks.
+    batches of `base_batch` samples. `warm_up` counts samples of all ranks.
     """
     # write this
     totals = torch.tensor(batches)

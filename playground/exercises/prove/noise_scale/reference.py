@@ -11,7 +11,7 @@ def noise_scale(
     """Estimate the noise scale of the gradient, in samples.
 
     gradients: [microbatches, parameters], each the mean gradient of `batch`
-    samples. All ranks have as many microbatches.
+    samples. All ranks have the same number of microbatches.
     """
     # write this
     count = size * len(gradients)
