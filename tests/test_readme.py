@@ -69,12 +69,14 @@ NOT_RUN = {
         for name in ("wait_in_a_circle", "stop_early")
     },
     "python -m playground run -n 2 --profile train.py": "the script above it: tests/explain",
+    "python -m playground bench steps": "minutes: tests/tools/test_bench_steps.py",
     **{
         f"python -m playground bench steps {words}": "minutes: tests/tools/test_bench_steps.py"
         for words in (
             "--model net",
             "--model bert",
             "--steps 5 --dataset digits",
+            "--link 0.25 --steps 5 --dataset digits",
             "--model resnet18 --all-reduce shared-memory",
             "--model bert --link 1",
         )
@@ -103,7 +105,6 @@ HEAVIER = (
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets "
                                                                           "--dataset digits",
     "elastic --dataset digits", "ddp --lab accumulation --dataset digits",
-    "bench steps --link 0.25 --steps 5 --dataset digits",
     "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",

@@ -25,10 +25,12 @@ CHAPTERS |= {
     tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md")
     for tool in TOOLS.values()
 }
-CHAPTERS[SEE.name] = ROOT / "playground/trace/README.md"
 CHAPTERS |= {
-    page.stem: page for lesson in PATH for page in sorted((ROOT / lesson.path).glob("[!R]*.md"))
+    page.stem: page
+    for chapter in [*CHAPTERS.values()]
+    for page in sorted(chapter.parent.glob("[!R]*.md"))
 }
+CHAPTERS[SEE.name] = ROOT / "playground/trace/README.md"
 CHAPTERS |= {
     each: ROOT / "playground/lessons" / f"{each}.md"
     for each in ("map", "running", "tutorials", "glossary")

@@ -116,7 +116,7 @@ def test_previous_and_next_lead_through_all_pages_of_a_kind(site: Path) -> None:
 
 
 EXCERPTS = re.compile(
-    r'<a href="[\w.-]*#lesson\.py-(\d+)">lesson\.py</a>:</p>\n'
+    r'<a href="[\w.-]*#lesson\.py-(\d+)">(?:(?!</a>).)*</a>:</p>\n'
     r'<div class="code"><pre .*?<code>(.*?)\n'
 )
 
