@@ -85,7 +85,7 @@ def refused(out: str) -> str:
     return f"refused, as it should be: {last_line(out)}"
 
 
-def ladder_verdict(out: str) -> str:
+def steps_verdict(out: str) -> str:
     """How the two best rungs compare with DistributedDataParallel, and how much DDP hides."""
     rungs = {rung["rung"]: rung for rung in json.loads(out)["rungs"]}
     ratios = [
@@ -163,7 +163,7 @@ ROWS = (
     needs=FOR.pair),
     Row("ddp {on} {few} --see {folder}/ddp.playground"),
     Row("ddp {on} {few} --see {folder}/old.playground", environ=OLD),
-    Row("ladder {on} --steps 5 --see {folder}/ladder.playground"),
+    Row("ladder {on} --see {folder}/ladder.playground"),
     Row("pipeline {on} --see {folder}/pipeline.playground", needs=FOR.pair,
     ranks=RANKS.stages),
     Row("parameter-server {on} --steps 5 --see {folder}/server.playground", needs=FOR.pair),
@@ -191,8 +191,9 @@ ROWS = (
     Row("allreduce {on}", needs=FOR.pair),
     Row("data-parallel --devices {devices}", ranks=RANKS.one),
     Row("sgd {on} --epochs 1"),
-    Row("ladder {on} --json", verdict=ladder_verdict),
-    Row("ladder {on} --json", verdict=ladder_verdict, environ=OLD),
+    Row("ladder {on}"),
+    Row("bench steps {on} --json", verdict=steps_verdict),
+    Row("bench steps {on} --json", verdict=steps_verdict, environ=OLD),
     Row("ddp {on} {few}"),
     Row("ddp {on} --lab"),
     # A CPU has no backward of a norm in bfloat16 with statistics in float32, as a GPU has.

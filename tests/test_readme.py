@@ -47,10 +47,6 @@ NOT_RUN = {
     "python -m playground bert --weights FOLDER --way ddp --steps 20 --only train": (
         "somebody's weights"
     ),
-    "python -m playground ladder --model bert": "half a minute",
-    "python -m playground ladder --model resnet18 --steps 20 --batch-size 32 --bucket-cap-mb 25": (
-        "half a minute"
-    ),
     "python -m playground run -n 4 train.py --lr 0.1": "a script with this fault",
     "python -m playground run -n 2 --check certain train.py": (
         "a script with this mistake: tests/explain/test_check_option.py"
@@ -77,6 +73,8 @@ NOT_RUN = {
         f"python -m playground bench steps {words}": "minutes: tests/tools/test_bench_steps.py"
         for words in (
             "--model net",
+            "--model bert",
+            "--steps 5 --dataset digits",
             "--model resnet18 --all-reduce shared-memory",
             "--model bert --link 1",
         )
@@ -102,12 +100,10 @@ HEAVIER = (
     "bert", "bert --only same-losses", "bert --only averaging", "bert --way ddp --only train",
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8", "data-parallel --devices 3 --steps 1",
-    "ladder", "ladder --bucket-cap-mb 25",
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets "
                                                                           "--dataset digits",
-    "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 "
-                                                                           "--dataset digits",
-    "ladder --link 0.25 --steps 30 --dataset digits",
+    "elastic --dataset digits", "ddp --lab accumulation --dataset digits",
+    "bench steps --link 0.25 --steps 5 --dataset digits",
     "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
@@ -126,7 +122,6 @@ is in the suite (that of the site's pages: tests/site/test_site.py). That they c
 stand: tests/lessons/test_commands_named.py."""
 FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
 SMALLER = {
-    "ladder": ("--dataset", "digits", "--steps", "2"),
     "ddp": FEW_SAMPLES,
     "elastic": ("-n", "2", "--epochs", "3"),
     "parameter-server": ("--dataset", "digits", "--batch-size", "64", "--steps", "8"),

@@ -51,8 +51,8 @@ it is: your program and its data are drawn from it."""
 """What the task of each program to be fixed says."""
 USE_OF_KIND = {
     PREDICT: "\nUse: arithmetic. Send nothing; compute.\n",
-    CHOOSE: "\nUse: arithmetic. Try a choice, read what `check` says, and explain it before you try "
-    "another.\n",
+    CHOOSE: "\nUse: arithmetic. Try a choice, read what `check` says, and explain it before you "
+    "try another.\n",
 }
 """By kind, the last paragraph of each task."""
 """The kinds of exercises."""

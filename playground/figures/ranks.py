@@ -32,6 +32,7 @@ from playground.lessons.data_parallel.machine import (
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
 from playground.lessons.gpt import GPT, make_batch
 from playground.lessons.hello import lesson as hello
+from playground.lessons.ladder import lesson as ladder
 from playground.lessons.mnist import Net
 from playground.lessons.parameter_server.experiment import (
     MeasuredServer,
@@ -45,8 +46,7 @@ from playground.lessons.sgd.lesson import average_gradients
 from playground.lessons.tensor.lesson import ColumnParallelLinear, RowParallelLinear, copy_to_region
 from playground.runtime import device
 from playground.training.replicas import broadcast_parameters, find_largest_difference
-from playground.training.step import mean_loss_part, training_step
-from playground.training.sync import new_grad_sync
+from playground.training.step import mean_loss_part
 
 SEED, LR, BATCH = 1234, 0.1, 24
 VOCABULARY, TOKENS = 59, 32
@@ -201,17 +201,18 @@ def new_net(rank: int, size: int, batch: int = BATCH) -> tuple[Net, torch.Tensor
     )
 
 
-def training_steps(rank: int, size: int, sync: str, batch: int = 128, steps: int = 4) -> None:
-    """Steps with gradients averaged in this way, one of `GRAD_SYNCS`."""
-    model, inputs, labels = new_net(rank, size, batch)
-    broadcast_parameters(model)
-    grad_sync = new_grad_sync(sync, model, all_reduce=load_all_reduce("backend"), bucket_cap=52_428)
+def rung_steps(rank: int, size: int, rung: str, batch: int = 128, steps: int = 4) -> None:
+    """Steps of a rung of the lesson ladder."""
+    net, inputs, labels = new_net(rank, size, batch)
+    model, after_backward = getattr(ladder, rung)(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for _ in range(steps):
         dist.barrier()
-        training_step(
-            optimizer, [lambda: mean_loss_part(model(inputs), labels, batch / size)], grad_sync
-        )
+        optimizer.zero_grad()
+        F.nll_loss(model(inputs), labels).backward()
+        for call in after_backward:
+            call()
+        optimizer.step()
 
 
 def bert_steps(rank: int, size: int, steps: int = 4) -> None:

@@ -84,14 +84,18 @@ def elastic_arguments(
 
 SGD_ON_THREE = FigureRun("sgd on three", remote("playground.figures.ranks:sgd_step"), 3)
 FLAT, OVERLAPPED = (
-    FigureRun(sync, remote("playground.figures.ranks:training_steps"), 2, (sync,), recorded=True)
-    for sync in ("flat", "overlapped")
+    FigureRun(rung, remote("playground.figures.ranks:rung_steps"), 2, (rung,), recorded=True)
+    for rung in ("flat", "overlapped")
 )
+LINK = 0.25
+"""Gbit/s of a link on which averaging takes about as long as backward."""
+RUNGS = ("per-parameter", "flat", "bucketed", "overlapped", "ddp")
+"""What the lesson ladder has: of those that are measured, the ones that are drawn."""
 LADDER = FigureRun(
     "ladder",
     remote("playground.training.step_times:run"),
     2,
-    on_digits(LadderSettings, steps=30),
+    on_digits(LadderSettings, steps=30, link=LINK),
 )
 BERT = FigureRun("bert", remote("playground.figures.ranks:bert_steps"), 2, recorded=True)
 ELASTIC = FigureRun(
@@ -136,7 +140,7 @@ PARTS = {
     "exposed": "communication",
     "step": "optimizer",
 }
-"""Parts of a step as the ladder measures them, and their styles."""
+"""Parts of a step as `bench steps` measures them, and their styles."""
 PHASES = {"forward": "forward", "synced": "backward", "step": "optimizer"}
 """Styles of a step's phases, by the moment that ends them."""
 COLUMNS, CURVE = 78, 6 * CELL[1]
@@ -147,7 +151,7 @@ FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {ALPHA} ∂J/∂�
 
 
 def rung_of(run: Evidence, name: str) -> Rung:
-    """Rank 0's measurements on this rung of the ladder."""
+    """Rank 0's measurements on this rung."""
     result: LadderResult = run.results[0]
     return next(rung for rung in result.rungs if rung.rung == name)
 
@@ -166,7 +170,7 @@ def backward_and_step(run: Evidence) -> Scene:
     add_bars(scene, bars)
     return scene.with_caption(
         f"backward takes {rung.backward / rung.step:.3g} times as long as step. "
-        f"The ladder's rung {rung.rung}: medians of its steps on {len(run.results)} ranks."
+        f"Medians of steps with one message ({rung.rung}) on {len(run.results)} ranks."
     )
 
 
@@ -249,15 +253,14 @@ def pieces_of(rung: Rung, whole: float, *, with_text: bool) -> list[Mark]:
 @figure("F14", "ladder/step_parts", LADDER)
 def normalised_parts(run: Evidence) -> Scene:
     scene, bars = Scene("What a training step's time goes into"), []
-    result: LadderResult = run.results[0]
-    for rung in result.rungs:
+    for rung in (rung_of(run, name) for name in RUNGS):
         seconds = sum(parts_of(rung).values())
         pieces = pieces_of(rung, seconds, with_text=True)
         bars.append((rung.rung, pieces, f"{seconds * 1e3:.3g} ms"))
     add_bars(scene, bars, most=1.0)
     add_key(scene, KEY)
     about = "Shares of each step; communication is what is exposed: not hidden behind backward."
-    return scene.with_caption(f"{about} {len(run.results)} ranks.")
+    return scene.with_caption(about, f"{len(run.results)} ranks, over links of {LINK} Gbit/s.")
 
 
 @figure("F15", "ladder/overlap", LADDER)
@@ -275,7 +278,7 @@ def with_and_without_overlap(run: Evidence) -> Scene:
     return scene.with_caption(
         "Of each pair the first is 1.00. Hidden: the share of the averaging's time alone that is "
         "not exposed.",
-        f"Medians of the ladder's steps on {len(run.results)} ranks.",
+        f"Medians of steps on {len(run.results)} ranks, over links of {LINK} Gbit/s.",
     )
 
 

@@ -55,8 +55,8 @@ PATH = (
     ),
     lesson(
         name="ladder",
-        teaches="from average_gradients to what DDP does, rung by rung, each measured",
-        shown="{fastest}; {hidden}",
+        teaches="from average_gradients to what DDP does: fewer messages, sent during backward",
+        is_program=True,
         default_size=2,
     ),
     lesson(

@@ -18,10 +18,9 @@ from torch import nn
 
 from playground.algorithms.messages import segment_of
 from playground.algorithms.shared_memory import add_all, agree
-from playground.lessons.ladder.lesson import views_of
 from playground.runtime.shared_memory import Segment
+from playground.training.averaging import AllReduce, views_of
 from playground.training.sharding import FlatParameter
-from playground.training.sync import AllReduce
 from playground.training.zero_sync import SECOND, ReplicatedSync
 
 

@@ -32,13 +32,13 @@ ALL_REDUCE = ("all_reduce",)
 # Leave the mean of the gradients in every `param.grad`: rungs of the ladder to
 # DistributedDataParallel.
 OF_GRADIENTS = (
-    ("per-parameter", remote("playground.lessons.ladder.lesson:per_parameter"), ALL_REDUCE,
+    ("per-parameter", remote("playground.training.averaging:per_parameter"), ALL_REDUCE,
      "one all_reduce per parameter, after backward: the tutorial's loop"),
-    ("none-safe", remote("playground.lessons.ladder.lesson:none_safe"), ALL_REDUCE,
+    ("none-safe", remote("playground.training.averaging:none_safe"), ALL_REDUCE,
      "the same, and a gradient that is None takes part as zero"),
-    ("flat", remote("playground.lessons.ladder.lesson:flat"), ALL_REDUCE,
+    ("flat", remote("playground.training.averaging:flat"), ALL_REDUCE,
      "one all_reduce for all gradients, copied into one message"),
-    ("bucketed", remote("playground.lessons.ladder.lesson:bucketed"), (*ALL_REDUCE, "bucket_cap"),
+    ("bucketed", remote("playground.training.averaging:bucketed"), (*ALL_REDUCE, "bucket_cap"),
      "one all_reduce per bucket of gradients, the last layers' first"),
     ("overlapped", remote("playground.training.sync:OverlappedSync"), (*ALL_REDUCE, "bucket_cap"),
      "each bucket leaves as soon as its gradients are ready, while backward goes on"),

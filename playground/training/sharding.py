@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from playground.lessons.ladder.lesson import buckets, trainable_parameters, views_of
+from playground.training.averaging import buckets, trainable_parameters, views_of
 
 
 class FlatParameter:

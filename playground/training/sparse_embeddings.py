@@ -20,9 +20,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from playground.lessons.bert.lesson import CLASSES, BertConfig, Model
+from playground.training.averaging import AllReduce
 from playground.training.settings import BUCKET_CAP
 from playground.training.step_settings import TOKENS
-from playground.training.sync import AllReduce, OverlappedSync
+from playground.training.sync import OverlappedSync
 
 
 class SparseEmbeddings(OverlappedSync):

@@ -36,13 +36,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
 from playground.algorithms.link import Link
-from playground.lessons.ladder.lesson import trainable_parameters
 from playground.measurement import environment
 from playground.measurement.interleave import Heartbeat, interleave
 from playground.runtime import device, host, report
 from playground.runtime.backends import backend_of
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing
+from playground.training.averaging import AllReduce, trainable_parameters
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.grad_syncs import DDP, SPARSE
 from playground.training.replicas import (
@@ -63,7 +63,7 @@ from playground.training.step_settings import (
     StepParts,
     candidates,
 )
-from playground.training.sync import AllReduce, GradSync, new_grad_sync
+from playground.training.sync import GradSync, new_grad_sync
 
 WARM_UP = 3
 """Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the

@@ -4,8 +4,8 @@ to overlapping.
     sync = new_grad_sync("flat", model)  before the first backward
     sync.after_backward()                after each: leaves in every `param.grad` the mean over all
 
-Functions that are called after backward stand on the ladder's board. What takes part at several
-moments of a step is a class, a `GradSync`. All ranks must call the same: every all_reduce in here
+Functions that are called after backward stand in `averaging`. What takes part at several moments of
+a step is a class, a `GradSync`. All ranks must call the same: every all_reduce in here
 waits for all of them.
 """
 
@@ -22,19 +22,17 @@ from torch import nn
 
 from playground.algorithms import load_all_reduce
 from playground.algorithms.link import Link
-from playground.lessons.ladder.lesson import (
+from playground.training.averaging import (
+    AllReduce,
     Bucket,
-    Overlapped,
     average_together,
     buckets,
     gradients,
+    trainable_parameters,
 )
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.settings import BUCKET_CAP, TrainingSettings
 
-AllReduce = Callable[..., object]
-"""Called as `all_reduce(tensor, op=…)`, in place; with `async_op=True` it returns at once something
-to `wait()` for."""
 SECOND = "a second backward before the first one's gradients were averaged: put it under no_sync"
 
 
@@ -109,10 +107,14 @@ class SyncInBackward(GradSync):
             self.is_syncing = before
 
 
-class OverlappedSync(Overlapped, SyncInBackward):
-    """The board's overlapped averaging, which may pause, and begins afresh after a backward that
-    raised: then, on whichever ranks it was, all call `zero_grad`. The gradients of parameters that
-    are `excluded` stay as they are."""
+class OverlappedSync(SyncInBackward):
+    """Buckets leave during backward, each as soon as its last gradient is ready.
+
+    Backward goes from the last layer to the first. All ranks must send in the same order, whatever
+    order gradients get ready in: a bucket waits for the buckets before it. After a backward that
+    raised, on whichever ranks it was, all call `zero_grad`. The gradients of parameters that are
+    `excluded` stay as they are.
+    """
 
     def __init__(
         self,
@@ -121,21 +123,53 @@ class OverlappedSync(Overlapped, SyncInBackward):
         bucket_cap: float = BUCKET_CAP,
         excluded: Set[nn.Parameter] = frozenset(),
     ) -> None:
-        GradSync.__init__(self, model)
-        params = [param for param in model.parameters() if param not in excluded]
-        Overlapped.__init__(self, params, all_reduce, bucket_cap)
+        super().__init__(model)
+        self.all_reduce = all_reduce
+        params = [param for param in trainable_parameters(model) if param not in excluded]
+        self.buckets = [Bucket(of_bucket) for of_bucket in buckets(params[::-1], bucket_cap)]
+        self.works: list[Any] = []  # of the buckets that have left, in their order
+        for bucket in self.buckets:
+            for param in bucket.views:
+                param.register_post_accumulate_grad_hook(partial(self.collect, bucket))
 
     def collect(self, bucket: Bucket, param: torch.Tensor) -> None:
+        """Called by backward when `param.grad` is complete. Raises `RuntimeError` if it was."""
         if not self.is_syncing:
             return
         if param not in bucket.missing:
             raise RuntimeError(SECOND)
         self.has_begun = True
-        super().collect(bucket, param)
+        bucket.add(param)
+        while self.remaining and not self.remaining[0].missing:
+            self.start(self.remaining[0])
+
+    @property
+    def remaining(self) -> list[Bucket]:
+        """The buckets that have not left yet."""
+        return self.buckets[len(self.works) :]
+
+    def start(self, bucket: Bucket) -> None:
+        """Start the all_reduce of the first bucket that has not left."""
+        self.works.append(self.all_reduce(bucket.flat, op=dist.ReduceOp.SUM, async_op=True))
+
+    def start_remaining(self) -> None:
+        """Start the buckets that lack a gradient, which backward did not reach, as zero."""
+        for bucket in self.remaining:
+            for param in list(bucket.missing):
+                bucket.add(param)
+            self.start(bucket)
 
     def finish(self) -> None:
-        super().finish()
+        """Wait for all buckets, and expect the next backward."""
+        for bucket in self.buckets:
+            self.works.pop(0).wait()
+            bucket.missing.update(bucket.views)
         self.has_begun = False
+
+    def after_backward(self) -> None:
+        """Wait until every `param.grad` is the mean."""
+        self.start_remaining()
+        self.finish()
 
 
 class LocalSGD(GradSync):

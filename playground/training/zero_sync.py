@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from playground.lessons.ladder.lesson import buckets, trainable_parameters
+from playground.training.averaging import buckets, trainable_parameters
 from playground.training.sharding import FlatParameter, Replicated, Zero1, Zero2, Zero3
 from playground.training.sync import GradSync, SyncInBackward
 

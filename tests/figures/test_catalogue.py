@@ -14,7 +14,7 @@ from playground.figures.catalogue import FIGURES, RUNS, TUTORIALS
 from playground.figures.command import chapter_files
 from playground.figures.figure import Evidence
 from playground.figures.ranks import SIX
-from playground.figures.training import steps_of_attempts
+from playground.figures.training import RUNGS, steps_of_attempts
 from playground.lessons.parameter_server.page import MODES
 from playground.lessons.pipeline.page import SCHEDULES
 from playground.runtime.remote import ROOT
@@ -22,7 +22,6 @@ from playground.trace.analyse import ref_of
 from playground.trace.record import COMPUTE, MOVE
 from playground.trace.render import ARROW, BOX, STYLES, Mark, Scene
 from playground.trace.render.renderers import to_svg
-from playground.training.step_settings import candidates
 
 QUICK = ("ring", "collectives", "sgd", "hello", "tensor", "context")
 """Runs of a few milliseconds."""
@@ -122,7 +121,7 @@ def test_the_picture_of_a_chapter_is_what_a_run_draws(name: str, evidence: Any) 
 
 
 NAMED = {
-    "F14": tuple(candidates("net")),
+    "F14": RUNGS,
     "F21": SIX,
     "pipeline": tuple(SCHEDULES),
     "parameter-server": tuple(MODES),

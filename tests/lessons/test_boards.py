@@ -22,8 +22,6 @@ from playground.console.lesson import Lesson
 from playground.lessons import PARTS, PATH
 from playground.runtime.remote import ROOT
 
-TIMED = {"ladder"}
-"""Boards that print times, or losses of rates at which roundings grow."""
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
 GIVEN = {f"playground.lessons.{name}" for name in ("gpt", "mnist", "partition")}
 """Models and data, which lessons that are programs are given."""
@@ -185,7 +183,7 @@ def test_a_board_alone_prints_what_its_chapter_shows(
         ]
         done = run_alone(boards_alone, *start[first], *words)
         assert done.returncode == 0, done.stderr
-        keep = without_decimals if "data" in words or lesson in TIMED else str
+        keep = without_decimals if "data" in words else str
         texts = [
             done.stdout,
             *(log.read_text(encoding="utf-8") for log in logs.rglob("stdout.log")),

@@ -66,7 +66,7 @@ def test_what_is_not_there_is_found() -> None:
     for call, wrong in (
         ("hello --ranks 2", "--ranks"),
         ("rpc --only remote_cal", "remote_cal"),
-        ("ladder --steps many", "many"),
+        ("scaling --timeout many", "many"),
     ):
         with pytest.raises(click.UsageError, match=wrong):
             check_command(next(calls(f"`{OURS}{call}`")))
@@ -77,9 +77,11 @@ def test_what_is_not_there_is_found() -> None:
 @cache
 def known_options() -> set[str]:
     """Of all commands, of torchrun, and of others."""
+    named = commands().values()
+    below = (each for command in named for each in getattr(command, "commands", {}).values())
     ours = {
         opt
-        for command in (cli, *commands().values())
+        for command in (cli, *named, *below)
         for param in command.params
         for opt in chain(param.opts, param.secondary_opts)
     }

@@ -24,11 +24,11 @@ from playground.lessons.ddp.lab import (
     run_lab,
 )
 from playground.lessons.ddp.page import PARTS, LabSettings
-from playground.lessons.ladder.lesson import buckets
 from playground.lessons.mnist import Net
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.launcher.server import preload
+from playground.training.averaging import buckets
 from playground.training.settings import TrainingSettings
 
 preload("playground.lessons.ddp.lab")

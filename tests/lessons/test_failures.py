@@ -115,7 +115,8 @@ def test_the_rank_that_stops_early_is_named(run_cli: Run) -> None:
 
 
 CHANGES = {
-    "fix": ("        if targets.abs().max() < 20:\n            optimizer.step()\n",
+    "fix": ("        if targets.abs().max() < 20:  # only the damaged target is larger\n"
+            "            optimizer.step()\n",
             "        largest = targets.abs().max()\n"
             "        dist.all_reduce(largest, op=dist.ReduceOp.MAX)\n"
             "        if largest < 20:\n            optimizer.step()\n"),

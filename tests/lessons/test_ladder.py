@@ -1,267 +1,238 @@
-"""The ladder: all its rungs come to one training, its counts are those of the messages, its times
-add up."""
+"""ladder: every rung trains the model of one process, and sends its messages when it says so."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from fixtures import Run, Worlds
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from processes import ENOUGH
+from torch import nn
+from torch.nn.utils import parameters_to_vector
 
-from playground.console.step_times import agreement, hidden_text, result_texts
-from playground.lessons.mnist import Net
-from playground.runtime import PlaygroundError
-from playground.runtime.backends import BACKENDS
-from playground.runtime.remote import Remote
-from playground.runtime.tap import Call, observing
-from playground.training.data import Images, partition_dataset
-from playground.training.grad_syncs import DDP, GRAD_SYNCS
-from playground.training.step_settings import (
-    PARTS,
-    LadderSettings,
-    Rung,
-)
-from playground.training.step_times import (
-    WARM_UP,
-    StepMessages,
-    TimedReplica,
-    count_messages,
-    new_rung,
-    run,
-)
-from playground.training.sync import AllReduce
+from playground.lessons.ladder import lesson as ladder
+from playground.runtime.tap import Call, Observer, observing
+from playground.training.one_process import EXACT
+from playground.training.sync import new_grad_sync
 
-NAMES = [*GRAD_SYNCS, DDP]
-NET = 87_360
-"""Bytes of Net's gradients."""
-CONV1 = 1040
-"""Those of its first layer, which come last."""
-FIRST = 66_240
-"""The bytes of its linear layers, which come first."""
-RUNG = Rung(
-    forward=1.0, backward=1.0, exposed=1.0, step=1.0, alone=1.0, hidden=0.0, messages=1, bytes=4,
-    early_bytes=0, difference_to_ddp=0.0, rung="flat", p50=4.0, loss=1.0,
-    replicas_max_difference=0.0, speed_to_first=1.0, speed_to_ddp=1.0, caveat="",
+OURS = (
+    "per_parameter", "flat", "overlapped", "bucketed", "overlapped_buckets", "gradients_as_views",
 )  # fmt: skip
+ENGINES = {
+    "per_parameter": "per-parameter", "flat": "flat", "bucketed": "bucketed",
+    "gradients_as_views": "overlapped",
+}  # fmt: skip
+"""By rung, the name of the machine's own, which does the same for any model."""
+LAYER = 8 * (4 * 4 + 4)
+"""Bytes of a layer of the small model: weight and bias, in float64."""
 
 
-@pytest.fixture
-def ladder(run_cli: Run, few_digits: None) -> Callable[..., Any]:
-    """The document of a small run."""
-
-    def run(*words: Any) -> Any:
-        data = ("--dataset", "digits", "--json")
-        shown = run_cli("ladder", "--steps", 2, "--batch-size", 16, *data, *words)
-        assert (shown.code, shown.err) == (0, "")
-        return json.loads(shown.out)
-
-    return run
+@contextmanager
+def full_with(bucket: int) -> Iterator[None]:
+    """With buckets that are full with this number of bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ladder, "BUCKET_MB", bucket / 2**20)
+        yield
 
 
-def by_name(document: Any, field: str) -> dict[str, Any]:
-    return {rung["rung"]: rung[field] for rung in document["rungs"]}
+def new_model() -> nn.Module:
+    torch.manual_seed(1)
+    layers = [layer for _ in range(3) for layer in (nn.Linear(4, 4), nn.Tanh())]
+    return nn.Sequential(*layers).double()
 
 
-def by_itself(
-    rank: int, size: int, folder: Path, steps: int, samples: int, batch_size: int, seed: int
-) -> float:
-    """The mean loss of the ladder's last batch, by a loop of its own: no clock, no rungs, no other
-    replica."""
-    torch.manual_seed(seed)
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
-    train_set, _ = partition_dataset(Images(folder, "train", samples), batch_size, seed)
-    batches = iter(train_set)
-    for step in range(steps):
-        images, labels = next(batches)
-        torch.manual_seed(seed + 1 + step * size + rank)
-        optimizer.zero_grad()
-        loss = F.nll_loss(model(images), labels, reduction="sum") / batch_size
-        loss.backward()
-        for param in model.parameters():
-            dist.all_reduce(param.grad)
-        optimizer.step()
-    loss = loss.detach()
-    dist.all_reduce(loss)
-    return loss.item()
+Calls = Sequence[Callable[[], None]]
 
 
-def test_all_rungs_are_one_training(ladder: Run, world: Worlds, digits_folder: Path) -> None:
-    document = ladder("-n", 3, "--all-reduce", "tutorial-ring")
-    alone = world(3).run(by_itself, digits_folder, WARM_UP + 2, 592, 16, 1234)[0]
-    assert by_name(document, "loss") == pytest.approx(dict.fromkeys(NAMES, alone), rel=1e-6)
-    assert max(by_name(document, "difference_to_ddp").values()) < 1e-6
-    assert by_name(document, "difference_to_ddp")["ddp"] == 0
-
-
-def forget_the_average(model: torch.nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """Send everything, and leave every gradient as it was."""
-    all_reduce(torch.cat([param.grad.flatten() for param in model.parameters()]))
-
-
-def with_a_forgetful_rung(rank: int, size: int, settings: LadderSettings) -> Any:
-    forgetful = Remote(forget_the_average.__module__, forget_the_average.__name__)
-    few = {name: GRAD_SYNCS[name] for name in ("per-parameter", "flat", "bucketed")}
-    few["flat"] = replace(few["flat"], code=forgetful)
-    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(GRAD_SYNCS, few, clear=True):
-        patch.setattr(BACKENDS["gloo"], "describe_overlap", lambda: "it hides nothing here")
-        return run(rank, size, settings)
-
-
-def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder: Path) -> None:
-    """And where the backend keeps DistributedDataParallel from hiding messages, a line says so."""
-    settings = LadderSettings(folder=digits_folder, batch_size=16, steps=1)
-    for result in world(2).run(with_a_forgetful_rung, settings):
-        rungs = result.rungs
-        assert {rung.rung for rung in rungs if rung.replicas_max_difference > 1e-6} == {"flat"}
-        assert {rung.rung for rung in rungs if rung.difference_to_ddp > 1e-6} == {"flat"}
-        with pytest.raises(PlaygroundError, match="the replicas differ"):
-            agreement(rungs, "backend")
-        assert [rung.rung for rung in rungs if rung.caveat] == [DDP]
-        assert "  ddp: it hides nothing here." in result_texts(rungs)
-
-
-@pytest.mark.parametrize(
-    ("differences", "all_reduce", "verdict"),
-    [
-        ((0.0, 0.0), "backend", "bit-identical"),
-        ((1e-8, 0.0), "tutorial-ring", "an order of its own"),
-        ((1e-8, 0.0), "ring", None),
-        ((0.0, 1e-8), "tutorial-ring", None),
-        ((math.nan, 0.0), "backend", None),
-    ],
-)
-def test_replicas_must_agree(
-    differences: tuple[float, float], all_reduce: str, verdict: str | None
-) -> None:
-    rungs = [replace(RUNG, replicas_max_difference=difference) for difference in differences]
-    if verdict:
-        assert verdict in agreement(rungs, all_reduce)
-    else:
-        with pytest.raises(PlaygroundError, match="must not"):
-            agreement(rungs, all_reduce)
-
-
-def test_messages_are_counted(ladder: Run) -> None:
-    """Also where the first epoch, of 3 whole batches, ends with the warm-up. And times add
-    up."""
-    document = ladder("--batch-size", 190, "--steps", 1)
-    assert document["dataset"]["train"] == 600
-    assert max(by_name(document, "difference_to_ddp").values()) < 1e-6
-    assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
-    assert by_name(document, "messages") == {
-        "per-parameter": 8, "none-safe": 8, "flat": 1, "parameters": 1, "flat-step": 1,
-        "shared-step": 0,
-        "zero-1": 2, "zero-2": 8, "zero-3": 12, "bucketed": 2, "overlapped": 2, "ddp": 2,
-    }  # fmt: skip
-    assert by_name(document, "bytes") == dict.fromkeys(NAMES, NET) | {
-        "shared-step": 0,
-        "zero-3": 3 * NET // 2,
-    }
-    left = by_name(document, "early_bytes")
-    assert [left.pop(name) for name in ("overlapped", "ddp")] == [
-        pytest.approx(FIRST, rel=0.02)
-    ] * 2
-    assert (left.pop("zero-2"), left.pop("zero-3")) == (
-        (NET - CONV1) // 2,
-        NET + (NET - CONV1) // 2,
-    )
-    assert set(left.values()) == {0}
-    assert document["timed_steps"] == 1
-    for rung in document["rungs"]:
-        assert document["steps"][0]["ranks"][0][rung["rung"]].keys() == {*PARTS}
-        assert min(rung[name] for name in (*PARTS, "alone")) > 0
-        assert 0 <= rung["hidden"] <= 1
-        assert rung["speed_to_ddp"] == pytest.approx(document["rungs"][-1]["p50"] / rung["p50"])
-
-
-class SentAlone(StepMessages):
-    """Those of averaging alone, without the barrier before it."""
-
-    def begun(self, call: Call) -> None:
-        if call.name != "barrier":
-            super().begun(call)
-
-
-def averaging_alone(rank: int, size: int) -> dict[str, tuple[list[int], list[int]]]:
-    """By rung, the bytes of the messages counted for a step, and of those that averaging without a
-    backward sends."""
-    found, images = {}, torch.zeros(2, 1, 28, 28)
-    for name in NAMES:
-        new_sync = partial(new_rung, name, bucket_cap=50_000)
-        counted = [nbytes for nbytes, _ in count_messages(new_sync, Net(), (images,))]
-        replica = TimedReplica(
-            name, Net(), new_sync, dist.all_reduce, partial(torch.optim.SGD, lr=0.01)
-        )
-        if name == DDP:
-            replica.sync.model.register_comm_hook(None, allreduce_hook)
-        replica.step((images,), torch.zeros(2, dtype=torch.int64), 2)
-        messages = SentAlone()
-        with observing(messages):
-            replica.average_alone()
-        found[name] = counted, [nbytes for nbytes, _ in messages.sent]
+def rung(name: str, model: nn.Module) -> tuple[nn.Module, Calls]:
+    """The model to call, and what is called after backward."""
+    found: tuple[nn.Module, Calls] = getattr(ladder, name)(model)
     return found
 
 
-def test_averaging_alone_sends_what_a_step_does(world: Worlds) -> None:
-    """But zero-3, whose layers gather their parameters for a backward that computes something."""
-    for found in world(2).run(averaging_alone):
-        step, alone = found.pop("zero-3")
-        assert (len(step), sum(step), len(alone), sum(alone)) == (12, 3 * NET // 2, 8, NET)
-        for name, (counted, sent) in found.items():
-            assert sent == counted, name
-            assert sum(sent) == (0 if name == "shared-step" else NET), name
+def engine(name: str, model: nn.Module) -> tuple[nn.Module, Calls]:
+    values = {"bucket_cap": LAYER} if name in ("bucketed", "overlapped") else {}
+    return model, [new_grad_sync(name, model, **values).after_backward]
 
 
-@pytest.mark.stress
-def test_bert(run_cli: Run) -> None:
-    shown = run_cli("ladder", "--model", "bert", "--steps", 2, "--json")
-    assert (shown.code, shown.err) == (0, "")
-    document = json.loads(shown.out)
-    assert (document["dataset"]["name"], document["batch_size"]) == ("zipf", 16)
-    assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
-    assert max(by_name(document, "difference_to_ddp").values()) < 1e-5
-    sent = by_name(document, "bytes")
-    assert sent["overlapped"] == sent["ddp"] == 4 * 13_457_283 > 5 * sent["sparse-embeddings"]
+def three_steps(model: nn.Module, after_backward: Calls, inputs: torch.Tensor) -> torch.Tensor:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for batch in inputs:
+        optimizer.zero_grad(set_to_none=False)
+        model(batch).square().sum(1).mean().backward()
+        for call in after_backward:
+            call()
+        optimizer.step()
+    return parameters_to_vector(model.parameters()).detach()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--batch-size", "1"), "--batch-size 1 for 2 ranks"),
-        (("--batch-size", "601", "--dataset", "digits"), "there are 600 samples"),
-        (
-            ("--model", "resnet18", "--batch-size", "3"),
-            "BatchNorm needs two samples or more on each, so at least 4",
-        ),
-        (
-            ("--model", "bert", "--dataset", "digits"),
-            "--dataset has no effect with --model bert: it is for --model net or",
-        ),
-    ],
-)
-@pytest.mark.usefixtures("few_digits")
-def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run) -> None:
-    shown = run_cli("ladder", *words)
-    assert (shown.code, shown.out) == (2, "")
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
+def all_rungs(rank: int, size: int) -> dict[str, float]:
+    """By rung, and by the machine's own, the largest difference from one process."""
+    with full_with(LAYER):
+        torch.manual_seed(0)
+        whole = torch.randn(3, 2 * size, 4).double()
+        part = whole.chunk(size, dim=1)[rank]
+        expected = three_steps(new_model(), [], whole)
+        found = {name: three_steps(*rung(name, new_model()), part) for name in (*OURS, "ddp")}
+        found |= {name: three_steps(*engine(name, new_model()), part) for name in ENGINES.values()}
+        found["no_averaging"] = three_steps(*rung("no_averaging", new_model()), part)
+        return {name: (params - expected).abs().max().item() for name, params in found.items()}
 
 
-def test_the_ladder_says_how_much_was_hidden_by_what_can_hide() -> None:
-    overlapped = replace(RUNG, rung="overlapped", early_bytes=4, hidden=0.226)
-    ddp = replace(RUNG, rung="ddp", early_bytes=4)
-    said = hidden_text([RUNG, overlapped, ddp])
-    assert said == "of the averaging, backward hid here: overlapped 23%, ddp 0%"
-    assert hidden_text([RUNG]).endswith(": nothing")
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_rung_trains_the_model_of_one_process(size: int, world: Worlds) -> None:
+    """And so does what the machine has for any model."""
+    for differences in world(size, timeout=ENOUGH).run(all_rungs):
+        apart = differences.pop("no_averaging")
+        assert max(differences.values()) <= EXACT
+        assert (apart > 1e-4) == (size > 1)
+
+
+def gradients(rank: int, size: int) -> dict[str, float]:
+    """By rung, how far the gradients of a second step are from what the machine's own leaves."""
+    with full_with(LAYER):
+        torch.manual_seed(rank)
+        inputs = torch.randn(2, 5, 4).double()
+        found = {}
+        for name, its_engine in ENGINES.items():
+            grads = []
+            for make in (rung(name, new_model()), engine(its_engine, new_model())):
+                model = make[0]
+                three_steps(*make, inputs)
+                grads.append(torch.cat([param.grad.flatten() for param in model.parameters()]))
+            found[name] = (grads[0] - grads[1]).abs().max().item()
+        return found
+
+
+def test_rungs_leave_the_gradients_that_the_machine_s_own_leave(world: Worlds) -> None:
+    for differences in world(3, timeout=ENOUGH).run(gradients):
+        assert differences.keys() == ENGINES.keys()
+        assert max(differences.values()) <= EXACT
+
+
+class Log(Observer):
+    """Notes, one letter each, what happens in a step: `g`, a gradient is complete; `s`, an
+    asynchronous all_reduce starts; `b`, one that blocks; `w`, a wait for one; `.`, backward
+    ends."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.events, self.elements = "", list[int]()
+        for param in model.parameters():
+            param.register_post_accumulate_grad_hook(lambda _: self.note("g"))
+
+    def note(self, event: str) -> None:
+        self.events += event
+
+    def begun(self, call: Call) -> None:
+        self.note("b" if call.blocks else "s")
+        self.elements += [tensor.numel() for tensor in call.inputs]
+
+    def waiting(self, calls: Sequence[Call]) -> None:
+        self.note("w" * len(calls))
+
+
+def what_happens(rank: int, size: int) -> dict[str, tuple[str, list[int]]]:
+    """By rung, the events of a second step, and the elements of its messages."""
+    found = {}
+    with full_with(2 * LAYER):
+        for name in OURS:
+            model = new_model()
+            log = Log(model)
+            model, after_backward = rung(name, model)
+            for _ in range(2):
+                log.events, log.elements = "", []
+                model.zero_grad(set_to_none=False)
+                with observing(log):
+                    model(torch.ones(2, 4).double()).sum().backward()
+                    log.note(".")
+                    for call in after_backward:
+                        call()
+            found[name] = log.events, log.elements
+    return found
+
+
+def test_messages_are_few_or_early_or_both(world: Worlds) -> None:
+    """Three layers of 16 + 4 elements, two of which fill a bucket. A rung that waits in its hooks,
+    that begins with the first layer, or that has one bucket only, has other events."""
+    [found, same] = world(2, timeout=ENOUGH).run(what_happens)
+    assert found == same
+    _, in_backward = found["overlapped"]
+    assert Counter(in_backward) == {16: 3, 4: 3}
+    assert found == {
+        "per_parameter": ("gggggg." + "bbbbbb", [16, 4] * 3),
+        "flat": ("gggggg." + "b", [60]),
+        "overlapped": ("gsgsgsgsgsgs." + "wwwwww", in_backward),
+        "bucketed": ("gggggg." + "swsw", [40, 20]),
+        "overlapped_buckets": ("ggggsggs." + "ww", [40, 20]),
+        "gradients_as_views": ("ggggsggs." + "ww", [40, 20]),
+    }
+
+
+def places(rank: int, size: int) -> list[list[tuple[int, int]]]:
+    """By step of `gradients_as_views`, where the storage of each gradient is, and its bytes."""
+    found = []
+    with full_with(2 * LAYER):
+        model, after_backward = rung("gradients_as_views", new_model())
+        for _ in range(2):
+            three_steps(model, after_backward, torch.ones(1, 2, 4).double())
+            storages = [param.grad.untyped_storage() for param in model.parameters()]
+            found.append([(storage.data_ptr(), storage.nbytes()) for storage in storages])
+    return found
+
+
+def test_gradients_stay_in_the_message_of_their_bucket(world: Worlds) -> None:
+    """Six gradients of three layers, in a bucket of two layers and one of one: nothing is copied,
+    and there is no other memory."""
+    for first, second in world(2, timeout=ENOUGH).run(places):
+        assert first == second
+        assert sorted(nbytes for _, nbytes in {*first}) == [LAYER, 2 * LAYER]
+
+
+PARAMETERS = 16 * (128 * 128 + 3 * 128)
+"""Of each layer: a matrix, its bias, and the weight and bias of its norm."""
+
+
+@pytest.mark.torch(2, 14)  # older ones do not tell what DistributedDataParallel sends
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_profile_has_the_calls_and_bytes_of_the_closed_form(
+    size: int, run_cli: Run, tmp_path: Path
+) -> None:
+    """Every rung sends the same bytes, 2 (N - 1) / N of the gradients from each rank."""
+    steps, file = 2, tmp_path / "profile.json"
+    ran = run_cli("ladder", "-n", size, "--steps", steps, "--profile", file)
+    assert ran.code == 0, ran.err
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    sent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in sorted(rows, key=itemgetter("line")):
+        if row["sent"] > steps * PARAMETERS:
+            sent[row["function"], row["operation"]] += [row["calls"], row["sent"]]
+    of_all = 2 * (size - 1) * steps * 8 * PARAMETERS
+    each, by_bytes = steps * size, pytest.approx(of_all)
+    assert sent.pop(("train", "all_reduce in C++"))[1] == by_bytes
+    del sent["ddp", "broadcast in C++"]  # when it wraps the model
+    assert sent == {
+        ("average", "all_reduce"): [64 * each, by_bytes, each, by_bytes],
+        ("start", "all_reduce"): [
+            64 * each,
+            by_bytes,
+            2 * 4 * each,
+            pytest.approx(2 * of_all),
+            4 * each,
+            by_bytes,
+        ],
+    }
+
+
+def test_over_a_link_a_rung_that_hides_nothing_pays_for_every_byte(run_cli: Run) -> None:
+    """17 ms for 2.1 MB over 1 Gbit/s."""
+    ran = run_cli("ladder", "--steps", 3, "--link", 1)
+    assert ran.code == 0, ran.err
+    milliseconds = {line.split()[0]: float(line.split()[1]) for line in ran.out.splitlines()[1:]}
+    assert [*milliseconds] == [*OURS, "ddp", "no_averaging"]
+    assert min(milliseconds[name] for name in (*OURS, "ddp")) > 17

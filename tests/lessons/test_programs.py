@@ -35,9 +35,10 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "sgd": ("--epochs", "1"),
     "prove": ("--samples", "192"),
     "scaling": ("--rounds", "1"),
+    "ladder": ("--steps", "2", "--batch-size", "8"),
 }
 """By lesson, constants with which its program is quick, as options of its command."""
-VARIES = {"hello", "zero", "sgd", "prove", "scaling"}
+VARIES = {"hello", "zero", "sgd", "prove", "scaling", "ladder"}
 """Lessons that print what differs from run to run, such as times and process ids."""
 
 
@@ -60,6 +61,7 @@ CHECKS = {
     "collectives": r"largest difference from the expected numbers (\S+)$",
     "sgd": r"largest difference from one process (\S+)$",
     "allreduce": r"^\w+(?: +[\d-]+){6} +(\S+)$",
+    "ladder": r"^(?!no_averaging)\w+ .* largest difference (\S+)$",
     "zero": r"^\w+(?: +\d+)+ +(\S+)$",
     "scaling": r"largest difference of a gradient from one process (\S+)$",
     "prove": r"^(?:mean_gradient|DDP|sum_over_batch) +differs from one process by (\S+)$",
@@ -90,6 +92,20 @@ KEY_LINES = [
         KeyLine(lesson="sgd", line=line, size=size)
         for size in (2, 4)
         for line in ("average_gradients(model)", "dist.all_reduce(", "param.grad /= size")
+    ),
+    *(
+        KeyLine(lesson="ladder", line=line, size=size)
+        for size in (2, 4)
+        for line in (
+            "dist.all_reduce(param.grad)", "param.grad /= dist.get_world_size()",
+            "dist.all_reduce(message)", "vector_to_parameters(message, grads)",
+            "handles.append(dist.all_reduce(", "param.register_post_accumulate_grad_hook(start)",
+            "buckets[-1].append(param)", "self.handle = dist.all_reduce(self.message, async_op=",
+            "vector_to_parameters(self.message, self.grads)", "when_complete(bucket.params, ",
+            "missing.remove(param)", "missing.update(params)", "action()",
+            "param.register_post_accumulate_grad_hook(on_gradient)", "param.grad = piece",
+            "self.message /= dist.get_world_size()", "call()",
+        )
     ),
     *(KeyLine(lesson="zero", line=line, size=size) for size in (2, 4) for line in ZERO),
     *(
@@ -149,6 +165,7 @@ QUICK = {
     "hello": KeyLine(lesson="hello", line="dist.all_gather_object("),
     "p2p": KEY_LINES[0],
     "sgd": KeyLine(lesson="sgd", line="average_gradients(model)"),
+    "ladder": KeyLine(lesson="ladder", line="self.message /= dist.get_world_size()"),
     "zero": KeyLine(lesson="zero", line=ZERO[2]),
     "failures": KeyLine(lesson="failures", line="torch.manual_seed(1234)"),
     "collectives": KeyLine(lesson="collectives", line="dist.reduce_scatter("),

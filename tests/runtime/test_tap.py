@@ -355,3 +355,23 @@ def test_without_an_observer_torchs_own_methods_are_in_place(
 def test_the_number_of_a_group_is_the_same_in_every_process() -> None:
     """Unlike what Python's `hash` makes of its name."""
     assert [number_of(SimpleNamespace(group_name=name)) for name in ("7", "tp")] == [7, 1519378225]
+
+
+def keep_the_calls_of_a_group_that_ends(rank: int, size: int) -> tuple[bool, tuple[int, ...], bool]:
+    """Whether a call knows its group; the ranks of it; and whether it does when the group is gone,
+    and the call is still there."""
+    group, log = dist.new_group([*range(size)]), Log()
+    with observing(log):
+        dist.all_reduce(torch.ones(1), group=group, async_op=True).wait()
+    [call] = log.calls.values()
+    was_known = call.group is group
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    return was_known, call.ranks, call.group is not None
+
+
+def test_a_call_keeps_no_group_alive(world: Callable[..., World]) -> None:
+    """Threads of gloo call back with it. One that is a group's last owner would wait for itself."""
+    found = world(2, fresh=True).run(keep_the_calls_of_a_group_that_ends)
+    assert found == [(True, (0, 1), False)] * 2

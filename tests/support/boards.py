@@ -14,7 +14,6 @@ BOARDS = [Path(lesson.path).name for lesson in PATH]
 """Their folders, in the order of the path."""
 LONGEST = {
     "data_parallel": 170,
-    "ladder": 235,
     "bert": 270,
     "elastic": 164,
     "rpc": 302,

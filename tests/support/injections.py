@@ -31,7 +31,7 @@ COMMANDS = {
     "collectives": "collectives -n 3",
     "allreduce": "allreduce -n 3",
     "sgd": "sgd --epochs 1",
-    "ladder": "ladder --steps 2 --dataset digits",
+    "ladder": "ladder --steps 4",
     "ddp": f"ddp --epochs 2 {DIGITS}",
     "prove": "prove -n 2 --samples 1536",
     "bert": "bert --steps 2 --batch-size 8 --only train --way ddp",

@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.ladder.lesson import BUCKET_CAP, buckets, per_parameter
 from playground.lessons.mnist import Net
 from playground.runtime import RankFailed, UsageError
+from playground.training.averaging import buckets, per_parameter
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import OF_GRADIENTS
 from playground.training.loop import train
@@ -56,11 +56,6 @@ def test_buckets_hold_every_tensor_once_and_are_full_no_earlier_than_they_must(
             assert {tensor.dtype for tensor in bucket} == {dtype}
             assert sum(tensor.nbytes for tensor in bucket[:-1]) < cap
         assert all(sum(tensor.nbytes for tensor in bucket) >= cap for bucket in of_type[:-1])
-
-
-def test_a_bucket_is_as_large_as_the_command_s() -> None:
-    """Which has its default where torch is not imported."""
-    assert TrainingSettings.bucket_cap == BUCKET_CAP
 
 
 class Branches(nn.Module):

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import nn
 
-import playground.lessons.ladder.lesson as lesson
 from playground.exercises.cases import Actions, Case, Cases, counting, gradients, predict
 from playground.exercises.exercise import count
+from playground.training.averaging import bucketed, flat as flat_rung, per_parameter
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -228,14 +228,14 @@ def change(rank: int, model: nn.Module, number: int) -> None:
 
 
 def rung_traffic(rank: int, size: int, seed: int) -> Cases:
-    """Three rungs of the board, each on the same gradients, with a counter."""
+    """Three rungs of the ladder, each on the same gradients, with a counter."""
     for each, cap in (((6, 2, 2, 1), 16), ((3, 3, 3, 3, 3), 100), ((50, 1, 1, 1, 60), 40)):
         sizes = [size * elements for elements in each]
         model = nn.ParameterList([nn.Parameter(torch.zeros(elements)) for elements in sizes])
         rungs = (
-            lesson.per_parameter,
-            lesson.flat,
-            partial(lesson.bucketed, bucket_cap=size * cap),
+            per_parameter,
+            flat_rung,
+            partial(bucketed, bucket_cap=size * cap),
         )
         traffic = []
         for rung in rungs:

@@ -1,9 +1,9 @@
-"""Five programs train a wrong model, and five stand still. Each has one mistake.
+"""Five programs train a wrong model, four stand still, and one is only slow.
 
 `right` trains a small network on all ranks with DistributedDataParallel. The five functions after
-it are `right` with one mistake. They raise no error, and their loss falls. Two numbers tell that
-something is wrong: the largest difference of a parameter between ranks, and from one process.
-The five that stand still are run by name: `python -m playground failures --program stop_early`.
+it do the same with one mistake. They raise no error, and their loss falls. Two numbers show the
+mistake: how far a parameter is from the same one on rank 0, and from the one that one process has
+trained. The others are run by name: `python -m playground failures --program stop_early`.
 
     python -m playground failures
     torchrun --nproc-per-node 4 lesson.py
@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-PROGRAM = "compare"  # or the name of one of the ten functions, such as stop_early
+PROGRAM = "compare"  # or the name of a function below, such as stop_early
 BATCH_SIZE = 24  # of all ranks together
 
 
@@ -40,7 +40,7 @@ def make_data():
 
 
 def make_batches(rank, size):
-    """Rank r gets every size-th sample, from sample r on: together the ranks get whole batches."""
+    """Rank r gets every size-th sample, from sample r on: together, one process's batches."""
     data = make_data()
     sampler = DistributedSampler(data, size, rank, shuffle=False)
     return DataLoader(data, BATCH_SIZE // size, sampler=sampler)
@@ -63,7 +63,7 @@ def train(model, batches):
 
 
 def one_process():
-    """What the models are compared with: each rank by itself trains on the whole batches."""
+    """Each rank trains alone on the whole batches. The other models are compared with this one."""
     return train(make_model(), make_batches(0, 1))
 
 
@@ -79,7 +79,7 @@ def bypass_ddp(rank, size):
 
 
 def repeat_batches(rank, size):
-    """Without a sampler, all ranks train on the same samples: they do the work of one."""
+    """Without a sampler, each rank takes every sample, in small batches: the work of one rank."""
     return train(DistributedDataParallel(make_model()), DataLoader(make_data(), BATCH_SIZE // size))
 
 
@@ -90,13 +90,13 @@ def skip_a_step(rank, size):
     for inputs, targets in make_batches(rank, size):
         optimizer.zero_grad()
         mse_loss(model(inputs), targets).backward()
-        if targets.abs().max() < 20:
+        if targets.abs().max() < 20:  # only the damaged target is larger
             optimizer.step()
     return model
 
 
 def average_one_half(rank, size):
-    """A step takes its batch in two halves. DDP is to average after the last, not the first."""
+    """A step takes its batch in two halves. DDP averages after the first, but should after both."""
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for inputs, targets in make_batches(rank, size):
@@ -110,7 +110,7 @@ def average_one_half(rank, size):
 
 
 def swap_gradients(rank, size):
-    """Rank 0 goes through the parameters backwards: gradients of different ones are added."""
+    """Rank 0 starts with the last weight: gradients of different weights are added."""
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for inputs, targets in make_batches(rank, size):
@@ -127,7 +127,7 @@ def swap_gradients(rank, size):
 def stop_early(rank, size):
     """Each rank trains until the error of its own sample is small."""
     weight, sample = torch.zeros(1), 1 + rank / size
-    while (sample - weight).abs() > 0.3:
+    while (sample - weight).abs() > 0.5:
         step = sample - weight
         dist.all_reduce(step)
         weight += 0.1 * step / size
@@ -143,14 +143,14 @@ def wait_in_a_circle(rank, size):
 
 
 def send_first(rank, size):
-    """Pass a number to the next rank. `send` returns when the other rank receives."""
+    """Pass a number to the next rank. On gloo, `send` returns when the other rank receives."""
     number, received = torch.tensor([rank + 1.0]), torch.zeros(1)
     dist.send(number, dst=(rank + 1) % size)
     dist.recv(received, src=(rank - 1) % size)
 
 
 def evaluate_on_one_rank(rank, size):
-    """Rank 0 sums a loss over all ranks. It forgets that all ranks have to call all_reduce."""
+    """Rank 0 sums a loss over all ranks. The other ranks do not call all_reduce."""
     if rank == 0:
         loss = torch.tensor([1.0])
         dist.all_reduce(loss)
@@ -158,19 +158,19 @@ def evaluate_on_one_rank(rank, size):
 
 
 def save_for_long(rank, size):
-    """Rank 0 saves for 20 seconds, and the others wait for it. This one does end."""
+    """Rank 0 saves for 20 seconds, and the others wait for it. The program ends."""
     if rank == 0:
         time.sleep(20)
     dist.barrier()
 
 
 TRAIN = (right, bypass_ddp, repeat_batches, skip_a_step, average_one_half, swap_gradients)
-STAND = (stop_early, wait_in_a_circle, send_first, evaluate_on_one_rank, save_for_long)
+WAIT = (stop_early, wait_in_a_circle, send_first, evaluate_on_one_rank, save_for_long)
 
 
 def compare(rank, size):
     """Run the trainings. Rank 0 prints the loss of the first 100 samples, and both differences."""
-    data, targets = (each[:100] for each in make_data().tensors)
+    inputs, targets = (each[:100] for each in make_data().tensors)  # without the damaged one
     expected = parameters_to_vector(one_process().parameters()).detach()
     for program in TRAIN:
         model = program(rank, size)
@@ -180,7 +180,7 @@ def compare(rank, size):
         differences = torch.stack([(params - other).abs().max() for other in (of_rank_0, expected)])
         dist.all_reduce(differences, op=dist.ReduceOp.MAX)
         if rank == 0:
-            loss = f"{program.__name__:17}loss {mse_loss(model(data), targets):.2f}"
+            loss = f"{program.__name__:17}loss {mse_loss(model(inputs), targets):.2f}"
             between, apart = (f"{difference:.0e}" for difference in differences)
             print(f"{loss}  between ranks {between}  from one process {apart}")
 
@@ -189,7 +189,9 @@ if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)  # so that rounding hides no difference
     dist.init_process_group()
     size = dist.get_world_size()
-    assert BATCH_SIZE % (2 * size) == 0, f"{BATCH_SIZE} samples are no two halves of {size} parts"
-    programs = {program.__name__: program for program in (compare, *TRAIN, *STAND)}
+    assert BATCH_SIZE % (2 * size) == 0, (
+        f"{BATCH_SIZE} samples cannot be cut into {size} parts of two halves"
+    )
+    programs = {program.__name__: program for program in (compare, *TRAIN, *WAIT)}
     programs[PROGRAM](dist.get_rank(), size)
     dist.destroy_process_group()

@@ -18,7 +18,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from playground.lessons.ladder.lesson import flat
 from playground.lessons.memory.lesson import (
     WIDTH,
     Activations,
@@ -33,6 +32,7 @@ from playground.lessons.memory.lesson import (
     tokens_of,
 )
 from playground.measurement.interleave import Heartbeat
+from playground.training.averaging import flat
 
 
 def mixed_precision(rank: int, size: int) -> dict[str, object]:

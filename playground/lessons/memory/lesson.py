@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from playground.lessons.ladder.lesson import flat
+from playground.lessons.sgd.lesson import average_gradients
 
 WIDTH, HEADS, BLOCKS, VOCABULARY, LENGTH = 32, 4, 4, 64, 32
 KEPT_WIDTHS = 16
@@ -141,7 +141,7 @@ def account(rank: int, size: int) -> dict[str, object]:
         loss = loss_of(model, tokens)
         held = activations.held
         loss.backward()
-    flat(model)
+    average_gradients(model)
     optimizer.step()
     params = list(model.parameters())
     values = {
@@ -200,7 +200,7 @@ def compare(rank: int, ways: Mapping[str, Callable[..., Any]]) -> dict[str, dict
             loss = loss_of(model, tokens_of(rank), run)
             kept = activations.held
             loss.backward()
-        flat(model)
+        average_gradients(model)
         flops.append(counter.get_total_flops())
         gradients.append([param.grad for param in model.parameters()])
         rows[way] = {

@@ -32,10 +32,10 @@ import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import partial, wraps
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import torch
 import torch.distributed as dist
@@ -164,7 +164,9 @@ class Call:
     """Its place among the rank's calls, as all observers see them."""
     method: str
     """The method of the process group: a key of `METHODS`."""
-    group: Any
+    in_group: InitVar[Any]
+    """The process group. The call keeps no more than a weak reference to it: threads of gloo keep
+    calls, and a group whose last owner is one of its own threads aborts the process."""
     args: Sequence[Any]
     blocks: bool
     """Whether the program gets no work to wait for: it waits in the call, or torch keeps the work
@@ -180,6 +182,17 @@ class Call:
     is_polled: bool = False
     """Whether somebody has asked the work whether it is done."""
     work: Any = None
+    ranks: tuple[int, ...] = field(init=False)
+    """Those of the group in the world, in its order."""
+    weak_group: ReferenceType[Any] = field(init=False)
+
+    def __post_init__(self, in_group: Any) -> None:
+        self.ranks, self.weak_group = ranks_of(in_group), ref(in_group)
+
+    @property
+    def group(self) -> Any:
+        """The process group; None once it is gone."""
+        return self.weak_group()
 
     @property
     def name(self) -> str:
@@ -192,10 +205,6 @@ class Call:
         """Whether the end of the backward pass that calls it waits for it, if nobody does
         before."""
         return self.has_future or (self.in_cpp and not self.is_functional)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return ranks_of(self.group)
 
     @property
     def inputs(self) -> list[torch.Tensor]:

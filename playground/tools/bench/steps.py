@@ -3,12 +3,183 @@ import torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from playground.console.options import COMMON
+from playground.console.options import COMMON, flags, only_with
 from playground.console.session import Session, session_command
-from playground.console.step_times import OPTIONS, measure_steps
+from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
+from playground.console.training import DataOptions, announce_data, data_options, over_links
+from playground.runtime.errors import UsageError
+from playground.runtime.remote import remote
+from playground.training.prepare import PreparedData
+from playground.training.results import replicas_verdict
+from playground.training.step_settings import (
+    BERT,
+    IMAGE_MODELS,
+    OF_BERT,
+    PARTS,
+    TOKENS,
+    ByModel,
+    LadderResult,
+    LadderSettings,
+    Rung,
+    candidates,
+)
+
+MEASURE = remote("playground.training.step_times:run")
+OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    flags(LadderSettings, "model", "all_reduce", "link"),
+    flags(ByModel),
+    data_options("dataset"),
+    only_with("dataset", model=tuple(IMAGE_MODELS)),
+)
+"""Their values are arguments of `measure_steps`."""
+TIMES = ("p50", *PARTS, "alone")
+"""Figures of a rung that are shown in milliseconds, in order."""
+LEGEND = (
+    "  p50: median time of a step, on its slowest rank. Its parts are medians on the rank that is "
+    "the last to start "
+    "averaging: forward; backward, until the last gradient is ready; exposed, from then until all "
+    "gradients are "
+    "averaged (in the row parameters, what averaging them takes after the optimizer's step; "
+    "shared-step sums in that "
+    "step). alone: what the same averaging takes without a backward to hide behind; hidden: the "
+    "share of it that is "
+    "not exposed. vs. ddp, vs. first: how many times as fast as ddp, and as the first rung.",
+    "  With --wide: step, the optimizer's; early, the share of the bytes that "
+    "are sent before the last gradient is ready (nothing else can be hidden); messages and bytes "
+    "that a rank sends "
+    "in a step; the loss of the last batch; distance, the largest difference of any parameter from "
+    "ddp's (rounding, "
+    "which grows where it decides which of two numbers a ReLU or max_pool lets through).",
+)
+
+
+def agreement(rungs: Sequence[Rung], all_reduce: str) -> str:
+    """The verdict on the replicas, after the same number of steps on every rung. Raises
+    `PlaygroundError` if those of a rung that adds with `all_reduce`, or those of
+    DistributedDataParallel, the last, differ though they must not."""
+    methods = [*[all_reduce] * (len(rungs) - 1), None]
+    differences = [rung.replicas_max_difference for rung in rungs]
+    verdicts = map(replicas_verdict, differences, methods)
+    return max(zip(differences, verdicts, strict=True))[1]
+
+
+def result_texts(rungs: Sequence[Rung]) -> Texts:
+    """The meaning of the columns, a row per rung, and caveats."""
+    times = {part: Column(part, "ms", right=True, wide=part == "step") for part in TIMES}
+    sent = figures(
+        ("early", "early", "%", ".0f"), ("messages",), ("bytes", "sent", "bytes", ","), wide=True
+    )
+    ratios = figures(
+        ("speed_to_ddp", "vs.\nddp", "", ".2f"), ("speed_to_first", "vs.\nfirst", "", ".2f")
+    )
+    outcome = figures(("loss", "loss", "", ".4f"), ("distance", "distance\nto ddp"), wide=True)
+    columns = (
+        {"rung": Column("rung")}
+        | times
+        | figures(("hidden", "hidden", "%", ".0f", 100))
+        | sent
+        | ratios
+        | outcome
+    )
+    shown = [
+        vars(rung)
+        | {name: milliseconds_text(getattr(rung, name)) for name in TIMES}
+        | {"early": 100 * rung.early_bytes / max(1, rung.bytes)}
+        | {"distance": f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0"}
+        for rung in rungs
+    ]
+    caveats = (f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat)
+    return [*LEGEND, tabulate(shown, columns), *caveats]
+
+
+def milliseconds_text(seconds: float) -> str:
+    """With as many digits as mean something."""
+    return f"{1000 * seconds:.{1 if seconds >= 0.1 else 2}f}"
+
+
+def fastest_text(rungs: Sequence[Rung]) -> str:
+    """How the fastest rung compares with the first, and with DistributedDataParallel."""
+    fastest = min(rungs[:-1], key=lambda rung: rung.p50)
+    return (
+        f"the fastest rung, {fastest.rung}, is {fastest.speed_to_first:.2f} times as fast as "
+        f"{rungs[0].rung} and {fastest.speed_to_ddp:.2f} times as fast as {rungs[-1].rung}"
+    )
+
+
+def hidden_text(rungs: Sequence[Rung]) -> str:
+    """How much of their averaging those that send during backward have hidden behind it."""
+    early = [f"{rung.rung} {rung.hidden:.0%}" for rung in rungs if rung.early_bytes]
+    return f"of the averaging, backward hid here: {', '.join(early) or 'nothing'}"
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A measurement, and what was measured."""
+
+    settings: LadderSettings
+    prepared: PreparedData
+    result: LadderResult
+    links: str
+    """Words on the simulated links, if there are any."""
+
+    @property
+    def verdict(self) -> str:
+        return agreement(self.result.rungs, self.settings.all_reduce)
+
+    @property
+    def fastest(self) -> str:
+        return f"{fastest_text(self.result.rungs)}{self.links}"
+
+    @property
+    def hidden(self) -> str:
+        return hidden_text(self.result.rungs)
+
+    def print_document(self, session: Session) -> None:
+        names = ("batch_size", "bucket_cap", "all_reduce", "seed", "model")
+        recipe = {name: getattr(self.settings, name) for name in names}
+        session.print_document(
+            {"run": self.result.parts},
+            dataset=self.prepared.summary,
+            **recipe,
+            timed_steps=self.settings.steps,
+            rungs=self.result.rungs,
+            environment=self.result.environment,
+        )
+
+
+def measure_steps(session: Session, data: DataOptions, model: str, **chosen: Any) -> StepTimes:
+    """Measure on the session's world, and say the table. Raises `UsageError` for what cannot be
+    measured, and `PlaygroundError` if replicas differ that must not."""
+    world, is_bert = session.world, model == BERT
+    folder = Path() if is_bert else data.folder
+    given = {name: value for name, value in chosen.items() if value is not None}
+    chosen = OF_BERT | given if is_bert else given
+    asked = LadderSettings(folder=folder, model=model, **chosen)
+    asked.check_batch(world.size)
+    if model == "resnet18" and asked.batch_size < 2 * world.size:
+        why = (
+            f"resnet18's BatchNorm needs two samples or more on each, so at least {2 * world.size}"
+        )
+        raise UsageError(f"--batch-size {asked.batch_size} for {world.size} ranks: {why}")
+    world.warm_up(MEASURE)
+    links = over_links(session, asked.link)
+    work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples{links}"
+    about = Table(
+        "rung", Column("what it does", wraps=True), rows=candidates(model, asked.link).items()
+    )
+    ready = TOKENS if is_bert else None
+    prepared, settings = announce_data(session, data, asked, work, "", about, ready=ready)
+    assert isinstance(settings, LadderSettings)
+    times = StepTimes(settings, prepared, session.launch(MEASURE, settings)[0], links)
+    agreement(times.result.rungs, settings.all_reduce)
+    session.say("", *result_texts(times.result.rungs), "")
+    return times
 
 
 @session_command(
