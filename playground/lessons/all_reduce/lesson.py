@@ -3,9 +3,8 @@
 The ring cuts a tensor of S bytes into N chunks. A rank sends 2(N - 1) chunks of S/N bytes: this is
 less than two tensors, however many ranks there are.
 
-Each function below changes its tensor in place. The tables of the ring and of its two phases show
-four ranks that start with four numbers, 32 bytes. Their last column is the number of bytes that the
-rank sends.
+Each function below changes its tensor in place. The tables show four ranks, each with a tensor of
+four numbers (32 bytes). Their last column is the number of bytes that the rank sends.
 
     python -m playground allreduce
     torchrun --nproc-per-node 4 lesson.py
@@ -22,9 +21,10 @@ rank sends.
     ring                 6       6        12000   12000    48000   48000 9e-16
     all_reduce           -       -            -       -        -       - 0e+00
 
-Steps and bytes are counted, and computed by a formula. The messages of all_reduce, the library's
-call, are not seen here, so they are not counted. The error is the largest difference from its
-result: rounding, because sums are added in another order.
+Each number is counted, and next to it computed by a formula. `a rank sends` is the rank that sends
+most. The messages of all_reduce, the library's call, are not seen here, so they are not counted.
+The error is the largest difference from the result of all_reduce. It is rounding, because the sums
+are added in another order.
 
 Sources: Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations,
 2009; Gibiansky, Bringing HPC Techniques to Deep Learning, Baidu, 2017.
@@ -47,7 +47,7 @@ def send(tensor, dst):
 def recv(tensor, src):
     """One step: a message comes in."""
     dist.recv(tensor, src)
-    bytes_per_step.append(0)  # a step, in which nothing is sent
+    bytes_per_step.append(0)  # a step in which nothing is sent
 
 
 def exchange(outgoing, dst, incoming, src):
@@ -79,29 +79,29 @@ def everyone_adds(tensor):
     All ranks add in the order of the ranks, so that they round alike.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    tensors = [tensor.clone() for _ in range(size)]  # this rank's, and memory for the others
+    tensors = [tensor.clone() for _ in range(size)]  # the others' tensors replace the clones
     for distance in range(1, size):
-        left, right = (rank - distance) % size, (rank + distance) % size
-        exchange(tensor, right, tensors[left], left)
+        source, target = (rank - distance) % size, (rank + distance) % size
+        exchange(tensor, target, tensors[source], source)
     tensor.copy_(sum(tensors))
 
 
 def tutorial_ring(tensor):
-    """Only neighbours talk: each step passes on the tensor that arrived in the step before."""
+    """Only neighbours talk. A rank first sends its own tensor, then the one that arrived last."""
     rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
     outgoing, incoming = tensor.clone(), torch.zeros_like(tensor)
     for _ in range(size - 1):
         exchange(outgoing, right, incoming, left)
         tensor += incoming
-        outgoing, incoming = incoming, outgoing
+        outgoing, incoming = incoming, outgoing  # what was received is sent next
 
 
 def ring_reduce_scatter(tensor):
     """The ring's first phase: a chunk makes N - 1 hops, and grows to the sum of all ranks' chunks.
 
-    Its first rank only sends it. Every later rank adds its own numbers. Rank r ends with the sum of
-    chunk r. It still has its own chunk r - 1, and in the other chunks the sums so far.
+    The rank where a chunk starts only sends it. Every later rank adds its own numbers. Rank r ends
+    with the sum of chunk r. Its chunk r - 1 is unchanged, and its other chunks are partial sums.
 
     | rank | before                           | after                            | sent |
     |------|----------------------------------|----------------------------------|------|
@@ -124,6 +124,8 @@ def ring_reduce_scatter(tensor):
 def ring_all_gather(tensor):
     """The ring's second phase: a sum makes N - 1 hops, and each rank on its way keeps a copy.
 
+    Rank r must start with the sum of chunk r.
+
     | rank | before                           | after                            | sent |
     |------|----------------------------------|----------------------------------|------|
     | 0    | [1111.0, 1101.0, 1001.0, 1.0]    | [1111.0, 1111.0, 1111.0, 1111.0] | 24   |
@@ -137,7 +139,7 @@ def ring_all_gather(tensor):
     for step in range(size - 1):  # rank r begins with chunk r, its sum
         outgoing = chunks[(rank - step) % size]
         chunk = chunks[(rank - step - 1) % size]
-        exchange(outgoing, right, chunk, left)  # the sum replaces the rank's own: no buffer
+        exchange(outgoing, right, chunk, left)  # the sum overwrites this rank's partial sum
 
 
 def ring(tensor):
@@ -154,10 +156,10 @@ def ring(tensor):
     ring_all_gather(tensor)
 
 
-def measure(all_reduce, tensor):
-    """Sum the tensor in place. Returns this rank's number of steps, and the bytes that it sends."""
+def measure(algorithm, tensor):
+    """Sum the tensor in place. Return this rank's number of steps, and the bytes that it sends."""
     bytes_per_step.clear()
-    all_reduce(tensor)
+    algorithm(tensor)
     return len(bytes_per_step), sum(bytes_per_step)
 
 
@@ -168,10 +170,10 @@ def over_ranks(number, op):
     return tensor.item()
 
 
-def compare(all_reduce, start, expected, formulas):
+def compare(algorithm, start, expected, formulas):
     """Print a row of the table: counted numbers, each with its formula, and the error."""
     tensor = start.clone()
-    steps, nbytes = measure(all_reduce, tensor)
+    steps, nbytes = measure(algorithm, tensor)
     counted = (
         over_ranks(steps, dist.ReduceOp.MAX),
         over_ranks(nbytes, dist.ReduceOp.MAX),
@@ -184,7 +186,7 @@ def compare(all_reduce, start, expected, formulas):
             pairs = zip(counted, formulas, strict=True)
             cells = [round(number) for pair in pairs for number in pair]
         row = "{:>5} {:>7} {:>12} {:>7} {:>8} {:>7}".format(*cells)
-        print(f"{all_reduce.__name__:16} {row} {error:.0e}")
+        print(f"{algorithm.__name__:16} {row} {error:.0e}")
 
 
 def run(rank, size):
@@ -200,14 +202,14 @@ def run(rank, size):
     n, s = size, start.nbytes  # N and S of the formulas
     if rank == 0:
         print("                 steps formula a rank sends formula all send formula error")
-    for all_reduce, *formulas in (
+    for algorithm, *formulas in (
         (reduce_broadcast, 2 * (n - 1), (n - 1) * s, 2 * (n - 1) * s),
         (everyone_adds, n - 1, (n - 1) * s, n * (n - 1) * s),
         (tutorial_ring, n - 1, (n - 1) * s, n * (n - 1) * s),
         (ring, 2 * (n - 1), 2 * (n - 1) / n * s, 2 * (n - 1) * s),
         (dist.all_reduce,),  # the backend sends its messages: they are not counted here
     ):
-        compare(all_reduce, start, expected, formulas)
+        compare(algorithm, start, expected, formulas)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     gradient of a batch = (g_0 + g_1 + … + g_(N-1)) / N
 
-The batch has N parts of the same size, one for each rank, and g_r is the gradient of rank r's part.
-The ranks start with equal parameters. In each step every rank computes the gradient of its part,
-then all ranks average their gradients and take the same step. So their models stay equal.
+The batch has N parts of the same size, and g_r is the gradient of rank r's part, which the rank
+draws from its own part of the data. The ranks start with equal parameters. In each step every rank
+computes the gradient of its part, then all ranks average their gradients and take the same step. So
+their models stay equal.
 
     python -m playground sgd
     torchrun --nproc-per-node 2 lesson.py
@@ -19,8 +20,9 @@ then all ranks average their gradients and take the same step. So their models s
     Rank 0, by DDP: largest difference from one process 3e-17
     Rank 1, by DDP: largest difference from one process 3e-17
 
-The losses differ, because each rank has its own images. The accuracies are the same: it is one
-model. DDP is DistributedDataParallel, which averages the gradients for you.
+The losses differ, because each rank has its own images. The accuracies are the same, because the
+models are equal. The last lines compare the parameters with those of one process that has the whole
+batch. DDP is DistributedDataParallel, which averages the gradients for you.
 Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
 """
 
@@ -96,8 +98,8 @@ class DataPartitioner:
             self.partitions.append(indices[:length])
             indices = indices[length:]
 
-    def use(self, partition):
-        return Partition(self.data, self.partitions[partition])
+    def use(self, rank):
+        return Partition(self.data, self.partitions[rank])
 
 
 def partition_dataset(rank, size):
@@ -118,7 +120,8 @@ def five_steps(model, step, batch):
 def compare_with_one_process(rank, size, data):
     """Print the largest difference of this rank's parameters from one process with the whole batch.
 
-    All train in float64 and without dropout. So only rounding may differ.
+    Each rank also does the work of the one process. All train in float64 and without dropout, so
+    only rounding may differ.
     """
     batch = Partition(data, range(BATCH_SIZE))
     part = DataPartitioner(batch, [1 / size] * size).use(rank)
@@ -126,7 +129,7 @@ def compare_with_one_process(rank, size, data):
     model = Net().double().eval()  # eval() turns dropout off
     expected = five_steps(deepcopy(model), plain_step, batch[:])
     by_hand = five_steps(deepcopy(model), train_step, part[:])
-    by_ddp = five_steps(DistributedDataParallel(model), plain_step, part[:])
+    by_ddp = five_steps(DistributedDataParallel(model), plain_step, part[:])  # backward averages
     for name, params in (("by hand", by_hand), ("by DDP", by_ddp)):
         difference = (params - expected).abs().max().item()
         print(f"Rank {rank}, {name}: largest difference from one process {difference:.0e}")
@@ -137,18 +140,18 @@ def run(rank, size):
     torch.manual_seed(1234)  # the same initial parameters on every rank
     model = Net().to(memory_format=torch.channels_last)  # CPUs convolve faster in this layout
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
-    torch.manual_seed(1234 + rank)  # from here on, different orders and dropout on each rank
+    torch.manual_seed(1234 + rank)  # else all ranks would draw the same dropout masks
     train_set, batch_size = partition_dataset(rank, size)
     test_set = load_mnist(train=False)
     for epoch in range(1, EPOCHS + 1):
         batches = torch.randperm(len(train_set)).split(batch_size)
         epoch_loss = 0.0
-        for batch in batches:
-            images, labels = train_set[batch]
+        for positions in batches:
+            images, labels = train_set[positions]
             epoch_loss += train_step(model, optimizer, images, labels)
         loss, test_accuracy = epoch_loss / len(batches), accuracy(model, test_set)
         print(f"Rank {rank}, epoch {epoch}: loss {loss:.4f}, test accuracy {test_accuracy:.2%}")
-    compare_with_one_process(rank, size, train_set.data)
+    compare_with_one_process(rank, size, train_set.data)  # all of MNIST
 
 
 if __name__ == "__main__":
