@@ -327,3 +327,18 @@ def zero_stages(rank: int, size: int) -> None:
     for train in (zero.data_parallel, zero.zero1, zero.zero2, zero.zero3):
         torch.manual_seed(SEED)
         train(GPT(), [make_batch(1, seed=rank)])  # type: ignore[no-untyped-call]
+
+
+def scaling_steps(rank: int, size: int) -> None:
+    """Two steps of scaling. In the second, rank 1 is late."""
+    # in the rank: its counter of operations imports much that no other run needs
+    from playground.lessons.scaling import lesson as scaling
+
+    torch.manual_seed(SEED)
+    model = GPT()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    part = make_batch(size, seed=SEED).chunk(size)[rank]
+    for late in (False, True):
+        if late and rank == 1:
+            time.sleep(0.05)
+        scaling.train_step(model, optimizer, part, float("inf"))

@@ -60,6 +60,7 @@ PLAYED = {
     each.name: each
     for each in (
         board_run("memory", "accumulation", 2, part="further"),
+        FigureRun("scaling board", remote("playground.figures.ranks:scaling_steps"), 3),
         FigureRun("zero board", remote("playground.figures.ranks:zero_stages"), 2),
         board_run("pipeline", "run", 3, 4),
         board_run("context", "compare", 4),
