@@ -60,7 +60,7 @@ def test_only_the_right_program_equals_one_process(size: int, run_cli: Run) -> N
         assert {name for name in NAMES if between[name] < 1e-2} == {"repeat_batches"}
     losses = [float(row[2]) for row in rows.values()]
     assert max(losses) < 7.55, "before the training"
-    assert "Before the training, the loss is 7.55." in CHAPTER
+    assert "Before the training, it is 7.55." in CHAPTER
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ CHANGES = {
             "        dist.all_reduce(largest, op=dist.ReduceOp.MAX)\n"
             "        if largest < 20:\n            optimizer.step()\n"),
     "half": ("half == 0", "half == 1"),
-    "circle": ("in (pairs[rank], pairs[rank - 1]):",
+    "circle": ("in (pairs[rank], pairs[rank - 1]):  # pairs[-1] is the last",
                "in (pairs[rank], pairs[rank - 1])[:: -1 if rank == 0 else 1]:"),
 }  # fmt: skip
 """What a reader changes under "Try this"."""

@@ -136,13 +136,13 @@ def test_an_excerpt_leads_to_the_line_where_it_begins(site: Path) -> None:
 def test_it_is_small(site: Path) -> None:
     sizes = {file: file.stat().st_size for file in site.rglob("*") if file.is_file()}
     assert sum(sizes.values()) <= 6_500_000
-    assert [file.name for file, size in sizes.items() if size > 450 * 2**10] == []
+    assert [file.name for file, size in sizes.items() if size > 480 * 2**10] == []
 
 
 PLAYERS = re.compile(r'<script type="application/json">(.*?)</script>', re.DOTALL)
 
 
-@pytest.mark.parametrize("name", [*LESSONS])
+@pytest.mark.parametrize("name", [name for name in LESSONS if name != "scaling"])  # only times
 def test_a_chapter_plays_a_run_with_its_values(name: str, site: Path) -> None:
     """What each event of the recording sends or holds is on the page, as far as there is room."""
     players = PLAYERS.findall((site / f"{name}.html").read_text())

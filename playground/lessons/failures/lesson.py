@@ -2,8 +2,8 @@
 
 `right` trains a small network on all ranks with DistributedDataParallel. The five functions after
 it do the same with one mistake. They raise no error, and their loss falls. Two numbers show the
-mistake: how far a parameter is from the same one on rank 0, and from the one that one process has
-trained. The others are run by name: `python -m playground failures --program stop_early`.
+mistake: the largest difference from the parameters of rank 0, and from those of one process. The
+others are run by name, as in `python -m playground failures --program stop_early`.
 
     python -m playground failures
     torchrun --nproc-per-node 4 lesson.py
@@ -40,8 +40,9 @@ def make_data():
 
 
 def make_batches(rank, size):
-    """Rank r gets every size-th sample, from sample r on: together, one process's batches."""
+    """Every size-th sample, from sample `rank` on. The k-th batches of all ranks are one batch."""
     data = make_data()
+    assert BATCH_SIZE % (2 * size) == 0, f"{BATCH_SIZE} samples: no two halves for {size} ranks"
     sampler = DistributedSampler(data, size, rank, shuffle=False)
     return DataLoader(data, BATCH_SIZE // size, sampler=sampler)
 
@@ -63,7 +64,7 @@ def train(model, batches):
 
 
 def one_process():
-    """Each rank trains alone on the whole batches. The other models are compared with this one."""
+    """Each rank trains alone on all 24 samples of a batch. The others are compared with this."""
     return train(make_model(), make_batches(0, 1))
 
 
@@ -79,7 +80,7 @@ def bypass_ddp(rank, size):
 
 
 def repeat_batches(rank, size):
-    """Without a sampler, each rank takes every sample, in small batches: the work of one rank."""
+    """Without a sampler, each rank takes every sample: all ranks make the same small steps."""
     return train(DistributedDataParallel(make_model()), DataLoader(make_data(), BATCH_SIZE // size))
 
 
@@ -102,7 +103,7 @@ def average_one_half(rank, size):
     for inputs, targets in make_batches(rank, size):
         optimizer.zero_grad()
         for half in (0, 1):
-            model.require_backward_grad_sync = half == 0
+            model.require_backward_grad_sync = half == 0  # what `with model.no_sync():` sets
             loss = mse_loss(model(inputs.chunk(2)[half]), targets.chunk(2)[half])
             (loss / 2).backward()
         optimizer.step()
@@ -117,7 +118,7 @@ def swap_gradients(rank, size):
         optimizer.zero_grad()
         mse_loss(model(inputs), targets).backward()
         params = list(model.parameters())
-        for param in reversed(params) if rank == 0 else params:
+        for param in params[::-1] if rank == 0 else params:
             dist.all_reduce(param.grad)
             param.grad /= size
         optimizer.step()
@@ -125,32 +126,32 @@ def swap_gradients(rank, size):
 
 
 def stop_early(rank, size):
-    """Each rank trains until the error of its own sample is small."""
+    """Each rank trains until its own error is small. Rank 0 is the first to leave the loop."""
     weight, sample = torch.zeros(1), 1 + rank / size
     while (sample - weight).abs() > 0.5:
-        step = sample - weight
-        dist.all_reduce(step)
-        weight += 0.1 * step / size
+        error = sample - weight
+        dist.all_reduce(error)
+        weight += 0.1 * error / size
 
 
 def wait_in_a_circle(rank, size):
-    """Average with the right neighbour, then with the left one, in groups of two ranks."""
+    """Average in groups of two. All ranks begin with the right neighbour, so no two meet."""
     pairs = [dist.new_group([left, (left + 1) % size]) for left in range(size)]
     number = torch.tensor([rank + 1.0])
-    for pair in (pairs[rank], pairs[rank - 1]):
+    for pair in (pairs[rank], pairs[rank - 1]):  # pairs[-1] is the last
         dist.all_reduce(number, group=pair)
         number /= 2
 
 
 def send_first(rank, size):
-    """Pass a number to the next rank. On gloo, `send` returns when the other rank receives."""
+    """On gloo, `send` returns when the other rank receives. Here all ranks send first."""
     number, received = torch.tensor([rank + 1.0]), torch.zeros(1)
     dist.send(number, dst=(rank + 1) % size)
     dist.recv(received, src=(rank - 1) % size)
 
 
 def evaluate_on_one_rank(rank, size):
-    """Rank 0 sums a loss over all ranks. The other ranks do not call all_reduce."""
+    """Only rank 0 calls all_reduce. The other ranks are in the barrier already."""
     if rank == 0:
         loss = torch.tensor([1.0])
         dist.all_reduce(loss)
@@ -177,21 +178,18 @@ def compare(rank, size):
         params = parameters_to_vector(model.parameters()).detach()
         of_rank_0 = params.clone()
         dist.broadcast(of_rank_0, src=0)
-        differences = torch.stack([(params - other).abs().max() for other in (of_rank_0, expected)])
-        dist.all_reduce(differences, op=dist.ReduceOp.MAX)
+        between, from_one = (params - of_rank_0).abs().max(), (params - expected).abs().max()
+        dist.all_reduce(between, op=dist.ReduceOp.MAX)
+        dist.all_reduce(from_one, op=dist.ReduceOp.MAX)
+        loss = mse_loss(model(inputs), targets)
         if rank == 0:
-            loss = f"{program.__name__:17}loss {mse_loss(model(inputs), targets):.2f}"
-            between, apart = (f"{difference:.0e}" for difference in differences)
-            print(f"{loss}  between ranks {between}  from one process {apart}")
+            row = f"{program.__name__:17}loss {loss:.2f}  between ranks {between:.0e}"
+            print(f"{row}  from one process {from_one:.0e}")
 
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)  # so that rounding hides no difference
     dist.init_process_group()
-    size = dist.get_world_size()
-    assert BATCH_SIZE % (2 * size) == 0, (
-        f"{BATCH_SIZE} samples cannot be cut into {size} parts of two halves"
-    )
     programs = {program.__name__: program for program in (compare, *TRAIN, *WAIT)}
-    programs[PROGRAM](dist.get_rank(), size)
+    programs[PROGRAM](dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
