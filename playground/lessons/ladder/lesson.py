@@ -1,6 +1,6 @@
 """From average_gradients to DistributedDataParallel: fewer messages, and messages sent earlier.
 
-    time of a step = computing + averaging - what of the averaging is hidden behind computing
+    time of a step = computing + averaging - averaging behind computing
 
 Averaging takes less time in fewer messages: flat and bucketed. It is hidden if it begins while
 backward is still computing: overlapped. overlapped_buckets does both. gradients_as_views does both
