@@ -341,7 +341,7 @@ def test_what_a_reader_does_stays_in_view(show: Callable[..., Browser]) -> None:
     """Results of a search, the line that an excerpt is from, and the lines at which ranks are."""
     window = show("allreduce", width=1400, reduced_motion="reduce")
     top = "getBoundingClientRect().top"
-    link = "document.querySelectorAll('main a[href*=\"#lesson.py-\"]')[1]"
+    link = "document.querySelectorAll('main a[href*=\"#lesson.py-\"]')[0]"
     window.ask(f"{link}.scrollIntoView({{block: 'center'}})")
     window.press("/", *"ring")
     window.until("return document.querySelectorAll('#found a').length > 3")
