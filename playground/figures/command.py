@@ -159,7 +159,7 @@ def chapter_files() -> dict[str, Path]:
     for name, figure in FIGURES.items():
         if figure.in_chapter:
             chapter, _, file = figure.path.partition("/")
-            folder = chapter if chapter == "trace" else f"lessons/{chapter}"
+            folder = {"trace": "trace", "bench": "tools/bench"}.get(chapter, f"lessons/{chapter}")
             files[name] = ROOT / "playground" / folder / "figures" / f"{file}.svg"
     return files
 

@@ -156,7 +156,7 @@ def rung_of(run: Evidence, name: str) -> Rung:
     return next(rung for rung in result.rungs if rung.rung == name)
 
 
-@figure("F3", "ladder/backward_step", LADDER)
+@figure("F3", "bench/backward_step", LADDER)
 def backward_and_step(run: Evidence) -> Scene:
     rung = rung_of(run, "flat")
     scene = Scene("Backward computes the gradient, step applies it")
@@ -250,7 +250,7 @@ def pieces_of(rung: Rung, whole: float, *, with_text: bool) -> list[Mark]:
     ]
 
 
-@figure("F14", "ladder/step_parts", LADDER)
+@figure("F14", "bench/step_parts", LADDER)
 def normalised_parts(run: Evidence) -> Scene:
     scene, bars = Scene("What a training step's time goes into"), []
     for rung in (rung_of(run, name) for name in RUNGS):
@@ -263,7 +263,7 @@ def normalised_parts(run: Evidence) -> Scene:
     return scene.with_caption(about, f"{len(run.results)} ranks, over links of {LINK} Gbit/s.")
 
 
-@figure("F15", "ladder/overlap", LADDER)
+@figure("F15", "bench/overlap", LADDER)
 def with_and_without_overlap(run: Evidence) -> Scene:
     scene = Scene("A step without and with overlap")
     for pair in (("bucketed", "overlapped"), ("flat", "ddp")):

@@ -1,10 +1,11 @@
 """From average_gradients to DistributedDataParallel: fewer messages, and messages sent earlier.
 
-    time of a step = computing + averaging - averaging behind computing
+    time of a step = computing + the part of averaging that is not hidden
 
 Averaging takes less time in fewer messages: flat and bucketed. It is hidden if it begins while
-backward is still computing: overlapped. overlapped_buckets does both. gradients_as_views does both
-without copies, and so does PyTorch's DistributedDataParallel, ddp.
+backward is still computing: overlapped. overlapped_buckets does both, gradients_as_views also saves
+the copies, and ddp is PyTorch's version, DistributedDataParallel. Each of these functions takes a
+model, and returns the model to call and the functions to call after backward.
 
     python -m playground ladder --link 1
     torchrun --nproc-per-node 2 lesson.py
@@ -19,8 +20,8 @@ without copies, and so does PyTorch's DistributedDataParallel, ddp.
     ddp                   32.3 ms a step, largest difference 3e-10
     no_averaging          21.9 ms a step, largest difference 3e+00
 
-no_averaging is wrong on purpose: its time is the time of computing, and its difference is what a
-mistake looks like.
+3e-10 is rounding after ten steps. no_averaging is wrong on purpose: its time is the time of
+computing, and its difference is what a mistake looks like.
 Source: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704, section 3.2
 """
 
@@ -54,7 +55,7 @@ def flat(model):
 
     def average():
         grads = [param.grad for param in model.parameters()]
-        message = parameters_to_vector(grads) / dist.get_world_size()
+        message = parameters_to_vector(grads) / dist.get_world_size()  # the gradients, in one row
         dist.all_reduce(message)
         vector_to_parameters(message, grads)
 
@@ -85,7 +86,10 @@ def bucketed(model):
 
 
 def split_into_buckets(model):
-    """Lists of parameters, the last layer first: backward computes its gradients first."""
+    """Lists of parameters, the last layer first: backward computes its gradients first.
+
+    A bucket is full when it has BUCKET_MB, or up to one parameter more.
+    """
     buckets: list[list[nn.Parameter]] = [[]]
     for param in reversed(list(model.parameters())):
         if sum(other.nbytes for other in buckets[-1]) >= BUCKET_MB * 2**20:
@@ -174,14 +178,16 @@ def train(rung, inputs):
     Return its parameters, and the time of the fastest step in milliseconds.
     """
     torch.manual_seed(1234)  # the same initial parameters for every rung, on every rank
-    layers = [(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh()) for _ in range(16)]
-    model, after_backward = rung(nn.Sequential(*sum(layers, ())).double())
+    blocks = [
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh()) for _ in range(16)
+    ]
+    model, after_backward = rung(nn.Sequential(*blocks).double())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     times = []
     for batch in inputs:
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=False)  # None would drop the views of gradients_as_views
-        model(batch).square().sum(1).mean().backward()
+        model(batch).square().sum(1).mean().backward()  # any loss will do
         for call in after_backward:
             call()
         optimizer.step()
@@ -191,9 +197,9 @@ def train(rung, inputs):
 
 def run(rank, size):
     torch.manual_seed(0)
-    # In float64, rounding cannot hide an error. All ranks have the same numbers.
+    # The inputs of all ranks, the same on each. In float64, rounding cannot hide an error.
     whole = torch.randn(STEPS, size * BATCH_SIZE, WIDTH, dtype=torch.float64)
-    expected, milliseconds = train(no_averaging, whole)
+    expected, milliseconds = train(no_averaging, whole)  # each rank does the work of one process
     if rank == 0:
         print(f"one process{milliseconds:15.1f} ms a step, {size} x {BATCH_SIZE} samples")
     for rung in (
