@@ -1,9 +1,9 @@
-"""Five programs train a wrong model, four stand still, and one is only slow.
+"""Five programs train a wrong model, in four ranks wait in vain, and one is only slow.
 
 `right` trains a small network on all ranks with DistributedDataParallel. The five functions after
 it do the same with one mistake. They raise no error, and their loss falls. Two numbers show the
 mistake: the largest difference from the parameters of rank 0, and from those of one process. The
-others are run by name, as in `python -m playground failures --program stop_early`.
+others are run by name: `python -m playground failures --program stop_early`, or set PROGRAM.
 
     python -m playground failures
     torchrun --nproc-per-node 4 lesson.py
@@ -40,7 +40,7 @@ def make_data():
 
 
 def make_batches(rank, size):
-    """Every size-th sample, from sample `rank` on. The k-th batches of all ranks are one batch."""
+    """Every size-th sample, from sample `rank` on. All ranks' k-th batches make one whole batch."""
     data = make_data()
     assert BATCH_SIZE % (2 * size) == 0, f"{BATCH_SIZE} samples: no two halves for {size} ranks"
     sampler = DistributedSampler(data, size, rank, shuffle=False)
@@ -80,7 +80,7 @@ def bypass_ddp(rank, size):
 
 
 def repeat_batches(rank, size):
-    """Without a sampler, each rank takes every sample: all ranks make the same small steps."""
+    """Without a sampler, each rank takes every sample: all ranks take the same steps."""
     return train(DistributedDataParallel(make_model()), DataLoader(make_data(), BATCH_SIZE // size))
 
 
