@@ -115,57 +115,6 @@ def test_json_is_one_document(run_cli: Run) -> None:
     assert 0 < document["seconds"] <= round(took, 3)
 
 
-def test_training_as_json(run_cli: Run, data_dir: Path) -> None:
-    shown = run_cli(
-        "ddp",
-        "-n",
-        3,
-        "--epochs",
-        2,
-        "--limit",
-        300,
-        "--dataset",
-        "digits",
-        "--data-dir",
-        data_dir,
-        "--json",
-    )
-    document = json.loads(shown.out)
-    assert document["dataset"].items() >= {"name": "digits", "train": 300, "test": 200}.items()
-    assert document["replicas_max_difference"] == 0.0
-    assert [epoch["epoch"] for epoch in document["epochs"]] == [1, 2]
-    for epoch in document["epochs"]:
-        assert len(epoch["loss_per_rank"]) == 3
-        assert 0 <= epoch["test_accuracy"] <= 1
-        assert epoch["test_accuracy"] * 200 == pytest.approx(round(epoch["test_accuracy"] * 200))
-        assert epoch["samples_per_second"] * epoch["seconds"] == pytest.approx(300)
-    assert document["best"]["test_accuracy"] == max(
-        epoch["test_accuracy"] for epoch in document["epochs"]
-    )
-
-
-def test_a_loss_that_diverged_is_still_json(run_cli: Run, data_dir: Path) -> None:
-    shown = run_cli(
-        "ddp",
-        "--lr",
-        1e30,
-        "--epochs",
-        1,
-        "--limit",
-        256,
-        "--dataset",
-        "digits",
-        "--data-dir",
-        data_dir,
-        "--json",
-    )
-    assert "training diverged" in shown.err
-    document = json.loads(shown.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    assert document["epochs"][0]["loss"] is None
-    assert document["replicas_max_difference"] == 0.0
-    assert shown.code == 0
-
-
 @pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
 def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
     commands = re.findall(r"^    (python -m playground .*)$", lesson.help, re.MULTILINE)
@@ -185,13 +134,11 @@ def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
         ("hello", "--backend", "mpi"),
         ("hello", "--timeout", "0"),
         ("juggle",),
-        ("ddp", "--batch-size", "3", "-n", "4"),
-        ("ddp", "--sync", "flat"),
-        ("ddp", "--snapshot-every", "3"),
-        ("ddp", "--checkpoint-activations"),
-        ("ddp", "--accumulate", "3", "--dataset", "digits", "--data-dir", "{data_dir}"),
-        ("ddp", "--dataset", "digits", "--data-dir", __file__),
-        ("ddp", "--dataset", "digits", "--data-dir", "{data_dir}", "--limit", "601"),
+        ("elastic", "--batch-size", "3", "-n", "4"),
+        ("elastic", "--sync", "flat"),
+        ("elastic", "--checkpoint-activations"),
+        ("elastic", "--dataset", "digits", "--data-dir", __file__),
+        ("elastic", "--dataset", "digits", "--data-dir", "{data_dir}", "--limit", "601"),
     ],
     ids=" ".join,
 )
@@ -266,7 +213,7 @@ def test_a_hang_ends_with_exit_code_1_and_the_stacks(
     [
         (["rpc", "--only", "remote_c"], "remote_call"),
         (["p2"], "p2p"),
-        (["ddp", "--accu"], "--accumulate"),
+        (["elastic", "--ki"], "--kills"),
     ],
 )
 def test_shell_completion(typed: list[str], offered: str) -> None:

@@ -102,9 +102,7 @@ HEAVIER = (
     "bert", "bert --only same-losses", "bert --only averaging", "bert --way ddp --only train",
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8", "data-parallel --devices 3 --steps 1",
-    "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets "
-                                                                          "--dataset digits",
-    "elastic --dataset digits", "ddp --lab accumulation --dataset digits",
+    "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "elastic --dataset digits",
     "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
@@ -123,7 +121,6 @@ is in the suite (that of the site's pages: tests/site/test_site.py). That they c
 stand: tests/lessons/test_commands_named.py."""
 FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
 SMALLER = {
-    "ddp": FEW_SAMPLES,
     "elastic": ("-n", "2", "--epochs", "3"),
     "parameter-server": ("--dataset", "digits", "--batch-size", "64", "--steps", "8"),
     "pipeline": ("--dataset", "digits", "--batch-size", "32", "--steps", "1"),
@@ -135,7 +132,6 @@ SMALLER = {
 }
 """Options that make a command quick and leave the form of its output as it is."""
 WITHOUT_OUTPUT = {
-    "ddp --lab": ("-n", "4"),
     "bert": ("--steps", "6", "--batch-size", "8"),
     "data-parallel": ("--devices", "2", "--batch-size", "2", "--steps", "1"),
     "bench": ("-b", "1K", "-e", "4K"),

@@ -61,11 +61,10 @@ PATH = (
     ),
     lesson(
         name="ddp",
-        teaches="the same training, with DistributedDataParallel doing the averaging",
-        shown="{ranks} trained one model to a test accuracy of {accuracy:.2%} with "
-        "DistributedDataParallel",
+        teaches="the script to copy: DistributedDataParallel, and what a training needs around it",
+        is_program=True,
+        needs_mnist=True,
         default_size=2,
-        options=SEEDED,
     ),
     lesson(
         name="prove",

@@ -1,8 +1,8 @@
 """The general training loop: any model, any gradient synchronisation, gradients accumulated over
 several batches.
 
-The board of ddp has the tutorial's loop written out, and `run_board` runs it. The loop here takes
-the same steps, and the options besides.
+The board of elastic has the tutorial's loop written out, and `run_board` runs it. The loop here
+takes the same steps, and the options besides.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def run_board(
 
 
 def train_with_ddp(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
-    """Train as the lesson ddp does, with gradients accumulated over several batches."""
+    """Train `Net` with DistributedDataParallel, as `settings` ask for: with gradients accumulated
+    over several batches, and with snapshots."""
     return prepare_and_train(settings, sync_with_ddp)
 
 

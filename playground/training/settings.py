@@ -16,8 +16,6 @@ from playground.training.grad_syncs import GRAD_SYNCS
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
 FLOAT32, BFLOAT16 = DTYPES = "float32", "bfloat16"
-BEYOND_TUTORIAL = ("accumulate", "snapshots")
-"""Settings that the tutorial's loop knows nothing of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +109,6 @@ class TrainingSettings:
                 raise UsageError(
                     f"{option}: --sync {self.sync} has no all-reduce, leave one of them out"
                 )
-
-    @property
-    def is_tutorial(self) -> bool:
-        """Whether the tutorial's loop will do: `average_gradients` after each backward, on the
-        backend's all_reduce."""
-        return all(
-            getattr(self, name) == getattr(TrainingSettings, name) for name in BEYOND_TUTORIAL
-        )
 
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if a global batch is too small for each of `size` ranks to get a

@@ -169,14 +169,14 @@ def test_kills_between_any_two_calls_leave_no_trace(
     assert happened == kills
 
 
+SNAPSHOT_SCRIPT = Path(__file__).parents[1] / "support/resumable_script.py"
 SIGNALS = 20
 """Sent to a command, one after the other."""
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize(("command", "size"), [("ddp", 2), ("ddp", 3)])
-def test_a_command_that_is_ended_at_random_moments_ends_with_the_same_bits(
-    command: str,
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_script_that_is_ended_at_random_moments_ends_with_the_same_bits(
     size: int,
     data_dir: Path,
     tmp_path: Path,
@@ -184,23 +184,11 @@ def test_a_command_that_is_ended_at_random_moments_ends_with_the_same_bits(
 ) -> None:
     """From outside: any of its processes is killed, or it is asked to end, by Ctrl-C or SIGTERM;
     then it is started again, if it has ended."""
-    data = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 128, "--batch-size", 32)
-    words = (
-        command,
-        "-n",
-        size,
-        *data,
-        "--epochs",
-        30,
-        "--snapshot-every",
-        2,
-        "--restarts",
-        SIGNALS,
-    )
+    words = ("run", "-n", size, "--restarts", SIGNALS, "--grace", 30, SNAPSHOT_SCRIPT, data_dir)
     drawn = random.Random(size)
 
     def start(name: str) -> ForkedProgram:
-        return fork_program("playground", *words, "--snapshots", tmp_path / name)
+        return fork_program("playground", *words, tmp_path / name, 2, 32, 128, 30)
 
     begun = time.monotonic()
     assert start("undisturbed").communicate(timeout=10 * ENOUGH)[1] == ""

@@ -15,19 +15,7 @@ from hosts import Host
 from playground.checkpoint.folder import find_snapshots
 from playground.lessons.elastic.experiment import compare
 
-TRAIN = (
-    "ddp",
-    "--dataset",
-    "digits",
-    "--limit",
-    300,
-    "--batch-size",
-    10,
-    "--epochs",
-    3,
-    "--snapshot-every",
-    10,
-)
+TRAIN = Path(__file__).parents[1] / "support/resumable_script.py"
 
 
 def drain(program: Popen[str]) -> Popen[str]:
@@ -52,9 +40,7 @@ def test_a_host_that_is_killed_and_replaced_leaves_the_same_bits(
 ) -> None:
     def start(host: Host, name: str) -> Popen[str]:
         return drain(
-            host.join_elastic(
-                "2:2", 1, *TRAIN, "--data-dir", data_dir, "--snapshots", tmp_path / name
-            )
+            host.join_elastic("2:2", 1, "run", TRAIN, data_dir, tmp_path / name, 10, 10, 300, 3)
         )
 
     network = hosts(2)

@@ -47,9 +47,9 @@ def test_an_option_without_effect_is_refused(words: list[str], message: str) -> 
 
 
 def test_commands_say_what_has_no_effect(run_cli: Callable[..., Any]) -> None:
-    shown = run_cli("ddp", "--snapshot-every", "3")
+    shown = run_cli("bench", "steps", "--model", "bert", "--dataset", "digits")
     assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
-    assert shown.err.startswith("playground: --snapshot-every has no effect with")
+    assert shown.err.startswith("playground: --dataset has no effect with")
 
 
 def test_what_nobody_typed_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ EVIL = "\x1b]0;owned\x07\x9b2J\r\u202e"
 
 def test_a_stream_that_lacks_characters_gets_others() -> None:
     environ = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    command = [sys.executable, "-m", "playground", "ddp", "--help"]
+    command = [sys.executable, "-m", "playground", "elastic", "--help"]
     done = subprocess.run(command, capture_output=True, env=environ)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"?" in done.stdout

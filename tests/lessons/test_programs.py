@@ -32,13 +32,14 @@ QUIET = [
 """As parameters, where torch prints no warnings: older ones warn of fully_shard's layers."""
 SMALLER: dict[str, tuple[str, ...]] = {
     "zero": ("--steps", "3"),
+    "ddp": ("--epochs", "1"),
     "sgd": ("--epochs", "1"),
     "prove": ("--samples", "192"),
     "scaling": ("--rounds", "1"),
     "ladder": ("--steps", "2", "--batch-size", "8"),
 }
 """By lesson, constants with which its program is quick, as options of its command."""
-VARIES = {"hello", "zero", "sgd", "prove", "scaling", "ladder"}
+VARIES = {"hello", "zero", "sgd", "ddp", "prove", "scaling", "ladder"}
 """Lessons that print what differs from run to run, such as times and process ids."""
 
 
@@ -61,6 +62,7 @@ CHECKS = {
     "collectives": r"largest difference from the expected numbers (\S+)$",
     "sgd": r"largest difference from one process (\S+)$",
     "allreduce": r"^\w+(?: +[\d-]+){6} +(\S+)$",
+    "ddp": r"largest difference of any rank from one process (\S+)$",
     "ladder": r"^(?!no_averaging)\w+ .* largest difference (\S+)$",
     "zero": r"^\w+(?: +\d+)+ +(\S+)$",
     "scaling": r"largest difference of a gradient from one process (\S+)$",
@@ -92,6 +94,14 @@ KEY_LINES = [
         KeyLine(lesson="sgd", line=line, size=size)
         for size in (2, 4)
         for line in ("average_gradients(model)", "dist.all_reduce(", "param.grad /= size")
+    ),
+    *(
+        KeyLine(lesson="ddp", line=line, size=size)
+        for size in (2, 4)
+        for line in (
+            "model = DistributedDataParallel(model)", "loss += add", "loss.backward()",
+            "clip_grad_norm_(model.parameters(), MAX_NORM)",
+        )
     ),
     *(
         KeyLine(lesson="ladder", line=line, size=size)
@@ -165,6 +175,7 @@ QUICK = {
     "hello": KeyLine(lesson="hello", line="dist.all_gather_object("),
     "p2p": KEY_LINES[0],
     "sgd": KeyLine(lesson="sgd", line="average_gradients(model)"),
+    "ddp": KeyLine(lesson="ddp", line="loss.backward()"),
     "ladder": KeyLine(lesson="ladder", line="self.message /= dist.get_world_size()"),
     "zero": KeyLine(lesson="zero", line=ZERO[2]),
     "failures": KeyLine(lesson="failures", line="torch.manual_seed(1234)"),

@@ -214,7 +214,7 @@ def test_the_data_of_a_lesson_is_there_before_it_runs(
 def test_a_program_that_exits_says_why(
     world: PlayWorld, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert told(run_lesson(world, "ddp", str(tmp_path))) == []
+    assert told(run_lesson(world, "elastic", str(tmp_path))) == []
     assert f"[1] no MNIST in '{tmp_path}': python -c" in capfd.readouterr().err
 
 
@@ -244,7 +244,7 @@ def test_every_board_can_be_a_cell(name: str) -> None:
     board = find_program([name])
     tree = to_cell(ast.parse(board.file.read_text()), board.step)
     compile(tree, str(board.file), "exec")
-    assert board == Board(board.file, needs_mnist=name == "sgd")
+    assert board == Board(board.file, needs_mnist=LESSONS[name].needs_mnist)
     text = ast.unparse(tree)
     assert "init_process_group(" not in text
     kept = [

@@ -24,8 +24,10 @@ from processes import (
 from programs import ForkedProgram
 
 from playground.runtime.flight_recorder.box import find_boxes
+from playground.training import prepare
 
-TRAINING = ("ddp", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
+TRAINING = ("sgd", "-n", "3", "--batch-size", "126", "--epochs", "100000")
+"""Prints a line an epoch."""
 MEASURING = (
     "bench",
     "-n",
@@ -72,15 +74,22 @@ def first_epoch(process: ForkedProgram) -> None:
 
 @pytest.mark.parametrize("moment", [0.3, "training"])
 def test_ctrl_c_at_any_moment(
-    moment: float | str, start_cli: Start, fork_program: Fork, data_dir: Path
+    moment: float | str,
+    start_cli: Start,
+    fork_program: Fork,
+    data_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process: Any
+    monkeypatch.setenv(prepare.DATA_DIR, str(data_dir))
+    monkeypatch.setenv(prepare.MIRROR, str(tmp_path))  # MNIST is out of reach
     if isinstance(moment, float):
-        process = start_cli(*TRAINING, data_dir)
+        process = start_cli(*TRAINING)
         time.sleep(moment)
         wait_until_begun(process)  # on a busy machine it takes longer
     else:
-        process = fork_program("playground", *TRAINING, data_dir)
+        process = fork_program("playground", *TRAINING)
         first_epoch(process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them at once
     _, err = process.communicate(timeout=ENOUGH)

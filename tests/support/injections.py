@@ -32,7 +32,7 @@ COMMANDS = {
     "allreduce": "allreduce -n 3",
     "sgd": "sgd --epochs 1",
     "ladder": "ladder --steps 4",
-    "ddp": f"ddp --epochs 2 {DIGITS}",
+    "ddp": "ddp --epochs 1",
     "prove": "prove -n 2 --samples 1536",
     "bert": "bert --steps 2 --batch-size 8 --only train --way ddp",
     "elastic": f"elastic -n 2 {DIGITS}",

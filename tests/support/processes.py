@@ -92,9 +92,8 @@ def catches_signals(pid: int) -> bool:
 
 
 def is_first_epoch(line: str) -> bool:
-    """Whether this is the row of the first epoch, in what a command that trains prints: its number,
-    then its loss."""
-    return bool(re.match(r" *1 +\d\.\d+ ", line))
+    """Whether this is what sgd prints after its first epoch."""
+    return bool(re.match(r"Rank \d+, epoch 1: loss ", line))
 
 
 def wait_for_a_snapshot(folder: Path, seconds: float = ENOUGH) -> None:

@@ -14,13 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from fixtures import Run, Worlds
-from gpus import hold_the_gpu, shown
+from fixtures import Worlds
+from gpus import hold_the_gpu
 from ranks import small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons import LESSONS
 from playground.lessons.mnist import Net
 from playground.lessons.parameter_server.experiment import paced
 from playground.lessons.parameter_server.page import ServerSettings
@@ -44,7 +43,6 @@ from playground.training.sync import GradSync, new_grad_sync
 
 RUNGS = [name for name, *_ in OF_GRADIENTS]
 SYNCS = [*RUNGS, "ddp"]
-RUN_BOARD = remote("playground.training.loop:run_board")
 BY_HAND = Remote("general_loop", "train_by_hand")
 WITH_DDP = remote("playground.training.loop:train_with_ddp")
 
@@ -362,9 +360,7 @@ def test_parameters_and_buffers_of_any_layout_are_broadcast(src: int, world: Wor
 def train_in(world: World, run: Remote, folder: Path, **changes: Any) -> list[TrainingResult]:
     """What a function that trains returns on every rank."""
     settings = TrainingSettings(folder=folder, **{"limit": 500, "epochs": 2, "lr": 0.05, **changes})
-    return world.run(
-        run_training, *((RUN_BOARD, settings, (run,)) if run.name == "run" else (run, settings))
-    )
+    return world.run(run_training, run, settings)
 
 
 def test_a_model_learns_and_every_way_of_averaging_learns_the_same(
@@ -374,8 +370,7 @@ def test_a_model_learns_and_every_way_of_averaging_learns_the_same(
     runs = {
         "per-parameter": train(BY_HAND),
         "flat": train(BY_HAND, sync="flat"),
-        "ddp": train(LESSONS["ddp"].remote("run")),
-        "ddp, general": train(WITH_DDP),
+        "ddp": train(WITH_DDP),
     }
     for first, second in runs.values():
         assert list(map(without_times, first.epochs)) == list(map(without_times, second.epochs))
@@ -394,7 +389,7 @@ def test_by_hand_and_by_ddp_the_loss_is_the_same_where_shares_differ(
     so."""
     by_hand, by_ddp = (
         train_in(world(3), run, digits_folder, limit=100, batch_size=30)
-        for run in (BY_HAND, LESSONS["ddp"].remote("run"))
+        for run in (BY_HAND, WITH_DDP)
     )
     for one, other in zip(by_hand, by_ddp, strict=True):
         assert one.replicas_max_difference == other.replicas_max_difference == 0.0
@@ -420,8 +415,7 @@ def without_times(epoch: Epoch) -> Epoch:
 def test_the_global_loss_is_the_mean_over_all_samples(world: Worlds, digits_folder: Path) -> None:
     """67 samples on 3 ranks fall as 23 + 22 + 22: the mean of the ranks' means would be another
     number."""
-    run = LESSONS["ddp"].remote("run")
-    [result, *_] = train_in(world(3), run, digits_folder, limit=67, epochs=1, batch_size=67)
+    [result, *_] = train_in(world(3), WITH_DDP, digits_folder, limit=67, epochs=1, batch_size=67)
     epoch = result.epochs[0]
     weighted = (
         sum(n * (loss or 0) for n, loss in zip([23, 22, 22], epoch.loss_per_rank, strict=True)) / 67
@@ -444,7 +438,7 @@ def test_ranks_that_were_told_different_things_are_stopped(
 
 def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"failed: FileNotFoundError: .*train-images"):
-        train_in(world(2), LESSONS["ddp"].remote("run"), tmp_path)
+        train_in(world(2), WITH_DDP, tmp_path)
 
 
 def test_what_changes_a_number_is_part_of_what_a_run_is(digits_folder: Path) -> None:
@@ -503,23 +497,6 @@ def test_training_ends_where_it_ends_on_gloo(pair: int, nccl: World, world: Worl
     ):
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(("ddp", "--batch-size", "20", "--accumulate", "5"), marks=pytest.mark.stress),
-        ("ddp",),
-    ],
-)
-def test_training_on_gpus(
-    run_cli: Run, nccl_size: int, words: tuple[str, ...], data_dir: Path
-) -> None:
-    data = ("--dataset", "digits", "--data-dir", data_dir, "--epochs", 3, "--lr", 0.2)
-    document = shown(run_cli, *words, "-n", nccl_size, *data)
-    assert document["replicas_max_difference"] == 0.0
-    assert document["epochs"][-1]["loss"] < document["epochs"][0]["loss"] - 0.1
 
 
 def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, float]:

@@ -1,62 +1,123 @@
-"""The same training with DistributedDataParallel: wrap the model, drop `average_gradients`.
+"""The script to copy: DistributedDataParallel, and what a training needs around it.
 
-    torchrun --nproc-per-node 2 lesson.py FOLDER
+DDP averages the gradients during backward. Around it stand: a sampler that gives each rank its own
+images in every epoch, microbatches under no_sync, clipping, a checkpoint that rank 0 writes, and a
+test accuracy that counts every image once.
+
     python -m playground ddp
-    python -m playground ddp --lab
+    torchrun --nproc-per-node 2 lesson.py
 
-At construction DDP sends rank 0's parameters to all. During backward it collects gradients in
-buckets, in reverse order of the layers, and averages each bucket as soon as it is full, while
-backward goes on.
-Source: https://docs.pytorch.org/docs/stable/notes/ddp.html and Li et al., 2020, arXiv 2006.15704
+    epoch 1: loss 1.4942, test accuracy 88.21%
+    epoch 2: loss 0.7580, test accuracy 91.03%
+    epoch 3: loss 0.6087, test accuracy 92.29%
+    largest difference of any rank from one process 3e-17
+
+Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html
 """
 
-from __future__ import annotations
-
-import sys
-from collections.abc import Callable
-from typing import Any
+import os
+from copy import deepcopy
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, DistributedSampler
 
-from playground.lessons.mnist import Net
-from playground.lessons.partition import count, load_mnist, partition_dataset, print_epoch
+from playground.lessons.mnist import Net, load_mnist
+
+EPOCHS = 3
+BATCH_SIZE = 128  # images of all ranks together
+MICROBATCHES = 2  # parts of a rank's batch, of which each has its own forward and backward
+LR = 0.01
+MOMENTUM = 0.5
+MAX_NORM = 1.0  # of all gradients together: longer ones are scaled down
+CHECKPOINT = "checkpoint.pt"
 
 
-def run(
-    rank: int, size: int, data: Any, batch_size: int = 128, epochs: int = 10, lr: float = 0.01,
-    momentum: float = 0.5, seed: int = 1234, loader: Any = DataLoader,
-    after_epoch: Callable[..., object] = print_epoch,
-) -> nn.Module:  # fmt: skip
-    """Train `Net` on this rank's part of `data`, and return it."""
-    torch.manual_seed(seed)
-    train_set, _ = partition_dataset(data, batch_size, seed, loader)
-    model = Net().to(memory_format=torch.channels_last)  # the faster one for convolutions
+def train_step(model, optimizer, images, labels):
+    """A step of all ranks together. Return the loss of this rank's images."""
+    optimizer.zero_grad()
+    *first, last = zip(images.chunk(MICROBATCHES), labels.chunk(MICROBATCHES), strict=True)
+    with model.no_sync():  # backward adds to the gradients, and sends nothing
+        loss = sum(add_gradients(model, part, len(images)) for part in first)
+    loss += add_gradients(model, last, len(images))  # averages what has been added up
+    clip_grad_norm_(model.parameters(), MAX_NORM)
+    optimizer.step()
+    return loss
+
+
+def add_gradients(model, part, samples):
+    """Add the gradients of a part of a batch of so many samples. Return its part of the loss."""
+    images, labels = part
+    loss = F.nll_loss(model(images), labels, reduction="sum") / samples
+    loss.backward()
+    return loss.detach()
+
+
+@torch.no_grad()
+def accuracy(model, data, rank, size):
+    """The fraction of all samples that is classified correctly. Every sample is on one rank."""
+    images, labels = (tensor.tensor_split(size)[rank] for tensor in data.tensors)
+    model.eval()
+    correct = (model(images).argmax(1) == labels).sum()
+    model.train()
+    dist.all_reduce(correct)
+    return correct.item() / len(data)
+
+
+def save(model, optimizer, epoch):
+    """Write the checkpoint. Whenever the process ends, the file is whole, or the one before."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+    torch.save(state, f"{CHECKPOINT}.part")
+    os.replace(f"{CHECKPOINT}.part", CHECKPOINT)
+
+
+def difference_from_one_process(rank, size, data):
+    """The largest difference of a parameter after a step, on any rank, from one process's step."""
+    ddp = DistributedDataParallel(Net().double().eval())  # in float64, and without dropout
+    model = deepcopy(ddp.module)
+    images, labels = (tensor[:BATCH_SIZE] for tensor in data.tensors)
+    images = 10 * images.double()  # so large that the gradients are clipped
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    F.nll_loss(model(images), labels).backward()
+    clip_grad_norm_(model.parameters(), MAX_NORM)
+    optimizer.step()
+    part = (tensor.chunk(size)[rank] for tensor in (images, labels))
+    train_step(ddp, torch.optim.SGD(ddp.parameters(), lr=LR), *part)
+    pairs = zip(ddp.parameters(), model.parameters(), strict=True)
+    difference = max((param - expected).detach().abs().max() for param, expected in pairs)
+    dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+    return difference.item()
+
+
+def run(rank, size):
+    assert BATCH_SIZE % size == 0, f"{size} ranks cannot divide a batch of {BATCH_SIZE} equally"
+    torch.manual_seed(1234 + rank)  # different dropout on each rank
+    train_set, test_set = load_mnist(), load_mnist(train=False)
+    sampler = DistributedSampler(train_set, seed=1234)
+    batches = DataLoader(train_set, BATCH_SIZE // size, sampler=sampler)
+    model = Net().to(memory_format=torch.channels_last)  # CPUs convolve faster in this layout
     model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    torch.manual_seed(seed + 1 + rank)  # from here on, each rank draws different dropout masks
-    for epoch in range(1, epochs + 1):
-        model.train()
-        totals = torch.zeros(3, dtype=torch.float64)
-        for step, (images, labels) in enumerate(train_set):
-            samples = min(batch_size, len(data) - step * batch_size)  # of the whole global batch
-            optimizer.zero_grad()
-            output = model(images)
-            # A sum, and not this rank's mean: ranks may have different numbers of samples.
-            loss = F.nll_loss(output, labels, reduction="sum")
-            (loss / (samples / size)).backward()
-            optimizer.step()
-            totals += count(loss, output, labels)
-        after_epoch(epoch, model, totals)
-    return model
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    for epoch in range(1, EPOCHS + 1):
+        sampler.set_epoch(epoch)
+        epoch_loss = torch.zeros(())
+        for images, labels in batches:
+            epoch_loss += train_step(model, optimizer, images, labels)
+        dist.all_reduce(epoch_loss)
+        loss = epoch_loss.item() / size / len(batches)
+        test_accuracy = accuracy(model.module, test_set, rank, size)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {loss:.4f}, test accuracy {test_accuracy:.2%}")
+            save(model.module, optimizer, epoch)
+    difference = difference_from_one_process(rank, size, train_set)
+    if rank == 0:
+        print(f"largest difference of any rank from one process {difference:.0e}")
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    data = load_mnist(sys.argv[1] if sys.argv[1:] else "data")
-    run(dist.get_rank(), dist.get_world_size(), data)
+    dist.init_process_group()
+    run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
