@@ -26,7 +26,8 @@ OF_OTHERS = {
 """Options of pytest, of WSL, of the old launcher, of sbatch."""
 FILES_OF_OTHERS = {
     "accuracy.py", "around.py", "average.py", "ddp.py", "halves.py", "hang.py", "levels.py",
-    "one_gradient.py", "operations.py", "parallel.py", "src/ddp.py", "swap.py", "train.py", "unequal.py",
+    "one_gradient.py", "operations.py", "parallel.py", "src/ddp.py", "swap.py", "train.py",
+    "unequal.py",
 }  # fmt: skip
 """Files of the tutorials', and those that the reader writes."""
 
