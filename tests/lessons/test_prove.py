@@ -145,15 +145,16 @@ def test_two_batch_sizes_give_the_noise_scale_of_single_samples(size: int, world
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "batch_size", "said"),
     [
-        (1, "one rank has no other to differ from: choose 2 or more"),
-        (5, "5 ranks cannot divide a batch of 48 equally"),
+        (1, 48, "choose at least 2 ranks, with at least 2 samples each"),
+        (5, 48, "5 ranks cannot divide a batch of 48 equally"),
+        (4, 4, "choose at least 2 ranks, with at least 2 samples each"),
     ],
 )
 def test_numbers_of_ranks_that_it_cannot_use_are_refused_in_one_line(
-    size: int, said: str, run_cli: Run
+    size: int, batch_size: int, said: str, run_cli: Run
 ) -> None:
-    ran = run_cli("prove", "-n", size)
+    ran = run_cli("prove", "-n", size, "--batch-size", batch_size)
     assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
     assert said in ran.err

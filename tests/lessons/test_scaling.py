@@ -25,16 +25,19 @@ COMPUTE, UPDATE, MESSAGES = 0.25, 0.02, 0.1
 @pytest.mark.parametrize("size", [1, 2, 8, 64])
 @pytest.mark.parametrize("messages", [0.0, MESSAGES])
 def test_the_laws_are_the_times_of_the_parts(size: int, messages: float) -> None:
+    """With the share of the step that N ranks do not divide, as both papers write them."""
     alone = COMPUTE + UPDATE
-    shares: Any = UPDATE / alone, size, messages / alone
-    assert scaling.amdahl(*shares) == pytest.approx(alone / (COMPUTE / size + UPDATE + messages))
-    work = size * COMPUTE + UPDATE
-    assert scaling.gustafson(*shares) == pytest.approx(work / (alone + messages))
+    serial, waiting = UPDATE / alone, messages / alone
+    parts: Any = COMPUTE, UPDATE, messages, size
+    by_amdahl = 1 / (serial + (1 - serial) / size + waiting)
+    assert scaling.amdahl(*parts) == pytest.approx(by_amdahl)
+    by_gustafson = (serial + (1 - serial) * size) / (1 + waiting)
+    assert scaling.gustafson(*parts) == pytest.approx(by_gustafson)
 
 
 def test_amdahl_s_law_has_a_limit_and_gustafson_s_has_none() -> None:
     laws: list[Any] = [scaling.amdahl, scaling.gustafson]
-    strong, weak = (law(0.06, 10**9, 0.0) for law in laws)
+    strong, weak = (law(0.94, 0.06, 0.0, 10**9) for law in laws)
     assert strong == pytest.approx(1 / 0.06)
     assert weak == pytest.approx(0.94 * 10**9)
 
@@ -123,7 +126,7 @@ def batches_measured(rank: int, size: int) -> dict[Any, Any]:
 def test_ranks_together_have_the_batches_of_one_process(size: int, world: Worlds) -> None:
     by_rank = world(size).run(batches_measured)
     for link in scaling.LINKS:
-        for scaled, of_one in (("strong", "step"), ("weak", "long step")):
+        for scaled, of_one in (("strong", "step"), ("weak", "big step")):
             together = [row for found in by_rank for row in found[scaled, link]]
             assert together == by_rank[0][of_one]
     assert len(by_rank[0]["step"]) == len(by_rank[0]["weak", "no link"]) == scaling.SEQUENCES
@@ -144,7 +147,7 @@ def test_operations_are_six_for_each_parameter_and_token() -> None:
 def seconds_by_the_parts(size: int) -> dict[Any, float]:
     seconds: dict[Any, float] = {
         "forward, backward": COMPUTE, "optimizer.step": UPDATE, "step": COMPUTE + UPDATE,
-        "long step": size * COMPUTE + UPDATE, "product": 0.01,
+        "big step": size * COMPUTE + UPDATE, "product": 0.01,
     }  # fmt: skip
     for number, link in enumerate(scaling.LINKS):
         messages = number * MESSAGES

@@ -1,27 +1,29 @@
-"""When does it pay? A training step in one process, and on N ranks, with no link and over two.
+"""When does it pay? A step of one process and of N ranks, with no link and over two slower links.
 
     seconds of a step = forward and backward / N + optimizer.step + messages
 
-N ranks divide forward and backward. Every rank updates all parameters. The messages get no shorter
-with more ranks.
+N ranks that share a batch divide forward and backward. If they have a batch each, they divide
+nothing. Every rank updates all parameters. The messages get no shorter with more ranks.
 
-    python -m playground scaling
+    python -m playground scaling --rounds 30
     torchrun --nproc-per-node 2 lesson.py
 
     largest difference of a gradient from one process 5e-17
-    a step has 1.053 GFLOP by 6 N tokens, 1.040 counted
-    one process reaches 43% of the peak, 91 GFLOP/s
-    forward and backward 25.6 ms, optimizer.step 2.1 ms
-                messages  strong  Amdahl    weak  Gustafson
-    no link       1.5 ms    1.44    1.69    1.65       1.83
-    1 Gbit/s      9.1 ms    1.02    1.15    1.34       1.45
-    0.1 Gbit/s   77.2 ms    0.29    0.30    0.48       0.51
+    a step has 1.053 GFLOP by 6 · parameters · tokens, 1.040 counted
+    one process reaches 42% of the peak, 92 GFLOP/s
+    forward and backward 25.4 ms, optimizer.step 2.1 ms
+                 messages  strong  Amdahl    weak  Gustafson
+    no link        1.5 ms    1.44    1.69    1.68       1.82
+    1 Gbit/s       9.1 ms    1.03    1.15    1.30       1.44
+    0.1 Gbit/s    77.2 ms    0.29    0.30    0.47       0.51
 
-"strong" and "weak" are speedups: N ranks share one batch, or they have a batch each. The laws of
-Amdahl and Gustafson predict them from the parts, which are measured, too.
+"strong" and "weak" are speedups. N ranks share one batch, or they have a batch each: then one
+process takes one step with all N batches. The laws of Amdahl and Gustafson predict both speedups
+from the parts, which are measured, too.
 
 Sources: Amdahl, Validity of the Single Processor Approach, 1967; Gustafson, Reevaluating Amdahl's
-Law, 1988; Chowdhery et al., PaLM, 2022, arXiv 2204.02311, appendix B
+Law, 1988; Kaplan et al., Scaling Laws for Neural Language Models, 2020, arXiv 2001.08361 (6
+operations); Chowdhery et al., PaLM, 2022, arXiv 2204.02311, appendix B (share of the peak)
 """
 
 import math
@@ -47,12 +49,24 @@ def compute_gradients(model, batch):
     loss.backward()
 
 
+def gradients_of(model):
+    """All gradients as one vector."""
+    return torch.cat([param.grad.flatten() for param in model.parameters()])
+
+
+def wait_for_gpu():
+    """If the default device is a GPU, wait until it has done all work."""
+    # .item() copies a number from the GPU
+    torch.zeros(1).item()
+
+
 def average_gradients(model, gbit):
-    """Average all gradients by one all_reduce, as slowly as over a link of gbit 10^9 bits/s."""
+    """Average all gradients, and sleep as long as a link of gbit 10^9 bits/s would need."""
     size = dist.get_world_size()
-    flat = torch.cat([param.grad.flatten() for param in model.parameters()])
+    flat = gradients_of(model)
     dist.all_reduce(flat)
     flat /= size
+    wait_for_gpu()
     time.sleep(2 * (size - 1) / size * flat.nbytes * 8 / (gbit * 1e9))  # what a ring sends
     for param in model.parameters():
         param.grad.copy_(flat[: param.numel()].view_as(param))
@@ -72,13 +86,8 @@ def train_step(model, optimizer, part, gbit):
     optimizer.step()
 
 
-def gradients_of(model):
-    """All gradients as one vector."""
-    return torch.cat([param.grad.flatten() for param in model.parameters()])
-
-
 def print_difference(rank, size, model):
-    """Print how far the averaged gradients are from one process, in float64, on any rank."""
+    """Print the largest difference of a gradient from one process, in float64, on any rank."""
     model, batch = deepcopy(model).double(), make_batch(SEQUENCES, seed=0)
     compute_gradients(model, batch)
     expected = gradients_of(model)
@@ -91,40 +100,42 @@ def print_difference(rank, size, model):
 
 
 def measure(alone, together):
-    """The seconds of the fastest of ROUNDS calls of each function, by its name.
+    """The seconds of the fastest of ROUNDS calls of each function, by its key.
 
     Rank 0 calls what is in `alone`, while the others wait. All ranks call what is in `together`.
     The functions take turns, so that another program on this machine slows all of them down.
     """
     seconds = dict.fromkeys(alone | together, math.inf)
     for _ in range(ROUNDS):
-        for name, (function, *arguments) in (alone | together).items():
+        for key, (function, *arguments) in (alone | together).items():
             dist.barrier()
             start = time.perf_counter()
-            if name in together or dist.get_rank() == 0:
+            if key in together or dist.get_rank() == 0:
                 function(*arguments)
-            torch.zeros(1).item()  # waits for a GPU, which is still busy when the function returns
-            seconds[name] = min(seconds[name], time.perf_counter() - start)
+            wait_for_gpu()
+            seconds[key] = min(seconds[key], time.perf_counter() - start)
     return seconds
 
 
 def measure_steps(rank, size, model):
     """Measure the parts of a step, and steps of one process and of N ranks over each link."""
     optimizer = torch.optim.AdamW(model.parameters())
-    batches = make_batch(size * SEQUENCES, seed=0)
-    batch, matrix = batches[:SEQUENCES], torch.randn(SIDE, SIDE)
-    alone = {
-        "forward, backward": (compute_gradients, model, batch),
-        "optimizer.step": (optimizer.step,),
-        "step": (plain_step, model, optimizer, batch),
-        "long step": (plain_step, model, optimizer, batches),
-        "product": (torch.mm, matrix, matrix),
+    big_batch = make_batch(size * SEQUENCES, seed=0)  # a batch for each rank
+    batch, matrix = big_batch[:SEQUENCES], torch.randn(SIDE, SIDE)
+    alone = {  # in this order: optimizer.step needs gradients
+        "forward, backward": [compute_gradients, model, batch],
+        "optimizer.step": [optimizer.step],
+        "step": [plain_step, model, optimizer, batch],
+        "big step": [plain_step, model, optimizer, big_batch],
+        "product": [torch.mm, matrix, matrix],
     }
-    links, part, long_part = LINKS.items(), batch.chunk(size)[rank], batches.chunk(size)[rank]
-    strong = {("strong", link): (train_step, model, optimizer, part, gbit) for link, gbit in links}
-    weak = {("weak", link): (train_step, model, optimizer, long_part, gbit) for link, gbit in links}
-    messages = {("messages", link): (average_gradients, model, gbit) for link, gbit in links}
-    return measure(alone, strong | weak | messages)
+    part, big_part = batch.chunk(size)[rank], big_batch.chunk(size)[rank]
+    together = {}
+    for link, gbit in LINKS.items():  # in this order: the messages need gradients, on all ranks
+        together["strong", link] = [train_step, model, optimizer, part, gbit]
+        together["weak", link] = [train_step, model, optimizer, big_part, gbit]
+        together["messages", link] = [average_gradients, model, gbit]
+    return measure(alone, together)
 
 
 def count_operations(model):
@@ -140,33 +151,34 @@ def print_share_of_peak(model, seconds):
     operations, counted = count_operations(model)
     peak = 2 * SIDE**3 / seconds["product"]
     share = operations / seconds["step"] / peak
-    print(f"a step has {operations / 1e9:.3f} GFLOP by 6 N tokens, {counted / 1e9:.3f} counted")
+    formula = f"{operations / 1e9:.3f} GFLOP by 6 · parameters · tokens"
+    print(f"a step has {formula}, {counted / 1e9:.3f} counted")
     print(f"one process reaches {share:.0%} of the peak, {peak / 1e9:.0f} GFLOP/s")
 
 
-def amdahl(serial, size, messages):
-    """The speedup of N ranks that share a batch. Shares are of the step of one process."""
-    return 1 / (serial + (1 - serial) / size + messages)
+def amdahl(compute, update, messages, size):
+    """The speedup of N ranks that share a batch, from the seconds of the parts."""
+    return (compute + update) / (compute / size + update + messages)
 
 
-def gustafson(serial, size, messages):
-    """The speedup of N ranks that have a batch each. Shares are of the step of one process."""
-    return (serial + (1 - serial) * size) / (1 + messages)
+def gustafson(compute, update, messages, size):
+    """The speedup of N ranks that have a batch each, from the seconds of the parts."""
+    return (size * compute + update) / (compute + update + messages)
 
 
 def print_speedups(size, seconds):
     """Print the measured speedups, and those that the laws predict from the parts."""
     compute, update = seconds["forward, backward"], seconds["optimizer.step"]
     print(f"forward and backward {1e3 * compute:.1f} ms, optimizer.step {1e3 * update:.1f} ms")
-    print("            messages  strong  Amdahl    weak  Gustafson")
+    print(f"{'':12} {'messages':>8} {'strong':>7} {'Amdahl':>7} {'weak':>7} {'Gustafson':>10}")
     for link in LINKS:
         messages = seconds["messages", link]
         strong = seconds["step"] / seconds["strong", link]
-        weak = seconds["long step"] / seconds["weak", link]
-        shares = update / (compute + update), size, messages / (compute + update)
+        weak = seconds["big step"] / seconds["weak", link]
+        parts = compute, update, messages, size
         print(
-            f"{link:12} {1e3 * messages:4.1f} ms {strong:7.2f} {amdahl(*shares):7.2f} "
-            f"{weak:7.2f} {gustafson(*shares):10.2f}"
+            f"{link:12} {1e3 * messages:5.1f} ms {strong:7.2f} {amdahl(*parts):7.2f} "
+            f"{weak:7.2f} {gustafson(*parts):10.2f}"
         )
 
 
