@@ -242,6 +242,7 @@ def test_a_peer_that_has_ended_is_the_end_of_a_stream(run_program: Runs, how: st
 def test_a_lock_that_a_rank_holds_to_its_end_is_let_go(run_program: Runs, how: str) -> None:
     text = """
         dist.init_process_group("gloo")
+        dist.barrier()  # rank 0 may serve the store, which the other needs until it has begun
         lock = open("lock", "w")
         fcntl.flock(lock, fcntl.LOCK_EX)
         print("has it")
@@ -253,6 +254,7 @@ def test_a_lock_that_a_rank_holds_to_its_end_is_let_go(run_program: Runs, how: s
 def test_a_rank_may_wait_for_the_end_of_another(run_program: Runs, how: str) -> None:
     text = """
         dist.init_process_group("gloo")
+        dist.barrier()  # rank 0 may serve the store, which the other needs until it has begun
         atexit.register(lambda: open(f"ended {rank}", "w").close())
         while rank == 1 and not os.path.exists("ended 0"):
             time.sleep(0.01)

@@ -81,18 +81,17 @@ def test_a_rank_that_does_not_exist_is_told_with_the_line(
     sentence: str,
     world: Worlds,
 ) -> None:
-    # gloo may write where it must not, and end a process, before that is proved
+    # gloo may write where it must not, and end a process, before that is proved; and one rank may
+    # be in its call, for which no answer can come, before the other is in its own
     with pytest.raises((Deadlock, RankFailed)) as caught:
         world(size, timeout=FOREVER).run(fn)
     found = caught.value.diagnosis
     assert found
     assert found.kind == Kind.STRANGER
     said = " ".join(found.sentence.split())
-    if isinstance(caught.value, Deadlock):
-        assert found.culprits == culprits
-    else:
+    assert {*found.culprits} <= {*culprits}
+    if not isinstance(caught.value, Deadlock):
         assert "was killed by SIG" in caught.value.headline
-        assert {*found.culprits} <= {*culprits}
         said = said.replace(" has called ", " is in ")
     assert sentence in said
     assert "test_strangers.py:" in said

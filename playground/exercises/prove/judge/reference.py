@@ -17,8 +17,8 @@ def judge(
     inputs: torch.Tensor,
     targets: torch.Tensor,
 ) -> bool:
-    """Whether `step` trains `model` as one process would, except for rounding. All
-    ranks return the same.
+    """Whether `step` trains `model` as one process would, except for rounding.
+    All ranks return the same.
 
     step(model, inputs, targets): one step of SGD on this rank's part of a
     batch, together with all other ranks.
