@@ -8,18 +8,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import Run, Start
+from fixtures import Run
 from general_loop import sync_by_hand
-from gpus import COLD
-from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snapshot
-from programs import ForkedProgram
+from processes import wait_for_a_snapshot
 
 from playground import PlaygroundError, Preempted, launch, preempted, report
 from playground.checkpoint.folder import SnapshotSettings, find_snapshots
@@ -115,14 +113,13 @@ def test_an_end_without_a_snapshot_is_no_success(settings: TrainingSettings) -> 
         train(1, settings, at=2)
 
 
-@pytest.fixture
-def words(data_dir: Path, tmp_path: Path) -> list[Any]:
-    """A training that would take some time."""
-    return [
-        "ddp", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--epochs", 2000,
-        "--json",
-        "--snapshots", tmp_path / "snapshots",
-    ]  # fmt: skip
+SCRIPT = Path(__file__).parents[1] / "support/resumable_script.py"
+
+
+def words_of_run(data_dir: Path, folder: Path, epochs: int) -> list[Any]:
+    """A script under `run`, with a snapshot in every fifth step. An epoch has five."""
+    run = ("run", "-n", 2, "--restarts", 3, "--grace", 30)
+    return [*run, SCRIPT, data_dir, folder, 5, 128, 600, epochs]
 
 
 @contextlib.contextmanager
@@ -139,89 +136,13 @@ def send_after_a_snapshot(folder: Path, number: int) -> Iterator[None]:
     thread.join()
 
 
-def test_the_command(words: list[Any], run_cli: Run, tmp_path: Path) -> None:
+def test_the_script_of_a_command(data_dir: Path, run_cli: Run, tmp_path: Path) -> None:
     folder = tmp_path / "snapshots"
     with send_after_a_snapshot(folder, signal.SIGTERM):
-        shown = run_cli(*words, "-n", 2, "--snapshot-every", 5, "--restarts", 3)
+        shown = run_cli(*words_of_run(data_dir, folder, 2000))
     step = find_snapshots(folder)[0][0]
-    assert shown.code == os.EX_TEMPFAIL
-    assert (
-        shown.err
-        == f"playground: preempted by SIGTERM after step {step}; the same command resumes from "
-        "there\n"
-    )
-    assert shown.out == ""
+    assert (shown.code, shown.out) == (os.EX_TEMPFAIL, "")
+    assert f"preempted by SIGTERM after step {step}" in shown.err
     # to the end of that epoch, or beyond it
-    again = run_cli(*words, "-n", 2, "--epochs", max(1, step // 5))
+    again = run_cli(*words_of_run(data_dir, folder, max(1, step // 5)))
     assert (again.code, again.err) == (0, "")
-
-
-def test_ranks_that_somebody_else_has_started(
-    words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
-) -> None:
-    """One of them is asked; rank 0 says so, and both end."""
-    port, folder = free_port(), tmp_path / "snapshots"
-    more = ("--snapshot-every", 5)
-    ranks = [
-        fork_program("playground", *words, *more, **by_hand(rank, 2, port)) for rank in range(2)
-    ]
-    wait_for_a_snapshot(folder)
-    ranks[1].send_signal(signal.SIGTERM)
-    errors = [program.communicate(timeout=ENOUGH)[1] for program in ranks]
-    step = find_snapshots(folder)[0][0]
-    assert [program.returncode for program in ranks] == [os.EX_TEMPFAIL] * 2
-    how = "the same command resumes from there"
-    assert errors == [f"playground: preempted by SIGTERM after step {step}; {how}\n", ""]
-
-
-@pytest.fixture
-def endless(data_dir: Path) -> tuple[Any, ...]:
-    """A training that somebody has to end."""
-    words = (
-        "ddp",
-        "--backend",
-        "nccl",
-        "--dataset",
-        "digits",
-        "--data-dir",
-        data_dir,
-        "--limit",
-        600,
-    )
-    return (*words, "--epochs", 100_000, "--snapshot-every", 20)
-
-
-@pytest.mark.gpu
-@pytest.mark.stress
-def test_training_that_is_asked_to_end_can_be_resumed(
-    endless: Any, start_cli: Start, nccl_size: int, tmp_path: Path
-) -> None:
-    run = start_cli(*endless, "-n", nccl_size, "--snapshots", tmp_path)
-    wait_for_a_snapshot(tmp_path, COLD)
-    run.send_signal(signal.SIGTERM)
-    _, err = run.communicate(timeout=COLD)
-    assert run.returncode == os.EX_TEMPFAIL, err
-    assert f"preempted by SIGTERM after step {find_snapshots(tmp_path)[0][0]}" in err
-    assert session_ends(run.pid)
-
-
-@pytest.mark.gpu
-@pytest.mark.stress
-def test_a_rank_that_is_lost_is_named_by_the_others(
-    endless: Any, start_cli: Start, pair: int, tmp_path: Path
-) -> None:
-    """They wait in the driver, for their GPU, and no connection that ends gets them out of
-    there."""
-    port = free_port()
-    runs = [
-        start_cli(
-            *endless, "--snapshots", tmp_path, **by_hand(rank, pair, port), LOCAL_RANK=str(rank)
-        )
-        for rank in range(pair)
-    ]
-    wait_for_a_snapshot(tmp_path, COLD)
-    runs[-1].kill()
-    for run in runs[:-1]:
-        _, err = run.communicate(timeout=COLD)
-        assert run.returncode == 1, err
-        assert f"of {pair} lost rank {pair - 1} (" in err

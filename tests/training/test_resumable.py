@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures import Run, Worlds
+from fixtures import Worlds
 from general_loop import train_by_hand
-from gpus import COLD, shown
+from gpus import COLD
 from mortals import by_hand, with_ddp
 
 from playground import launch
@@ -25,7 +25,7 @@ from playground.runtime import UsageError
 from playground.runtime.backends import BACKENDS
 from playground.testing import World
 from playground.training import resumable
-from playground.training.loop import run_training
+from playground.training.loop import run_training, train_with_ddp
 from playground.training.results import TrainingResult
 from playground.training.resumable import redistribute
 from playground.training.settings import TrainingSettings
@@ -260,52 +260,19 @@ def test_new_ranks_draw_numbers_that_no_other_rank_and_no_other_step_draws() -> 
     assert [each["random_numbers"] for each in resume(4)[2:]] == new[:2]
 
 
-@pytest.fixture
-def training_options(data_dir: Path) -> tuple[Any, ...]:
-    """Options of a training of five steps an epoch."""
-    return (
-        "--dataset",
-        "digits",
-        "--data-dir",
-        data_dir,
-        "--limit",
-        150,
-        "--batch-size",
-        32,
-        "--snapshot-every",
-        3,
-    )
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(("ddp",), id="ddp"),
-    ],
-)
 def test_training_ends_with_the_same_bits(
-    words: tuple[Any, ...],
-    training_options: Any,
-    run_cli: Run,
-    nccl_size: int,
-    tmp_path: Path,
-    world: Worlds,
+    nccl_size: int, digits_folder: Path, tmp_path: Path, world: Worlds
 ) -> None:
     """Once whole, and once in two parts, with all processes new in between: the last snapshots,
     byte by byte."""
     for name, epochs in (("whole", 2), ("parts", 1), ("parts", 2)):
-        shown(
-            run_cli,
-            *words,
-            "-n",
-            nccl_size,
-            *training_options,
-            "--epochs",
-            epochs,
-            "--snapshots",
-            tmp_path / name,
-        )
+        settings = TrainingSettings(
+            folder=digits_folder, epochs=epochs, batch_size=32, limit=150,
+            snapshots=SnapshotSettings(folder=tmp_path / name, every=3),
+        )  # fmt: skip
+        ranks = world(nccl_size, backend="nccl", timeout=COLD, fresh=True)
+        ranks.run(train_with_ddp, settings)
     [found] = world(1, backend="nccl", timeout=COLD).run(
         compare, tmp_path / "whole", tmp_path / "parts"
     )

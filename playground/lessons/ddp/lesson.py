@@ -40,7 +40,7 @@ def train_step(model, optimizer, images, labels):
     """A step of all ranks together. Return the loss of this rank's images."""
     optimizer.zero_grad()
     *first, last = zip(images.chunk(MICROBATCHES), labels.chunk(MICROBATCHES), strict=True)
-    with model.no_sync():  # backward adds to the gradients, and sends nothing
+    with model.no_sync():  # around forward, too: backward only adds to the gradients
         loss = sum(add_gradients(model, part, len(images)) for part in first)
     loss += add_gradients(model, last, len(images))  # averages what has been added up
     clip_grad_norm_(model.parameters(), MAX_NORM)
@@ -49,7 +49,7 @@ def train_step(model, optimizer, images, labels):
 
 
 def add_gradients(model, part, samples):
-    """Add the gradients of a part of a batch of so many samples. Return its part of the loss."""
+    """Add the gradients of a microbatch, of a batch of `samples`. Return its share of the loss."""
     images, labels = part
     loss = F.nll_loss(model(images), labels, reduction="sum") / samples
     loss.backward()
@@ -68,7 +68,7 @@ def accuracy(model, data, rank, size):
 
 
 def save(model, optimizer, epoch):
-    """Write the checkpoint. Whenever the process ends, the file is whole, or the one before."""
+    """Write the checkpoint. If the process is killed, the file is this one or the one before."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
     torch.save(state, f"{CHECKPOINT}.part")
     os.replace(f"{CHECKPOINT}.part", CHECKPOINT)

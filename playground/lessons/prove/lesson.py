@@ -24,7 +24,7 @@ same parameters on all ranks, and a loss for each sample that does not depend on
       1536     16   0.2  1.76   6.4  1.38
     noise scale 26 samples before training, 485 after it
 
-Differences below 1e-16 are rounding. The other four are mistakes. The second part trains with
+Differences near 1e-16 are rounding. The other four are mistakes. The second part trains with
 larger batches: once with the same learning rate (the first two columns of LR and loss), and once
 with a learning rate that grows with the batch. Guessing among ten classes has a loss of 2.30.
 
@@ -68,7 +68,7 @@ def new_model(seed):
 
 
 def one_process(model, batches, lr):
-    """Train without messages, unless DDP wraps the model. Return all parameters as a vector."""
+    """Train without messages, unless DDP wraps the model. Return the parameters in one row."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for inputs, labels in batches:
         optimizer.zero_grad()
@@ -106,7 +106,7 @@ def summed_gradient(model, parts):
 
 
 def sum_over_batch(model, parts):
-    """Right for parts of any size: a rank divides its sum by the size of the whole batch."""
+    """Right for any parts of a batch of BATCH_SIZE: a rank divides its sum by BATCH_SIZE."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for inputs, labels in parts:
         optimizer.zero_grad()
@@ -169,16 +169,16 @@ def noise_scale(model, rank, size, batches):
         small = signal + noise / BATCH_SIZE
         large = signal + noise / (size * BATCH_SIZE)
     """
-    count = len(batches) // size  # here the ranks do not divide a batch: each takes others
+    count = len(batches) // size  # here each rank takes whole batches of its own
     small = large = 0.0
     for inputs, labels in batches[rank * count : (rank + 1) * count]:
         loss = F.cross_entropy(model(inputs), labels)
         grads = torch.autograd.grad(loss, list(model.parameters()))
         gradient = torch.cat([grad.flatten() for grad in grads])
-        small += gradient.square().sum() / (count * size)
+        small += gradient.square().sum() / (count * size)  # added up over the ranks below
         dist.all_reduce(gradient)
         large += (gradient / size).square().sum() / count
-    dist.all_reduce(small)  # now the mean of all ranks
+    dist.all_reduce(small)
     signal = (size * large - small) / (size - 1)
     noise = (small - large) * BATCH_SIZE * size / (size - 1)
     return (noise / signal).item()
@@ -191,7 +191,7 @@ def run(rank, size):
     train_set, test_set = (inputs[:SAMPLES], labels[:SAMPLES]), (inputs[SAMPLES:], labels[SAMPLES:])
     batches = split(train_set, BATCH_SIZE)
     compare_trainings(rank, size, batches[:STEPS])
-    if rank == 0:  # the test has shown that one process trains what N ranks train
+    if rank == 0:  # N ranks train what one process trains, says the test
         compare_batch_sizes(train_set, test_set)
     model = new_model(0)
     before = noise_scale(model, rank, size, batches)

@@ -1,9 +1,10 @@
-"""When does it pay? A step of one process and of N ranks, with no link and over two slower links.
+"""When does it pay? A step of one process and of N ranks, in one machine and over two slow links.
 
-    seconds of a step = forward and backward / N + optimizer.step + messages
+    seconds of a step = (forward and backward) / N + optimizer.step + messages
 
-N ranks that share a batch divide forward and backward. If they have a batch each, they divide
-nothing. Every rank updates all parameters. The messages get no shorter with more ranks.
+N ranks that share one batch divide forward and backward. With a batch each, nothing is divided: the
+step is as long, but trains N batches. Every rank updates all parameters. The messages get no
+shorter with more ranks.
 
     python -m playground scaling --rounds 30
     torchrun --nproc-per-node 2 lesson.py
@@ -17,9 +18,9 @@ nothing. Every rank updates all parameters. The messages get no shorter with mor
     1 Gbit/s       9.1 ms    1.03    1.15    1.30       1.44
     0.1 Gbit/s    77.2 ms    0.29    0.30    0.47       0.51
 
-"strong" and "weak" are speedups. N ranks share one batch, or they have a batch each: then one
-process takes one step with all N batches. The laws of Amdahl and Gustafson predict both speedups
-from the parts, which are measured, too.
+"strong" and "weak" are speedups. Strong: N ranks share one batch. Weak: they have a batch each, and
+are compared with one process that takes one step with all N batches. The laws of Amdahl and
+Gustafson predict both speedups from the parts, which are measured, too.
 
 Sources: Amdahl, Validity of the Single Processor Approach, 1967; Gustafson, Reevaluating Amdahl's
 Law, 1988; Kaplan et al., Scaling Laws for Neural Language Models, 2020, arXiv 2001.08361 (6
