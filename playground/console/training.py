@@ -20,8 +20,6 @@ from playground.training.one_process import EXACT_STEPS
 from playground.training.prepare import PreparedData, Settings
 
 DIVERGED = "training diverged: the loss is no longer a finite number; try a smaller --lr"
-GRACE = 30.0
-"""Seconds for a last snapshot after SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ to overlapping.
     sync.after_backward()                after each: leaves in every `param.grad` the mean over all
 
 Functions that are called after backward stand in `averaging`. What takes part at several moments of
-a step is a class, a `GradSync`. All ranks must call the same: every all_reduce in here
-waits for all of them.
+a step is a class, a `GradSync`. All ranks must call the same: every all_reduce in here waits for
+all of them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.algorithms import load_all_reduce
-from playground.algorithms.link import Link
 from playground.training.averaging import (
     AllReduce,
     Bucket,
@@ -31,7 +29,7 @@ from playground.training.averaging import (
     trainable_parameters,
 )
 from playground.training.grad_syncs import GRAD_SYNCS
-from playground.training.settings import BUCKET_CAP, TrainingSettings
+from playground.training.settings import BUCKET_CAP
 
 SECOND = "a second backward before the first one's gradients were averaged: put it under no_sync"
 
@@ -240,12 +238,3 @@ def new_grad_sync(name: str, model: nn.Module, **values: Any) -> GradSync:
     code, needs = spec.code.load(), {need: values[need] for need in spec.needs if need in values}
     makes_one = spec.takes_step or isinstance(code, type)
     return code(model, **needs) if makes_one else GradSync(model, partial(code, **needs))
-
-
-def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:
-    """The gradient synchronisation for `model` that `settings` ask for."""
-    all_reduce = load_all_reduce(settings.all_reduce)
-    if settings.link:
-        all_reduce = Link(settings.link).all_reduce(all_reduce)
-    values = {"bucket_cap": settings.bucket_cap, "sync_every": settings.sync_every}
-    return new_grad_sync(settings.sync, model, all_reduce=all_reduce, **values)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from fixtures import Worlds
+from general_loop import sync_by_hand
 from hypothesis import given, strategies as st
 from ranks import small_model
 from torch import nn
@@ -31,7 +32,6 @@ from playground.training.sync import (
     GradSync,
     OverlappedSync,
     all_reduce_hook,
-    build_grad_sync,
     new_grad_sync,
 )
 
@@ -254,11 +254,7 @@ def trained(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> dic
     train_set, _ = partition_dataset(
         Images(chosen.folder, "train", chosen.limit), chosen.batch_size
     )
-    if in_ddp:
-        sync = GradSync(DistributedDataParallel(model))
-    else:
-        broadcast_parameters(model)
-        sync = build_grad_sync(model, chosen)
+    sync = GradSync(DistributedDataParallel(model)) if in_ddp else sync_by_hand(model, chosen)
     result = train(sync, train_set, partition_test_set(Images(folder, "t10k", 8)), chosen)
     parameters = torch.cat([param.detach().flatten() for param in model.parameters()])
     return {
