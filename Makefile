@@ -1,4 +1,3 @@
-# make demo: install into .venv and train. make test: install, lint, test. A second call installs nothing.
 PYTHON ?= python3
 # pytest rewrites every test module, and keeps what it has written: to do so in each session takes a tenth of a minute.
 unexport PYTHONDONTWRITEBYTECODE
@@ -12,43 +11,43 @@ OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 FETCHED := Fetching PyTorch and what it needs into .venv: on Linux 5.4 GB on the disk, with CUDA libraries, some minutes; \
 	for CPUs alone 1 GB, README.md says how. Training fetches MNIST once, 12 MB, and takes a minute.
 
-.PHONY: demo site quick test lint stress oldest gpu clean
+.PHONY: help demo site quick test lint stress oldest gpu clean
 
-demo: .venv/.installed
+help: ## this list; what installs something installs it once
+	@sed -n 's/^\([a-z]*\):.* ## /make \1\t/p' Makefile | expand -t 16
+
+demo: .venv/.installed ## install into .venv, and train MNIST on two ranks
 	$(BIN)/python -m playground sgd
 
-# The course as pages: public/index.html, for a browser or any static host.
-site: .venv/.installed
+site: .venv/.installed ## write the course as pages: public/index.html, for a browser or any static host
 	$(BIN)/python -m playground site public
 
 # Two workers: while one waits for a timeout or for a process to start, the other goes on. Beside them the simulated GPU
 # is built, and the linters run: what these say comes after the tests.
-test: .venv/.installed-dev
+test: .venv/.installed-dev ## install, run all tests and the linters
 	@{ $(BIN)/python tests/simulated_gpu 2 true && $(MAKE) --no-print-directory lint; } >.beside.log 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not stress and not gpu"; tests=$$?; \
 	wait $$beside; beside=$$?; cat .beside.log; exit $$((tests || beside))
 	$(SIMULATED) -n 2 --dist worksteal -m "gpu and not stress"
 
-# In half a minute: whether the house stands, ranks start and end, and every all-reduce and average is right; without
-# the tests that wait for time to pass.
-quick: lint
+# Whether the house stands, ranks start and end, and every all-reduce and average is right; without the tests that wait
+# for time to pass.
+quick: lint ## the linters and some tests, in half a minute
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not stress and not gpu" -k "not stopped and not hang" $(QUICK)
 
-lint: .venv/.installed-dev
+lint: .venv/.installed-dev ## the linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-stress: .venv/.installed-dev
+stress: .venv/.installed-dev ## the tests that take longer
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "stress and not gpu"
 	$(SIMULATED) -n 2 --dist worksteal -m "gpu and stress"
 
-# The suite with the oldest torch that is promised.
-oldest: .venv-oldest/.installed
+oldest: .venv-oldest/.installed ## the tests with the oldest torch that is promised
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
 
-# Every lesson and tool on nccl and the tests that need a GPU, in one table; N=8 for eight ranks.
-gpu: .venv/.installed-dev
+gpu: .venv/.installed-dev ## every lesson and tool on nccl, and the tests that need a GPU; N=8 for eight ranks
 	$(BIN)/python tests/on_gpu.py $(N)
 
 .venv/.installed: pyproject.toml
@@ -66,5 +65,5 @@ gpu: .venv/.installed-dev
 	.venv-oldest/bin/python -m pip install --quiet --editable '.[test]' torch==$(OLDEST)
 	touch $@
 
-clean:
+clean: ## remove what make has installed and written
 	rm -rf .venv .venv-oldest build public *.egg-info .coverage* .beside.log .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,9 +5,7 @@
     tools/        commands beside the path: run, bench, scale, break, why, doctor
     site/         the course as static pages
     trace/        a recorded run: record, analyse, render and play it; the tutorials' figures
-    remote/       remote calls by send and recv
     algorithms/   our own all-reduce algorithms, and what carries their messages
-    checkpoint/   snapshots of a training run: written atomically, read back
     training/     what lessons that train share: data, the training step, gradient synchronisation
     measurement/  timing side by side, and the machine it was done on
     runtime/      N processes become one world: launch(), rendezvous, backends, failures

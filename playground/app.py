@@ -17,7 +17,6 @@ import click
 
 from playground import tools
 from playground.console import session
-from playground.console.lesson import Lesson
 from playground.console.options import format_options
 from playground.exercises import EXERCISES
 from playground.figures import SEE
@@ -98,24 +97,12 @@ class Commands(click.Group):
         if tool := {**BESIDE, **EXERCISES}.get(cmd_name):
             command = tool.command.load()
         elif lesson := LESSONS.get(cmd_name) or LESSONS_BY_FOLDER.get(cmd_name):
-            command = command_of(lesson)
+            from playground.tools.run.command import lesson_command
+
+            command = lesson_command(lesson)
         if command:
             vars(command)["format_options"] = partial(format_options, command)
         return command
-
-
-def command_of(lesson: Lesson) -> click.Command:
-    """A lesson that is a program is run; any other has a page, or is a row of steps."""
-    if lesson.is_program:
-        from playground.tools.run.command import lesson_command
-
-        return lesson_command(lesson)
-    if lesson.command:
-        command: click.Command = lesson.command.load()
-        return command
-    from playground.console.steps import steps_command
-
-    return steps_command(lesson)
 
 
 @click.group(
@@ -133,7 +120,7 @@ def cli(ctx: click.Context) -> None:
     \b
         python -m playground hello             four processes find each other
         python -m playground read hello        its chapter
-        mkdir my && cd my                      solutions are kept in this folder
+        mkdir -p my && cd my                   solutions are kept in this folder
         python -m playground exercise whoami   the first exercise
     """
     if ctx.invoked_subcommand is None:

@@ -27,7 +27,6 @@ from types import SimpleNamespace
 
 import torch
 
-from playground.lessons.pipeline.page import BLOCKS
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import (
     SHARES_A_GPU,
@@ -52,10 +51,6 @@ class Machine:
     ranks: int
     shares: bool
 
-    @property
-    def devices(self) -> str:
-        return ",".join(f"cuda:{number}" for number in range(self.gpus))
-
 
 FOR = SimpleNamespace(
     pair=lambda machine: machine.ranks > 1,
@@ -71,9 +66,9 @@ RANKS = SimpleNamespace(
     one=lambda machine: 1,
     four=lambda machine: 4,
     one_too_many=lambda machine: machine.gpus + 1,
-    stages=lambda machine: max(each for each in range(1, machine.ranks + 1) if BLOCKS % each == 0),
+    stages=lambda machine: min(machine.ranks, 6),
 )
-"""How many ranks a row has; of a pipeline as many as divide the model's blocks."""
+"""How many ranks a row has; of a pipeline no more than the batch has microbatches."""
 
 
 def last_line(out: str) -> str:
@@ -104,7 +99,7 @@ def bench_verdict(out: str) -> str:
 class Row:
     """A command. In its words {on} stands for the backend and the number of ranks, for where
     the data is, {few} for that and a short training, {folder} for a folder of this run alone,
-    {devices} for the names of all GPUs."""
+    {gpus} for the number of GPUs."""
 
     words: str
     needs: Callable[[Machine], bool] = lambda machine: True
@@ -130,7 +125,7 @@ class Row:
     def command(self, machine: Machine, folder: Path) -> list[str]:
         filled = self.words.format(
             on=f"--backend nccl -n {self.ranks(machine)}", few="--epochs 2",
-            folder=shlex.quote(str(folder)), devices=machine.devices, ranks=self.ranks(machine),
+            folder=shlex.quote(str(folder)), gpus=machine.gpus, ranks=self.ranks(machine),
         )  # fmt: skip
         program, *words = shlex.split(filled)
         return [sys.executable, *PROGRAMS.get(program, ("-m", "playground", program)), *words]
@@ -144,14 +139,12 @@ ROWS = (
     Row("pipeline {on} --timeout 30", needs=FOR.pair, ranks=RANKS.stages),
     Row("pipeline {on} --timeout 30", needs=FOR.pair, ranks=RANKS.stages, environ=EAGER),
     Row("tensor --backend nccl -n 2 --steps 5", needs=FOR.pair),
-    Row("context --backend nccl -n 2 --steps 5", needs=FOR.pair),
+    Row("context --backend nccl -n 2", needs=FOR.pair),
     Row("experts --backend nccl -n 2 --steps 5", needs=FOR.pair),
     Row("mesh --backend nccl -n 2 --steps 2 --timeout 60", needs=FOR.pair),
-    # The same bits: these train undisturbed twice first, and say if that differs. NVLS takes
-    # several GPUs.
+    # The same bits. NVLS takes several GPUs.
     Row("elastic {on}"),
     Row("checkpoint {on}"),
-    Row("elastic {on} --way ddp"),
     Row("elastic {on}", needs=FOR.several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
     Row("doctor --check torch"),
     # Recordings.
@@ -166,22 +159,21 @@ ROWS = (
     Row("ladder {on} --see {folder}/ladder.playground"),
     Row("pipeline {on} --see {folder}/pipeline.playground", needs=FOR.pair,
     ranks=RANKS.stages),
-    Row("parameter-server {on} --steps 5 --see {folder}/server.playground", needs=FOR.pair),
-    Row("bert {on} --way ddp --only train --steps 20 --see {folder}/bert.playground"),
-    Row("data-parallel --devices {devices} --see {folder}/replicas.playground", ranks=RANKS.one),
+    Row("parameter-server {on} --see {folder}/server.playground", needs=FOR.pair),
+    Row("bert {on} --see {folder}/bert.playground", needs=FOR.several_gpus),
+    Row("data-parallel --devices {gpus} --see {folder}/replicas.playground", ranks=RANKS.one),
     Row("see {folder}/sgd.playground", ranks=RANKS.one),
     Row("see {folder}/ddp.playground", ranks=RANKS.one),
-    # BERT, from one process too.
-    Row("bert {on} --steps 50", ranks=RANKS.one, limit=300),
-    Row("bert {on} --steps 50", needs=FOR.pair, limit=300),
-    Row("bert {on} --way ddp --steps 50", limit=300),
+    # BERT, from one process too: a GPU for each rank.
+    Row("bert {on}", ranks=RANKS.one),
+    Row("bert {on}", needs=FOR.several_gpus),
     # The path.
     Row("hello {on}"),
     Row("p2p {on}", needs=FOR.pair),
     Row("p2p {on}", needs=FOR.pair, environ=OLD),
     Row("collectives {on}"),
     Row("allreduce {on}", needs=FOR.pair),
-    Row("data-parallel --devices {devices}", ranks=RANKS.one),
+    Row("data-parallel --devices {gpus}", ranks=RANKS.one),
     Row("sgd {on} --epochs 1"),
     Row("ladder {on}"),
     Row("bench steps {on} --json", verdict=steps_verdict),
@@ -193,12 +185,12 @@ ROWS = (
     Row("memory {on}", needs=FOR.real),
     Row("bytes --backend nccl -n 2", needs=FOR.pair),
     Row("scaling {on}", needs=FOR.pair),
+    Row("gpt {on}"),
     Row("zero {on} --steps 5"),
     Row("failures --backend nccl -n 2", needs=FOR.pair),
     Row("prove {on}"),
     Row("rpc {on}", needs=FOR.pair),
-    Row("parameter-server {on} --steps 20", needs=FOR.pair),
-    Row("parameter-server {on} --steps 20 --slow-worker 3", needs=FOR.pair),
+    Row("parameter-server {on}", needs=FOR.pair),
     Row("bench {on} --collective all --limit -e 64M --json", verdict=bench_verdict),
     Row("bench {on} --algorithm all -e 4M --json", verdict=bench_verdict, needs=FOR.pair),
     # More ranks than GPUs.

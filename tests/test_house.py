@@ -68,9 +68,9 @@ def named(module: str) -> set[str]:
 
 
 BOARDS = {f"playground.lessons.{name}.lesson" for name in boards.BOARDS}
-GIVEN = {f"playground.lessons.{name}" for name in ("gpt", "mnist", "partition")}
+GIVEN = {f"playground.lessons.{name}" for name in ("devices", "gpt", "mnist")}
 """What boards may import of ours: a model and its data."""
-PROGRAMS = {lesson.module() for lesson in PATH if lesson.is_program}
+PROGRAMS = {lesson.module for lesson in PATH}
 
 
 def room(module: str) -> str:
@@ -86,17 +86,15 @@ ALLOWED = {
     "boards": set(),
     "runtime": set(),
     "algorithms": {"boards", "runtime"},
-    "checkpoint": {"runtime"},
     "measurement": {"runtime"},
-    "training": {"boards", "checkpoint", "algorithms", "measurement", "runtime"},
+    "training": {"boards", "algorithms", "measurement", "runtime"},
     "testing": {"runtime"},
-    "console": {"training", "checkpoint", "algorithms", "runtime"},
+    "console": {"training", "algorithms", "runtime"},
     "explain": {"console", "algorithms", "runtime"},
     "lessons": {
         "boards",
         "console",
         "training",
-        "checkpoint",
         "algorithms",
         "measurement",
         "runtime",
@@ -106,7 +104,6 @@ ALLOWED = {
         "explain",
         "console",
         "training",
-        "checkpoint",
         "algorithms",
         "measurement",
         "runtime",
@@ -117,7 +114,6 @@ ALLOWED = {
         "lessons",
         "console",
         "training",
-        "checkpoint",
         "algorithms",
         "runtime",
     },
@@ -143,7 +139,6 @@ ALLOWED = {
         "lessons",
         "console",
         "training",
-        "checkpoint",
         "measurement",
         "algorithms",
         "runtime",
@@ -291,7 +286,7 @@ FOLDERS = sorted(
 def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
     """A lesson may import an earlier one, where it teaches the difference, and any board; its
     command and report import no lesson."""
-    names = [lesson.module().removesuffix(".lesson") for lesson in PATH]
+    names = [lesson.module.removesuffix(".lesson") for lesson in PATH]
     earlier = names[: names.index(folder)] if folder in names else []
     for module in (name for name in MODULES if name.startswith(f"{folder}.")):
         part = module.removeprefix(f"{folder}.")
@@ -305,7 +300,7 @@ def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
             others = {name for name in others if not name.startswith("playground.tools.doctor")}
         if part in ("page", "command", "report"):
             assert not others
-        board = re.compile(r"playground\.lessons\.(\w+\.lesson|gpt|mnist|partition)\b")
+        board = re.compile(r"playground\.lessons\.(\w+\.lesson|devices|gpt|mnist|partition)\b")
         assert all(
             board.match(name) or any(name.startswith(each) for each in earlier) for name in others
         ), others
@@ -379,10 +374,15 @@ def called_methods(module: str) -> set[str]:
 
 
 def test_only_world_creates_and_destroys_groups() -> None:
-    """And boards, as the tutorial does, and a script for torchrun."""
+    """And programs of lessons, as the tutorial does, and a script for torchrun."""
     names = {"init_process_group", "destroy_process_group"}
     modules = {module for module in MODULES if names & called_methods(module)}
-    assert modules - BOARDS == {"playground.lessons.elastic.hosts", "playground.runtime.rank.world"}
+    assert modules - BOARDS == {
+        "playground.lessons.bert.multinli",
+        "playground.lessons.context.ulysses",
+        "playground.lessons.elastic.hosts",
+        "playground.runtime.rank.world",
+    }
 
 
 def torch_names(module: str) -> set[str]:
@@ -451,7 +451,6 @@ REPLACING = {
     "playground.exercises.elastic.judges",
     # Not torch.distributed:
     "playground.trace.record.training",  # calls of modules, and backward
-    "playground.trace.record.rank",  # attempts of a lesson's step
 }
 """Modules that have `tap.replacement` put a function in the place of another."""
 
@@ -547,13 +546,12 @@ def test_options_and_results_are_typed() -> None:
         for name, file in MODULES.items()
     }
     rooms = {room(name) for name, each in found.items() if each}
-    assert rooms <= {"checkpoint", "console", "runtime", "testing", "trace.record", "training"}
+    assert rooms <= {"console", "runtime", "testing", "trace.record", "training"}
     assert sum(map(len, found.values())) <= 20
 
 
 LAUNCHER = [
-    "playground", "playground.app", "playground.testing", "playground.training.settings",
-    "playground.training.results",
+    "playground", "playground.app", "playground.testing", "playground.training.step_settings",
     *sorted(name for name in MODULES if name.endswith((".page", ".command", ".report"))),
 ]  # fmt: skip
 
@@ -581,17 +579,14 @@ def test_torch_is_not_imported_before_it_is_needed(
     torch_is_imported: Callable[..., list[str]],
 ) -> None:
     """Not by what parses a command line, nor by what reads the results of ranks."""
-    assert torch_is_imported(*LAUNCHER, "playground.training.loop") == ["playground.training.loop"]
+    assert torch_is_imported(*LAUNCHER, "playground.training.step") == ["playground.training.step"]
 
 
 @pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
 def test_the_path_agrees_with_its_folders(lesson: Lesson) -> None:
-    importlib.import_module(lesson.module())
+    importlib.import_module(lesson.module)
     assert f"python -m playground {lesson.name}" in lesson.help
-    for step in () if lesson.is_program else lesson.steps:
-        assert callable(lesson.remote(step).load())
-        assert lesson.remote(step).summary
-    assert (MODULES[lesson.module()].parent / "README.md").is_file()
+    assert (MODULES[lesson.module].parent / "README.md").is_file()
 
 
 def test_every_tool_has_its_command() -> None:

@@ -83,7 +83,7 @@ class Link(Observer):
         """Wait until the link has carried these calls."""
         wait_until(max((self.ends.pop(call.number, 0.0) for call in calls), default=0.0))
 
-    def backward_begun(self) -> None:
+    def backward_begun(self, root: Any) -> None:
         self.backwards.append([])
 
     def backward_ended(self) -> None:

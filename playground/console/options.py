@@ -12,7 +12,7 @@ what the option takes:
 An option that has no effect is refused by name. What it needs stands with its flag, or beside the
 options of a command:
 
-    flag(…, needs={"snapshots": ANY})                           # --snapshots, whatever its value
+    flag(…, needs={"see": ANY})                                 # --see, whatever its value
     refuse("wide", why=lambda given: "prints no table: leave it out" if given["as_json"] else "")
 """
 
@@ -226,12 +226,6 @@ def names_option(
     return click.option(*spellings, **{**about, **more})
 
 
-def only_option(known: Collection[str], nouns: str) -> Callable[[Any], Any]:
-    """Gives a command the argument `only`: the names of these parts of it that are asked for, none
-    for all."""
-    return names_option("--only", known=known, help=f"Run only these {nouns}")
-
-
 def refuse(*names: str, why: Callable[[Mapping[str, Any]], str]) -> Callable[[Any], Any]:
     """A decorator for a command: its options `names` (of parameters) may not be typed where `why`,
     called with the values of all parameters, has an answer. The command then raises `UsageError`
@@ -329,10 +323,9 @@ def check_writable(flag: str, file: Path) -> None:
 
 
 HEADINGS = {
-    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate"),
-    "Ranks": ("size", "backend", "timeout", "seed"),
-    "Data": ("dataset", "data_dir", "limit"),
-    "Snapshots": ("snapshots", "snapshot_every", "restarts"),
+    "Training": ("batch_size",),
+    "Ranks": ("size", "backend", "timeout", "seed", "restarts"),
+    "Data": ("dataset", "limit"),
     "Output": ("wide", "as_json", "output", "see", "plot", "--help"),
 }
 """Options that several commands have, under their headings in --help."""

@@ -10,16 +10,12 @@ from typing import Any
 
 from playground.console.options import pack_options
 from playground.console.session import Session
-from playground.console.tables import Text, figures
+from playground.console.tables import Text
 from playground.console.terminal import Bar
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
-from playground.runtime.remote import remote
 from playground.training import prepare
-from playground.training.one_process import EXACT_STEPS
 from playground.training.prepare import PreparedData, Settings
-
-DIVERGED = "training diverged: the loss is no longer a finite number; try a smaller --lr"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +55,6 @@ def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
     return replace(data, limit=asked.limit, train=asked.limit or data.train)
 
 
-COMPARED = f"differences are those after {EXACT_STEPS} steps of AdamW in float64"
-TRAINED = figures(
-    ("step_seconds", "step", "ms", ".1f", 1000),
-    ("first", "first\nloss", "", ".3f"),
-    ("last", "last\nloss", "", ".3f"),
-    ("loss_difference", "loss, from\none process", "", ".1e"),
-    ("parameter_difference", "parameters, from\none process", "", ".1e"),
-)
-"""Columns of a `ComparedTraining`."""
-
-
 def announce_data(
     session: Session,
     data: DataOptions,
@@ -92,6 +77,3 @@ def over_links(session: Session, link: float) -> str:
     if link and session.world.device != "cpu":
         raise UsageError(f"--link {link:g}: the simulation delays CPUs, on gloo: leave it out")
     return f", over simulated links of {link:g} Gbit/s" if link else ""
-
-
-RUN_TRAINING = remote("playground.training.loop:run_training")

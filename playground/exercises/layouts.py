@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any
 
 from playground.exercises.cases import ENOUGH, Case
-from playground.lessons.mesh import costs
-from playground.lessons.mesh.costs import Cost, Training
+from playground.training import mesh_costs as costs
 from playground.training.formulas import STAGES
+from playground.training.mesh_costs import Cost, Training
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Ranks along an axis."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import CodeType
+from types import CodeType, FrameType
 
 from playground.runtime.event_log import NONE
 from playground.runtime.flight_recorder.sources import OURS, Line, Sources
 
-PROGRAMS = (f"{OURS}lessons/", f"{OURS}exercises/")
+PROGRAMS = (f"{OURS}lessons/", f"{OURS}exercises/", f"{OURS}tools/failures/")
 """Folders of the package that have programs. Other code of the package carries out what they
 call."""
 GENERATED = "torchinductor"
@@ -27,6 +27,13 @@ class Lines(Sources):
         name = super().name_of(code)
         carries = name.startswith(OURS) and not name.startswith(PROGRAMS)
         return "" if carries or GENERATED in name else name
+
+    def find_frame(self) -> FrameType | None:
+        """The innermost frame of the program in this thread."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not self.name_of(frame.f_code):
+            frame = frame.f_back
+        return frame
 
     def find_cause(self) -> int:
         """The number of the innermost line of the program in this thread; in a thread that has

@@ -17,7 +17,7 @@ def folder_of_this_start(folder: Path) -> Path:
 
 def folder_of_last_start(folder: Path) -> Path:
     """In the launcher, when the world has ended."""
-    last = max((int(each.name) for each in folder.iterdir() if each.is_dir()), default=0)
+    last = max((int(each.name) for each in folder.glob("*") if each.name.isdecimal()), default=0)
     return folder / str(last)
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from playground.console.units import format_bytes
 from playground.figures.figure import Evidence, FigureRun, figure
-from playground.lessons.mesh.page import MeshSettings, MeshTraining
 from playground.runtime.remote import remote
 from playground.trace.analyse import (
     HeldValues,
@@ -49,7 +48,7 @@ from playground.trace.render import (
 from playground.trace.render.timeline import format_values, lay_out, message_title
 
 if TYPE_CHECKING:
-    from playground.figures.ranks import Held, Met, SgdStep
+    from playground.figures.ranks import Held, MeshPlace, Met, SgdStep
 
 SIX_COLLECTIVES = FigureRun(
     "collectives", remote("playground.figures.ranks:six_collectives"), 4, recorded=True
@@ -63,16 +62,14 @@ OUR_RING = FigureRun("our ring", remote("playground.figures.ranks:our_ring"), 4,
 SGD = FigureRun("sgd", remote("playground.figures.ranks:sgd_step"), 4)
 HELLO = FigureRun("hello", remote("playground.figures.ranks:meet"), 3)
 REDUCE_SCATTER = FigureRun("reduce-scatter", remote("playground.figures.ranks:reduce_scatter"), 4)
-RPC = FigureRun("rpc", remote("playground.lessons.rpc.lesson:remote_call"), 2)
+RPC = FigureRun("rpc", remote("playground.figures.ranks:remote_call"), 2)
 TENSOR = FigureRun("tensor", remote("playground.figures.ranks:sharded_mlp"), 2)
-CONTEXT = FigureRun(
-    "context", remote("playground.lessons.context.experiment:computed_pairs"), 4, (16,)
-)
+CONTEXT = FigureRun("context", remote("playground.figures.ranks:causal_pairs"), 4)
 MESH = FigureRun(
     "mesh",
-    remote("playground.lessons.mesh.experiment:run"),
+    remote("playground.figures.ranks:train_on_mesh"),
     16,
-    (MeshSettings(shapes=((2, 2, 2, 2),), steps=1),),
+    ({"dp": 2, "pp": 2, "cp": 2, "tp": 2}, 1),
 )
 DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."
 
@@ -345,8 +342,8 @@ def sharded_mlp(run: Evidence) -> Scene:
     exchanged = [arrow(a, b) for a in everyone for b in everyone]
     forward = [
         row("token", "value", "token", "", ()),
-        row("hidden", "compute", "own columns", "f", same),
-        row("summand", "compute", "own rows", "", same),
+        row("hidden", "compute", "times own columns", "f", same),
+        row("summand", "compute", "times own rows", "", same),
         row("output", "value", "output", "g", exchanged),
     ]
     backward = [
@@ -357,15 +354,16 @@ def sharded_mlp(run: Evidence) -> Scene:
     return panels_scene(
         "An MLP sharded over two ranks",
         [("forward: g adds up", forward), ("backward: f adds up", backward)],
-        "Each rank has half of the first matrix's outputs, and of the second's inputs. f is "
-        "copy_to_region, g is reduce_from_region; crossed arrows: an all_reduce. d: the gradient "
-        "of what follows. The numbers are those that the ranks returned.",
+        "Each rank has half of the first matrix's outputs, and of the second's inputs. f and g are "
+        "those of lesson.py; crossed arrows: an all_reduce. d: the gradient of what follows. The "
+        "numbers are those that the ranks returned.",
     )
 
 
 @figure("context", "context/causal_square", CONTEXT)
 def causal_square(run: Evidence) -> Scene:
-    scene, length = Scene("Who computes which pairs of causal attention"), run.arguments[0]
+    scene = Scene("Who computes which pairs of causal attention")
+    length = 1 + max(query for rank in run.results for query, *_ in rank["zigzag"])
     cell, top = (WIDTH / 2 - 4 * MARGIN) / length, 1.5 * CELL[1]
     for column, order in enumerate(run.results[0]):
         x = 2 * MARGIN + column * WIDTH / 2
@@ -392,27 +390,24 @@ or of pp."""
 
 @figure("mesh", "mesh/cube", MESH)
 def cube(run: Evidence) -> Scene:
-    results: Sequence[MeshTraining] = [each[0] for each in run.results]
+    results: Sequence[MeshPlace] = run.results
     shown, groups = len(results) - 1, results[-1].groups
-    styles = {axis: f"bucket {number}" for number, axis in enumerate(groups)}
+    styles = {axes: f"bucket {number}" for number, axes in enumerate(groups)}
     scene = Scene(f"{len(results)} ranks, and the groups of rank {shown}")
-    for rank, (dp, pp, cp, tp) in enumerate(each.place.values() for each in results):
+    for rank, (dp, pp, cp, tp) in enumerate(each.coordinates.values() for each in results):
         x = 2 * CELL[0] + (2 * dp + tp) * RANK_PITCH[0] + dp * APART
         y = CELL[1] + (2 * pp + cp) * RANK_PITCH[1] + pp * APART
-        shared = [axis for axis, group in groups.items() if rank in group.ranks]
+        shared = [axes for axes, group in groups.items() if rank in group.ranks]
         style = "value" if rank == shown else styles[shared[0]] if shared else "plain"
         groups_of_rank = "in all of these" if rank == shown else ", ".join(shared)
         text = f"rank {rank}: {dp} {pp} {cp} {tp}\n{groups_of_rank}".rstrip()
         scene.add(BOX, x, y, *RANK_BOX, style=style, text=text)
-    for axis, group in groups.items():
+    for axes, group in groups.items():
         others = ", ".join(str(rank) for rank in group.ranks if rank != shown)
-        calls = ", ".join(f"{count} {name}" for name, count in group.calls.items())
-        sent = format_bytes(round(group.sent))
-        add_key(scene, {styles[axis]: f"{axis}, with {others}: {calls}, {sent} sent"})
+        add_key(scene, {styles[axes]: f"{axes}, with {others}: {format_bytes(group.sent)} sent"})
     return scene.with_caption(
-        f"One step of a GPT, as rank {shown} called its collectives. In a box: places on dp, pp, "
-        "cp and tp; ranks whose places differ on one axis alone share its group. With ranks "
-        "without colour it exchanges nothing."
+        f"What rank {shown} sends in a step, by group. In a box: the coordinates on dp, pp, cp and "
+        f"tp, and the groups that the rank shares with rank {shown}."
     )
 
 

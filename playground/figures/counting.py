@@ -23,14 +23,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from playground.figures.ways import CountedStep, WaysSettings
-from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.runtime import device
 from playground.training.gpt_run import LR, Batch, batches, set_lr
 from playground.training.memory import Recomputed, change
-from playground.training.settings import BFLOAT16
 from playground.training.sharding import BytesSent
 from playground.training.step import training_step
 from playground.training.sync import GradSync
+from playground.training.tiny_gpt import GPTConfig, copying_loss, new_gpt
 from playground.training.zero_sync import SYNCS
 
 
@@ -85,7 +84,7 @@ class Trainer:
         """Those of this rank's shards of batches, by step."""
         self.dtype = dtype
         dtypes = {}
-        if settings.dtype == BFLOAT16:
+        if settings.dtype == "bfloat16":
             reduced = getattr(torch, settings.reduce_dtype) if dtype == torch.float32 else dtype
             dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": reduced}
         self.sync = (SYNCS | TORCH_SYNCS)[way](self.model, **dtypes)

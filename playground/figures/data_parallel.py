@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from playground.console.units import format_bytes
 from playground.figures.figure import Evidence, FigureRun, figure
-from playground.lessons.data_parallel.page import DataParallelSettings, WayResult
 from playground.runtime.remote import remote
 from playground.trace.analyse import ref_of
 from playground.trace.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
@@ -32,34 +31,20 @@ from playground.trace.render import (
 from playground.trace.render.timeline import shape_text, title_of
 
 if TYPE_CHECKING:
-    from playground.figures.ranks import DataParallelStep
+    from playground.figures.ranks import DataParallelStep, DeviceLoad
 
-DEVICES = tuple(f"cpu:{number}" for number in range(4))
-SETTINGS = DataParallelSettings(
-    devices=DEVICES,
-    batch_size=32,
-    steps=2,
-    ways=tuple((gather, DEVICES[0]) for gather in ("logits", "loss")),
-)
 STEPS = FigureRun(
-    "data-parallel",
-    remote("playground.figures.ranks:data_parallel_steps"),
-    1,
-    (SETTINGS,),
-    recorded=True,
+    "data-parallel", remote("playground.figures.ranks:data_parallel_steps"), 1, recorded=True
 )
 MEMORY = FigureRun(
-    "data-parallel, memory",
-    remote("playground.lessons.data_parallel.experiment:ways"),
-    1,
-    (SETTINGS,),
+    "data-parallel, memory", remote("playground.figures.ranks:data_parallel_memory"), 1
 )
 HOST = "cpu"
 """The device of the batches."""
 LOGITS, LOSS, OUTPUTS = "logits", "loss", "outputs"
 """Ways to the loss, named after what is gathered, or is not."""
-GRADIENTS = "gradients of outputs"
-"""The part of a step that moves them."""
+GRADIENTS, REDUCE = "backward of gather", "backward of replicate"
+"""The parts of a step that move gradients of outputs, and gradients of parameters."""
 RECORDED = "Copies as they were recorded; the bytes at an arrow are those of each in its panel."
 
 
@@ -125,17 +110,12 @@ class Devices:
             for at, event in enumerate(events)
         ]
 
-    def forwards(self, turn: int = 0) -> list[Mark]:
-        """The forward of each device's thread: its first in the step, or a later one."""
-        device_of = {
-            each.number: each.name
-            for each in self.events
-            if each.kind == PHASE and each.lane == BACKGROUND
-        }
+    def work(self, turn: int = 0) -> list[Mark]:
+        """What each device's thread does: first in the step, or later."""
         by_device: list[list[Event]] = [[] for _ in range(self.count)]
         for event in self.events:
-            if event.kind == COMPUTE and event.parent in device_of:
-                by_device[device_number(device_of[event.parent])].append(event)
+            if event.kind == PHASE and event.lane == BACKGROUND:
+                by_device[device_number(event.name)].append(event)
         return self.computed([events[turn] for events in by_device])
 
     def compute(self, name: str) -> Event:
@@ -156,10 +136,10 @@ class Devices:
         return "broadcast the model", [self.row(["model"]), copies]
 
     def forward(self, title: str) -> Panel:
-        return title, [self.row(self.chunks), self.row(self.outputs, "forward", self.forwards())]
+        return title, [self.row(self.chunks), self.row(self.outputs, "forward", self.work())]
 
     def reduce(self) -> Panel:
-        summed = self.row(["sum"], "communication", self.moved("reduce"))
+        summed = self.row(["sum"], "communication", self.moved(REDUCE))
         return "reduce the gradients on device 0", [self.row("grads", "backward"), summed]
 
     def gather_losses(self, title: str) -> Panel:
@@ -207,14 +187,14 @@ def backward(run: Evidence) -> Scene:
         devices.reduce(),
         ("step on device 0 alone", [devices.row(["grads"]), step]),
     ]
-    total = f"In all: {devices.traffic(GRADIENTS, 'reduce')}."
+    total = f"In all: {devices.traffic(GRADIENTS, REDUCE)}."
     return numbered_scene("DataParallel: backward and step", panels, RECORDED, total)
 
 
 @figure("F5", "data_parallel/dp_forward_2", STEPS)
 def loss_in_forward(run: Evidence) -> Scene:
     devices = Devices(run, LOSS)
-    mean = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
+    mean = [devices.row(devices.outputs), devices.row("loss", "value", devices.work())]
     panels = [
         devices.scatter("scatter inputs and targets"),
         devices.forward("forward"),
@@ -235,7 +215,7 @@ def parallel_criterion(run: Evidence) -> Scene:
     targets = devices.row("targets", "value", devices.moved("scatter", after))
     criterion = [
         devices.row(devices.outputs),
-        devices.row("loss", "value", devices.forwards(turn=1)),
+        devices.row("loss", "value", devices.work(turn=1)),
     ]
     back = [devices.row(["loss"]), devices.row("grad", "backward", devices.moved(GRADIENTS))]
     panels = [
@@ -248,7 +228,7 @@ def parallel_criterion(run: Evidence) -> Scene:
         ("backward from each loss", back),
         devices.reduce(),
     ]
-    total = f"In all: {devices.traffic('scatter', 'replicate', 'gather', 'reduce')}."
+    total = f"In all: {devices.traffic('scatter', 'replicate', 'gather', REDUCE)}."
     return numbered_scene("DataParallelModel and DataParallelCriterion", panels, RECORDED, total)
 
 
@@ -264,13 +244,12 @@ STYLES = {
 
 def memory_scene(
     run: Evidence, gather: str, title: str, *, with_shares: bool = False
-) -> tuple[Scene, WayResult]:
+) -> tuple[Scene, Sequence[DeviceLoad]]:
     """Bars of what each device holds at its peak and, with `with_shares`, of the share of a step in
-    which it computes; and the measurements on the only rank, by this way to the loss."""
-    ways: Sequence[WayResult] = run.results[0]
-    way = next(way for way in ways if way.gather == gather)
+    which it computes; and the devices' loads, by this way to the loss."""
+    loads: Sequence[DeviceLoad] = run.results[0][gather]
     scene, memory, shares = Scene(title), [], []
-    for number, load in enumerate(way.devices):
+    for number, load in enumerate(loads):
         label, held = f"device {number}", load.at_peak.items()
         pieces = [
             piece(size, STYLES[what], f"{label}: {what}, {format_bytes(size)}")
@@ -282,30 +261,30 @@ def memory_scene(
     add_bars(scene, memory)
     if with_shares:
         add_bars(scene, shares, most=1.0)
-    used = {label for load in way.devices for label in load.at_peak}
+    used = {label for load in loads for label in load.at_peak}
     add_key(scene, {style: label for label, style in STYLES.items() if label in used})
-    return scene, way
+    return scene, loads
 
 
 @figure("F4", "data_parallel/dp_training", MEMORY, in_chapter=False)
 def memory_and_utilisation(run: Evidence) -> Scene:
-    scene, way = memory_scene(
+    scene, loads = memory_scene(
         run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True
     )
-    peaks = [load.peak for load in way.devices]
+    peaks = [load.peak for load in loads]
     return scene.with_caption(
         f"Loss inside forward: the fullest device holds {max(peaks) / min(peaks):.2f} times as "
         "much as the emptiest.",
-        f"Busy: the share of a step of {way.seconds * 1e3:.3g} ms in which a device computes.",
+        "Busy: the share of a step in which a device computes.",
     )
 
 
 @figure("F18", "data_parallel/dp_memory", MEMORY, is_played=False)
 def imbalance(run: Evidence) -> Scene:
-    scene, way = memory_scene(
+    scene, loads = memory_scene(
         run, LOGITS, "DataParallel: memory per device where logits are gathered"
     )
-    peaks = [load.peak for load in way.devices]
+    peaks = [load.peak for load in loads]
     return scene.with_caption(
         f"Device {peaks.index(max(peaks))} holds {max(peaks) / min(peaks):.2f} times as much as "
         f"the emptiest: {' / '.join(map(format_bytes, peaks))}."

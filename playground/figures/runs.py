@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from playground.figures.catalogue import FIGURES, RUNS
 from playground.figures.figure import ChangingRun, FigureRun
-from playground.figures.training import elastic_arguments
-from playground.lessons.mesh.page import MeshSettings
+from playground.figures.training import elastic_run
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.launch import launch
@@ -41,11 +39,9 @@ PROGRAM_TIMEOUT, TIMEOUT = 8, 120
 """Seconds of silence after which a program of `break`, or a figure's run, is ended."""
 
 
-def board_run(
-    lesson: str, function: str, size: int, *arguments: object, part: str = "lesson"
-) -> FigureRun:
-    """A function of a board, or of its `further`, on few ranks and with little to do."""
-    work = remote(f"playground.lessons.{lesson.replace('-', '_')}.{part}:{function}")
+def board_run(lesson: str, function: str, size: int, *arguments: object) -> FigureRun:
+    """A function of a board, on few ranks and with little to do."""
+    work = remote(f"playground.lessons.{lesson.replace('-', '_')}.lesson:{function}")
     return FigureRun(f"{lesson} board", work, size, arguments)
 
 
@@ -59,27 +55,22 @@ FAILURES = {
 PLAYED = {
     each.name: each
     for each in (
-        board_run("memory", "accumulation", 2, part="further"),
+        FigureRun("memory board", remote("playground.figures.ranks:memory_gradients"), 2),
+        FigureRun("gpt board", remote("playground.lessons.inside_gpt.lesson:run"), 2),
         FigureRun("scaling board", remote("playground.figures.ranks:scaling_steps"), 3),
         FigureRun("zero board", remote("playground.figures.ranks:zero_stages"), 2),
-        board_run("pipeline", "run", 3, 4),
-        board_run("context", "compare", 4),
-        board_run("experts", "compare", 3),
+        FigureRun("pipeline board", remote("playground.figures.ranks:pipeline_schedules"), 3),
+        FigureRun("context board", remote("playground.figures.ranks:context_rings"), 3),
+        FigureRun("experts board", remote("playground.figures.ranks:routed_layer"), 3),
         FigureRun(
             "mesh board",
-            remote("playground.lessons.mesh.experiment:run"),
+            remote("playground.figures.ranks:train_on_mesh"),
             4,
-            (MeshSettings(shapes=((2, 2, 1, 1),), steps=1),),
+            ({"dp": 2, "pp": 2, "cp": 1, "tp": 1}, 1),
         ),
-        FigureRun(
-            "elastic board",
-            remote("playground.lessons.elastic.experiment:run"),
-            3,
-            partial(elastic_arguments, images=512, epochs=1, every=2, kills=((1, 3),)),
-            restarts=1,
-        ),
-        board_run("checkpoint", "reshard", 4),
-        board_run("bytes", "print_ladder", 2, ("DDP, AdamW", "H = 8"), 8),
+        elastic_run("elastic board", 2, 192, epochs=1, every=2, kill=3, restarts=1),
+        FigureRun("checkpoint board", remote("playground.figures.ranks:saved_blocks"), 4),
+        FigureRun("bytes board", remote("playground.figures.ranks:sent_gradients"), 2),
     )
 }
 """Runs that are small enough to be recorded whole: a chapter whose figure's run is not, or that has

@@ -1,24 +1,18 @@
 """Figures of training: the parts of a step, where in it gradients are averaged, and how much of
-that is hidden; buckets as they leave; steps on the stages of a pipeline, and on ranks that are
-killed.
+that is hidden; buckets as they leave; steps on ranks that are killed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from playground.checkpoint.folder import SnapshotSettings
 from playground.console.units import format_bytes
 from playground.figures.collectives import DASHED
 from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
 from playground.figures.ways import CountedStep, WaysSettings
-from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
-from playground.lessons.parameter_server.page import ServerSettings
-from playground.lessons.pipeline.page import PipelineSettings, Slot, bubble, span, typical_step
 from playground.runtime.remote import remote
 from playground.trace.record import BUCKET, COLLECTIVE, GRADIENT, Event, RankRecording
 from playground.trace.render import (
@@ -44,7 +38,6 @@ from playground.trace.render import (
 )
 from playground.trace.render.timeline import LABELS, lay_out
 from playground.training import prepare
-from playground.training.settings import TrainingSettings
 from playground.training.step_settings import LadderResult, LadderSettings, Rung
 
 if TYPE_CHECKING:
@@ -67,19 +60,17 @@ def on_digits(
     return lambda folder: (settings(folder=draw_digits(folder), **values),)
 
 
-def elastic_arguments(
-    folder: Path,
-    images: int = IMAGES,
-    epochs: int = 2,
-    every: int = 4,
-    kills: Sequence[tuple[int, int]] = ((1, 7), (0, 14)),
-) -> tuple[object, ...]:
-    """Twenty steps, with two kills and a snapshot every four steps."""
-    snapshots = SnapshotSettings(folder=folder / "snapshots", every=every)
-    settings = TrainingSettings(
-        folder=draw_digits(folder), limit=images, epochs=epochs, snapshots=snapshots
-    )
-    return settings, "sgd", kills
+def elastic_run(
+    name: str, size: int, images: int, epochs: int, every: int, kill: int, restarts: int
+) -> FigureRun:
+    """Trainings with a snapshot every so many steps, whose starts but the last are killed."""
+
+    def arguments(folder: Path) -> tuple[object, ...]:
+        draw_digits(folder)
+        return folder, images, epochs, every, kill, restarts
+
+    work = remote("playground.figures.ranks:elastic_start")
+    return FigureRun(name, work, size, arguments, restarts=restarts)
 
 
 SGD_ON_THREE = FigureRun("sgd on three", remote("playground.figures.ranks:sgd_step"), 3)
@@ -98,9 +89,7 @@ LADDER = FigureRun(
     on_digits(LadderSettings, steps=30, link=LINK),
 )
 BERT = FigureRun("bert", remote("playground.figures.ranks:bert_steps"), 2, recorded=True)
-ELASTIC = FigureRun(
-    "elastic", remote("playground.lessons.elastic.experiment:run"), 3, elastic_arguments, restarts=2
-)
+ELASTIC = elastic_run("elastic", 4, 480, epochs=2, every=4, kill=7, restarts=2)
 HOSTS = ChangingRun(
     "hosts", remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))
 )
@@ -108,14 +97,9 @@ SERVER = FigureRun(
     "parameter-server",
     remote("playground.figures.ranks:server_modes"),
     4,
-    on_digits(ServerSettings, batch_size=384, steps=6, slow_worker=3, staleness=1),
+    (6, 3, 1),
 )
-PIPELINE = FigureRun(
-    "pipeline",
-    remote("playground.lessons.pipeline.experiment:run"),
-    2,
-    on_digits(PipelineSettings, size=2, microbatches=4, steps=3),
-)
+SERVER_LOSSES = FigureRun("server losses", remote("playground.figures.ranks:server_losses"), 5)
 METHODS = {"ddp": "data_parallel", "zero-1": "zero1", "zero-2": "zero2", "zero-3": "zero3"}
 """By way, the name of its function in the program of zero."""
 ZERO = FigureRun(
@@ -126,9 +110,8 @@ ZERO = FigureRun(
 )
 ROUTED = FigureRun(
     "experts",
-    remote("playground.lessons.experts.experiment:run"),
+    remote("playground.figures.ranks:routed_rows"),
     2,
-    (ExpertsSettings(size=2, steps=40),),
 )
 DDP_NET, DDP_FOUR = (
     FigureRun(name, remote("playground.figures.ranks:ddp_backward"), 2, (model,), recorded=True)
@@ -365,7 +348,7 @@ def attempts(run: Evidence) -> Scene:
     bars = []
     for number, pieces in enumerate(pieces_of_starts(starts, ends)):
         note = f"killed after {ends[number]}" if ends[number] < steps else f"step {steps}: the end"
-        bars.append((f"attempt {number + 1}", pieces, note))
+        bars.append((f"start {number}", pieces, note))
     add_bars(scene, bars, most=steps)
     add_key(scene, STEPS_KEY)
     return scene.with_caption(
@@ -449,100 +432,82 @@ def bytes_over_a_step(run: Evidence) -> Scene:
 
 
 @figure("experts", "experts/rows", ROUTED)
-def routed_tokens(run: Evidence) -> Scene:
-    settings: ExpertsSettings = run.arguments[0]
-    ways = dict(zip(settings.ways, run.results[0], strict=True))
-    tables = {way: counted.after_capacity[0] for way, counted in ways.items()}
-    most = max(sum(tokens) for table in tables.values() for tokens in zip(*table, strict=True))
-    scene = Scene("Tokens from each rank to each expert, without and with the balance loss")
-    for way, table in tables.items():
-        scene.write(f"{way} (balance loss times {WAYS[way]:g})", CELL[0], scene.bottom + CELL[1])
+def routed_rows(run: Evidence) -> Scene:
+    by_balance: Sequence[Mapping[float, list[int]]] = run.results
+    size, experts = len(by_balance), len(next(iter(by_balance[0].values())))
+    tables = {balance: [rows[balance] for rows in by_balance] for balance in by_balance[0]}
+    most = max(sum(rows) for table in tables.values() for rows in zip(*table, strict=True))
+    scene = Scene("Rows from each rank to each expert, without and with a bias that balances")
+    for balance, table in tables.items():
+        scene.write(f"balance {balance:.2f}", CELL[0], scene.bottom + CELL[1])
         bars = []
         for expert, column in enumerate(zip(*table, strict=True)):
-            label = f"expert {expert} on rank {expert * settings.size // EXPERTS}"
+            label = f"expert {expert} on rank {expert * size // experts}"
             pieces = [
-                piece(tokens, bucket_style(rank), f"{label}: from rank {rank}", str(tokens))
-                for rank, tokens in enumerate(column)
+                piece(rows, bucket_style(rank), f"{label}: from rank {rank}", str(rows))
+                for rank, rows in enumerate(column)
             ]
             bars.append((label, pieces, f"{sum(column)}"))
         add_bars(scene, bars, most=most)
-    add_key(scene, {bucket_style(rank): f"from rank {rank}" for rank in range(settings.size)})
+    add_key(scene, {bucket_style(rank): f"from rank {rank}" for rank in range(size)})
     return scene.with_caption(
-        f"The tokens of the first block in step {settings.steps}, on {settings.size} ranks; each "
-        f"is sent to {K} experts."
+        f"The rows of the first block in the last step of lesson.py's training, on {size} ranks."
     )
 
 
 def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
     """The number of steps of the training, and for each attempt the numbers of steps at its start
     and at its end."""
-    settings: TrainingSettings = run.arguments[0]
-    steps = settings.epochs * ceil((settings.limit or 0) / settings.batch_size)
+    steps = run.results[0]
     ends = [event["killed"] for _, event in run.reports if "killed" in event]
-    resumed = [
-        event["resumed"]["total"] for rank, event in run.reports if rank == 0 and "resumed" in event
-    ]
-    starts = [0] * (1 + len(ends) - len(resumed)) + resumed
+    starts = [event["resumed"] for rank, event in run.reports if rank == 0 and "resumed" in event]
     return steps, starts, [*ends, steps]
-
-
-@figure("pipeline", "pipeline/schedules", PIPELINE)
-def schedules(run: Evidence) -> Scene:
-    settings: PipelineSettings = run.arguments[0]
-    stages, microbatches = settings.size, settings.microbatches
-    by_schedule = zip(settings.schedules, zip(*run.results, strict=True), strict=True)
-    steps = {name: typical_step(ranks) for name, ranks in by_schedule}
-    scene = Scene("A pipeline's stages at work, by three schedules")
-    axis = TimeAxis(x=LABELS, start=0.0, end=max(map(span, steps.values())))
-    for name, step in steps.items():
-        began = min(slot.start for slots in step for slot in slots)
-        lanes = {
-            f"stage {stage}": [bar_of_slot(slot, began) for slot in slots]
-            for stage, slots in enumerate(step)
-        }
-        add_lanes(scene, f"{name}: {span(step) * 1e3:,.0f} ms", axis, lanes)
-    add_key(scene, {"forward": "forward", "backward": "backward of a microbatch"})
-    bubbles = ", ".join(f"{bubble(step):.0%} with {name}" for name, step in steps.items())
-    return scene.with_caption(
-        f"A batch of {microbatches} microbatches on {stages} stages; each lane is a stage, its "
-        f"gaps are the bubble: {bubbles}."
-    )
-
-
-def bar_of_slot(slot: Slot, began: float) -> Mark:
-    style, milliseconds = (
-        "forward" if slot.kind == "F" else "backward",
-        (slot.end - slot.start) * 1e3,
-    )
-    title = f"{style} of microbatch {slot.microbatch}, {milliseconds:.3g} ms"
-    return bar(slot.start - began, slot.end - began, style, title, str(slot.microbatch))
 
 
 @figure("parameter-server", "parameter_server/modes", SERVER)
 def server_modes(run: Evidence) -> Scene:
-    settings: ServerSettings = run.arguments[0]
+    steps, slower, ahead = run.arguments
     scene = Scene("Three workers, one of them slow: who computes, and who waits")
-    waits = {
-        mode: [worker[number] for worker in run.results[1:]]
-        for number, mode in enumerate(settings.modes)
-    }
-    ends = {mode: max(spans[-1][1] for spans in of_mode) for mode, of_mode in waits.items()}
+    by_rank: Sequence[Mapping[str, tuple[Sequence[tuple[float, float]], float]]] = run.results
+    ends = {mode: end for mode, (_, end) in by_rank[0].items()}
     axis = TimeAxis(x=LABELS, start=0.0, end=max(ends.values()))
-    for mode, of_mode in waits.items():
+    for mode, end in ends.items():
         lanes = {}
-        for worker, spans in enumerate(of_mode):
-            computing = [(one[1], other[0]) for one, other in pairwise(spans)]
+        for worker, found in enumerate(by_rank[1:], 1):
+            computing = found[mode][0]
+            waits = pairwise([0.0, *(time for span in computing for time in span), end])
             lanes[f"worker {worker}"] = [
-                bar(start, end, style, f"worker {worker}: {style}")
-                for style, them in (("compute", computing), ("wait", spans))
-                for start, end in them
+                bar(start, stop, style, f"worker {worker}: {style}")
+                for style, spans in (("compute", computing), ("wait", [*waits][::2]))
+                for start, stop in spans
             ]
-        add_lanes(scene, f"{mode}: {ends[mode] * 1e3:,.0f} ms", axis, lanes)
+        add_lanes(scene, f"{mode}: {end * 1e3:,.0f} ms", axis, lanes)
     add_key(scene, {"compute": "computes a gradient", "wait": "waits for the server"})
-    about = (
-        f"{settings.steps * (len(run.results) - 1)} gradients in each mode; the last worker takes"
-    )
     return scene.with_caption(
-        f"{about} {settings.slow_worker:g} times as long. Stale: at most {settings.staleness} "
-        "ahead."
+        f"{steps * (len(by_rank) - 1)} gradients in each mode; the last worker takes {slower} "
+        f"times as long. bounded: at most {ahead} ahead."
+    )
+
+
+@figure("server-loss", "parameter_server/loss", SERVER_LOSSES, is_played=False)
+def server_losses(run: Evidence) -> Scene:
+    curves: Mapping[str, Sequence[tuple[float, float]]] = run.results[0]
+    scene = Scene("The loss over time, without a server and in three modes of one")
+    longest = max(curve[-1][0] for curve in curves.values())
+    most = max(loss for curve in curves.values() for _, loss in curve)
+    width = (WIDTH - 2 * CELL[0]) / COLUMNS
+    for name, curve in curves.items():
+        y, end = scene.bottom + CELL[1], curve[-1][0]
+        scene.write(f"{name}: loss {curve[-1][1]:.2f} after {end:.1f} s", CELL[0], y)
+        for column in range(COLUMNS):
+            time = longest * column / COLUMNS
+            loss = next((loss for seconds, loss in curve if seconds >= time), None)
+            if loss is not None:
+                height = CURVE / 2 * loss / most
+                look = {"style": "compute", "title": f"{name}: {loss:.2f} after {time:.1f} s"}
+                x = CELL[0] + column * width
+                scene.add(LANE, x, y + CELL[1] + CURVE / 2 - height, width, height, **look)
+    return scene.with_caption(
+        f"{len(run.results) - 1} workers, the last of them slow. Each curve ends when the same "
+        f"number of gradients is used; the time axis, {longest:.1f} s, is the same for all."
     )

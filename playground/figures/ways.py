@@ -1,5 +1,5 @@
-"""What is counted of a training step by ZeRO's stages, for the figure of zero. Does not import
-torch."""
+"""What is counted of a training step by ZeRO's stages, for the figure of zero. Does not
+import torch."""
 
 from __future__ import annotations
 

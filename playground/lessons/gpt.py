@@ -1,7 +1,7 @@
 """A small GPT, and sequences to train it on. Given: read it once, other lessons divide this model.
 
 Shapes: B sequences of T tokens, C channels, H attention heads of D = C / H channels each,
-V words in the vocabulary.
+V tokens in the vocabulary.
 """
 
 import torch
@@ -12,22 +12,31 @@ V, T, C, H = 48, 24, 96, 12  # 2, 3 and 4 divide all of them
 LAYERS = 2
 
 
+def causal_attention(q, k, v):
+    """The values' mean, weighted by products of queries and keys. No token sees a later one.
+
+    Takes and returns [B, heads, T, D].
+    """
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 class Attention(nn.Module):
     """Each token's output is a weighted mean of the values of all tokens up to it.
 
     Maps [B, T, C] to [B, T, C].
     """
 
-    def __init__(self):
+    def __init__(self, attend=causal_attention):
         super().__init__()
+        self.attend = attend
         self.qkv = nn.Linear(C, 3 * C)  # head by head: a slice of the outputs is a set of heads
         self.out = nn.Linear(C, C)
 
     def forward(self, x):
-        # [B, T, heads, 3, D]; -1 and not H, because a rank of tensor parallelism has fewer heads
+        # [B, T, heads, 3, D]; -1 and not H: in a later chapter, tensor, a rank has fewer heads
         qkv = self.qkv(x).unflatten(-1, (-1, 3, C // H))
         q, k, v = qkv.permute(3, 0, 2, 1, 4)  # [B, heads, T, D] each
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = self.attend(q, k, v)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -46,9 +55,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention, then the MLP. Each adds its output to its input. Maps [B, T, C] to [B, T, C]."""
 
-    def __init__(self):
+    def __init__(self, attend=causal_attention):
         super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(C), Attention()
+        self.norm1, self.attention = nn.LayerNorm(C), Attention(attend)
         self.norm2, self.mlp = nn.LayerNorm(C), MLP()
 
     def forward(self, x):
@@ -59,16 +68,17 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Maps tokens [B, T] to logits [B, T, V]."""
 
-    def __init__(self):
+    def __init__(self, attend=causal_attention):
         super().__init__()
         self.token_embedding = nn.Embedding(V, C)
         self.position_embedding = nn.Embedding(T, C)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block(attend) for _ in range(LAYERS))
         self.final_norm = nn.LayerNorm(C)
         self.lm_head = nn.Linear(C, V)
 
-    def forward(self, tokens):
-        positions = torch.arange(tokens.shape[1])
+    def forward(self, tokens, positions=None):
+        if positions is None:  # the tokens are the beginning of the sequence
+            positions = torch.arange(tokens.shape[1])
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:
             x = block(x)

@@ -20,11 +20,9 @@ KEEP_VARIABLES = "globals().update(locals())"
 
 @dataclass(frozen=True)
 class Board:
-    """The program of a lesson, or `step(rank, size)` of it."""
+    """The program of a lesson."""
 
     file: Path
-    step: str = ""
-    arguments: tuple[str, ...] = ()
     constants: tuple[tuple[str, Value], ...] = ()
     """Names of constants, and the values that they have instead of those in the file."""
     needs_mnist: bool = False
@@ -46,13 +44,13 @@ def run_board(board: Board, rank: int, size: int, number: int, source: str) -> O
         names = vars(cells)
         kept, words = {name: names[name] for name in given & {*names}}, sys.argv
         folder = os.environ.get(DATA_DIR)
-        sys.argv = [file, *board.arguments]
+        sys.argv = [file]
         if board.data:
             os.environ[DATA_DIR] = board.data
         try:
             with on_device():
                 tree = put_values(ast.parse(source, file), dict(board.constants))
-                return evaluate(to_cell(tree, board.step), file)
+                return evaluate(to_cell(tree), file)
         except SystemExit as end:
             if isinstance(end.code, str):
                 print(end.code, file=sys.stderr)  # as the interpreter does
@@ -67,16 +65,12 @@ def run_board(board: Board, rank: int, size: int, number: int, source: str) -> O
     return guarded(run)
 
 
-def to_cell(tree: ast.Module, step: str) -> ast.Module:
+def to_cell(tree: ast.Module) -> ast.Module:
     """The program as it runs in a world that stands."""
     programs = [node for node in tree.body if isinstance(node, ast.If)]
     programs = [node for node in programs if ast.unparse(node.test) == IS_MAIN]
     definitions = [node for node in tree.body if node not in programs]
-    program = (
-        ast.parse(f"{step}(rank, size)").body
-        if step
-        else [statement for node in programs for statement in node.body]
-    )
+    program = [statement for node in programs for statement in node.body]
     called = {node.id for part in program for node in ast.walk(part) if isinstance(node, ast.Name)}
     for node in definitions:
         if isinstance(node, ast.FunctionDef) and node.name in called:

@@ -22,20 +22,17 @@ from playground.tools.run.command import read_values
 
 
 def find_program(words: Sequence[str]) -> Board:
-    """What the name of a lesson stands for, and the words after it: a step of it, arguments, or
-    options for its constants. Raises `UsageError` for another name."""
+    """What the name of a lesson stands for, and the words after it: options for its constants.
+    Raises `UsageError` for another name."""
     name, *arguments = words or [""]
     if name not in LESSONS:
         raise UsageError(f"there is no lesson {name!r}: choose one of {', '.join(LESSONS)}")
     lesson = LESSONS[name]
-    if arguments and arguments[0] in lesson.steps:
-        step, *arguments = arguments
-        return Board(file_of(lesson.remote(step).module), step, tuple(arguments))
-    file = file_of(lesson.module())
-    if lesson.is_program:
-        constants = read_values(lesson, arguments)
-        return Board(file, constants=constants, needs_mnist=lesson.needs_mnist)
-    return Board(file, arguments=tuple(arguments))
+    return Board(
+        file_of(lesson.module),
+        constants=read_values(lesson, arguments),
+        needs_mnist=lesson.needs_mnist,
+    )
 
 
 def with_data(board: Board) -> Board:

@@ -88,10 +88,7 @@ class PeerDisconnected(RankFailed):
 
 class Preempted(PlaygroundError):
     """Raised by every rank: SIGTERM asked them to end, and they have stored where they are, after
-    `step`.
-
-    `hint` says how to resume from there. The exit code is EX_TEMPFAIL of sysexits.h: what asked is
-    to try again.
+    `step`. The exit code is EX_TEMPFAIL of sysexits.h: what asked is to try again.
     """
 
     exit_code = 75
@@ -99,10 +96,9 @@ class Preempted(PlaygroundError):
     def __init__(self, step: int) -> None:
         super().__init__(step)
         self.step = step
-        self.hint = ""
 
     def __str__(self) -> str:
-        return "; ".join(filter(None, [f"preempted by SIGTERM after step {self.step}", self.hint]))
+        return f"preempted by SIGTERM after step {self.step}"
 
 
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")

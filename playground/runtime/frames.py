@@ -26,7 +26,7 @@ RUNNERS = (
 )
 """Modules of ours that run a program or record it: no traceback shows them."""
 CARRIERS = (
-    in_package("lessons", "rpc", "agent.py"),
+    in_package("lessons", "devices.py"),
     in_package("algorithms", "background.py"),
     in_package("algorithms", "link.py"),
     in_package("algorithms", "collectives.py"),

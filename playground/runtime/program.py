@@ -28,7 +28,7 @@ from playground.runtime.constants import Value, put_values
 from playground.runtime.errors import UsageError
 from playground.runtime.frames import add_program
 from playground.runtime.imports import HiddenPackages, set_threads
-from playground.runtime.remote import ROOT, syntax_errors_in_one_line
+from playground.runtime.remote import ROOT, file_of, syntax_errors_in_one_line
 from playground.runtime.rendezvous.environment import RUN_ID
 from playground.runtime.upstream import find_modules_as_here, run_module_as_main
 
@@ -54,7 +54,7 @@ class Program:
     """Names of constants, and the values that they have instead of those in the file."""
     uses_device: bool = False
     """Whether its tensors are created on the device of the world's backend, and its process group
-    is of that backend, unless it names another: a lesson's, which names neither."""
+    is of that backend: a lesson's, whose file names no device, and gloo."""
 
     @property
     def words(self) -> list[str]:
@@ -185,10 +185,25 @@ def find_shared_imports(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
         yield from (name for name in names if name.partition(".")[0] in SHARED)
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.compile":
-            yield from COMPILER
-        if isinstance(node, ast.alias) and node.name == "DistributedDataParallel":
-            yield COMPILER[0]
+        match node:
+            case ast.Attribute(value=ast.Name(id="torch"), attr="compile"):
+                yield from COMPILER
+            # torch imports its compiler when an optimizer or DDP is made
+            case (
+                ast.Attribute(value=ast.Name(id="torch"), attr="optim")
+                | ast.ImportFrom(module="torch.optim")
+                | ast.alias(name="optim" | "torch.optim" | "DistributedDataParallel")
+            ):
+                yield COMPILER[0]
+
+
+def find_lessons(tree: ast.Module) -> Iterator[Path]:
+    """The files of the lessons that a program imports: it is composed of them. What they import,
+    its ranks import."""
+    for node in ast.walk(tree):
+        for alias in node.names if isinstance(node, ast.Import) else ():
+            if alias.name.startswith(f"{PACKAGE}.lessons.") and alias.name.endswith(".lesson"):
+                yield file_of(alias.name)
 
 
 def describe_place(rank: int, size: int, run: str, restarts: int) -> Mapping[str, str]:

@@ -88,15 +88,3 @@ def docstrings(module: str) -> dict[str, str]:
         for node in tree.body
         if isinstance(node, (ast.FunctionDef, ast.ClassDef))
     }
-
-
-def rank_functions(module: str) -> list[str]:
-    """Functions that ranks run, in order: those whose first two parameters are `rank` and `size`,
-    unless they are given another one to run (`fn`)."""
-    functions = [node for node in parse(module).body if isinstance(node, ast.FunctionDef)]
-    parameters = {node.name: [arg.arg for arg in node.args.args] for node in functions}
-    return [
-        name
-        for name, names in parameters.items()
-        if names[:2] == ["rank", "size"] and "fn" not in names
-    ]

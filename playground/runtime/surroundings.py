@@ -17,7 +17,7 @@ NOT_HERE = (
     "ranks need Linux 5.3 or newer. Here, torchrun runs your scripts and every lesson's own file: "
     f"torchrun --nproc-per-node 2 {BOARD}. All else runs in WSL 2 (wsl --install), in Docker "
     '(docker run -it -v "${PWD}:/playground" -w /playground python:3.13 bash), and in Colab: '
-    "README.md has the lines"
+    "playground/lessons/running.md has the lines"
 )
 
 

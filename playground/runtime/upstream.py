@@ -433,12 +433,49 @@ def hooks_of(model: Any) -> list[str]:
     return [name for module, name in named if not module.startswith(torchs) or "localSGD" in name]
 
 
+def local_of(tensor: Any) -> Any:
+    """The part of a DTensor that this rank holds; None of another tensor.
+
+    Source: torch.distributed.tensor.DTensor._local_tensor (torch 2.15)
+    """
+    return getattr(tensor, "_local_tensor", None) if hasattr(tensor, "device_mesh") else None
+
+
 def has_step_hooks(optimizer: Any) -> bool:
     """Whether hooks of the optimizer itself are called after its steps.
 
     Source: torch.optim.Optimizer._optimizer_step_post_hooks (torch 2.15)
     """
     return bool(optimizer._optimizer_step_post_hooks)
+
+
+MEANS = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "MeanBackward")
+"""How the names of nodes of autograd's graph begin whose result may be a mean."""
+MEAN = 1
+"""The number of `reduction="mean"`."""
+
+
+def elements_of_mean(root: Any) -> int:
+    """Of how many elements the root of a backward pass is the mean, if a loss function of torch's
+    has returned it; 0 if it is none, or weighs its elements, or that is not known.
+
+    Source: the attributes of the nodes of autograd's graph (torch 2.15)
+    """
+    roots = root if isinstance(root, list | tuple) else [root]
+    node = getattr(roots[0], "grad_fn", None) if len(roots) == 1 else None
+    name = type(node).__name__
+    if not name.startswith(MEANS) or getattr(node, "_saved_reduction", MEAN) != MEAN:
+        return 0
+    if name.startswith("Mean"):
+        return int(getattr(node, "_saved_self_sym_numel", 0))
+    try:
+        if getattr(node, "_saved_weight", None) is not None:
+            return 0
+        if name.startswith("Nll"):  # without the elements to ignore
+            return int(getattr(node, "_saved_total_weight").item())  # noqa: B009
+        return int(getattr(node, "_saved_self").numel())  # noqa: B009
+    except RuntimeError:  # it was freed, or written since
+        return 0
 
 
 def is_joining(model: Any) -> bool:
@@ -466,6 +503,27 @@ def sampler_of(iterator: Any) -> Any:
     """
     batches = iterator._index_sampler
     return getattr(batches, "sampler", batches)
+
+
+def count_workers(iterator: Any) -> int:
+    """The number of workers of an iterator of a `DataLoader` whose data set is an
+    `IterableDataset`; 0 of any other.
+
+    Source: torch.utils.data.dataloader._BaseDataLoaderIter (torch 2.15)
+    """
+    is_iterable = iterator._dataset_kind == 1  # _DatasetKind.Iterable
+    return int(iterator._num_workers) if is_iterable else 0
+
+
+def count_batches(iterator: Any) -> int:
+    """The number of batches that an iterator of a `DataLoader` returns in one pass over a data set
+    with indices; 0 of any other.
+
+    Source: torch.utils.data.dataloader._BaseDataLoaderIter (torch 2.15)
+    """
+    has_indices = iterator._dataset_kind == 0  # _DatasetKind.Map
+    batches = iterator._index_sampler
+    return len(batches) if has_indices and hasattr(batches, "__len__") else 0
 
 
 def without_modes() -> Any:

@@ -33,7 +33,7 @@ CHAPTERS |= {
 CHAPTERS[SEE.name] = ROOT / "playground/trace/README.md"
 CHAPTERS |= {
     each: ROOT / "playground/lessons" / f"{each}.md"
-    for each in ("map", "running", "tutorials", "glossary")
+    for each in ("map", "running", "testing", "gpus", "tutorials", "glossary")
 }
 """By the names that `read` takes."""
 

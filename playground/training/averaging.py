@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.training.settings import BUCKET_CAP
-
+BUCKET_CAP = 25 * 2**20
+"""Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
 AllReduce = Callable[..., object]
 """Called as `all_reduce(tensor, op=…)`, in place; with `async_op=True` it returns at once something
 to `wait()` for."""

@@ -6,8 +6,8 @@ are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-import playground.lessons.partition as given
-from playground.lessons.partition import Batches, Partition
 from playground.runtime import device
 from playground.training.digits import SIDE
+from playground.training.partition import Batches, DataPartitioner, share, shares
 from playground.training.prepare import default_data_dir, prepare
 
 MEAN, STD = 0.1307, 0.3081
 """Mean and standard deviation of MNIST's training pixels, by which every image is shifted and
 scaled."""
-TEST_BATCH = 500
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -69,69 +67,37 @@ def map_file(file: Path) -> torch.Tensor:
     return torch.from_numpy(np.memmap(file, np.uint8, mode="c"))
 
 
-class ResumableBatches(Batches):
-    """The same batches, from any of them on."""
-
-    def __init__(self, batches: Batches) -> None:
-        self.__dict__.update(batches.__dict__)
-        self.first = 0
-
-    def go_on_from(self, epochs: int, steps: int) -> None:
-        """Fast-forward to this epoch and step, which another run of the same training has
-        reached."""
-        for _ in range(epochs):
-            torch.randperm(self.samples, generator=self.generator, device="cpu")
-        self.first = steps
-
-    def __iter__(self) -> Iterator[list[int]]:
-        first, self.first = self.first, 0
-        yield from islice(super().__iter__(), first, None)
-
-
 def partition_dataset(
-    data: Any = None, batch_size: int = 128, seed: int = 1234, group: Any = None
+    data: Any = None, batch_size: int = 128, seed: int = 1234
 ) -> tuple[DataLoader[Batch], int]:
     """This rank's part of `data` in batches, and their size: its share of each global batch of
-    `batch_size`, as lessons that train with any number of ranks do.
+    `batch_size`.
 
     The default for `data` is MNIST's training set, or digits where MNIST cannot be downloaded.
     """
     if data is None:
         data = Images(prepare("auto", default_data_dir()).folder, "train")
-    return given.partition_dataset(data, batch_size, seed, new_loader, group)
-
-
-def new_loader(data: Partition, *, sampler: Any, **options: Any) -> DataLoader[Batch]:
-    """torch's DataLoader of the batches whose positions `sampler` gives. For a GPU they lie in
-    pinned memory, from which it copies by itself."""
-    if isinstance(sampler, Batches):
-        sampler = ResumableBatches(sampler)
-    pinned = device().type == "cuda"
-    return DataLoader(data, pin_memory=pinned, sampler=sampler, **options)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sizes = [samples / len(data) for samples in shares(len(data), batch_size, size)]
+    partition = DataPartitioner(data, sizes, seed).use(rank)
+    bsz = share(batch_size, rank, size)
+    sampler = Batches(len(partition), bsz, math.ceil(len(data) / batch_size), seed + rank)
+    pinned = device().type == "cuda"  # from pinned memory a GPU copies by itself
+    return DataLoader(partition, batch_size=None, sampler=sampler, pin_memory=pinned), bsz
 
 
 def batches(
-    train_set: DataLoader[Batch], batch_size: int, done: int = 0, group: Any = None
+    train_set: DataLoader[Batch], batch_size: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """This rank's (images, labels, samples per rank) of every global batch, on its device. `done`
-    of them are left out.
+    """This rank's (images, labels, samples per rank) of every global batch, on its device.
 
     The last is the size of the global batch, of which this is a part, divided by the number of
     ranks. So a sum of losses divided by it is this rank's part of the mean loss: averaged over the
     ranks, the mean over all samples, also where the parts are of different sizes, or empty.
     """
-    here, size = device(), dist.get_world_size(group)
-    # of the whole set, of which this rank has a part
-    left = len(train_set.dataset.data) - done * batch_size
+    here, size = device(), dist.get_world_size()
+    left = len(train_set.dataset.data)  # of the whole set, of which this rank has a part
     for images, labels in train_set:
         batch = min(batch_size, left)
         left -= batch
         yield images.to(here, non_blocking=True), labels.to(here, non_blocking=True), batch / size
-
-
-def partition_test_set(data: Any) -> DataLoader[Batch]:
-    """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all
-    counts is exact."""
-    part = Partition(data, range(dist.get_rank(), len(data), dist.get_world_size()))
-    positions = torch.arange(len(part), device="cpu").split(TEST_BATCH)
-    return new_loader(part, batch_size=None, sampler=positions)

@@ -1,7 +1,7 @@
 """The bytes of a training step in closed form: what a parameter takes, and what backward needs of a
 block, and what ZeRO's stages hold and send. Does not import torch.
 
-The board of memory counts them, zero and mesh shard them.
+The programs of gpt and memory count them, zero and mesh shard them.
 Sources: Korthikanti et al., 2022, arXiv 2205.05198; Rajbhandari et al., 2020, arXiv 1910.02054
 """
 
@@ -15,8 +15,9 @@ in mixed precision, the float32 master besides."""
 STAGES = range(len(MIXED) + 1)
 """Those of ZeRO, DDP's is 0: each shards one more of the three, the last first."""
 KEPT_WIDTHS = 16
-"""Numbers that a block keeps of a token, in widths of the model. `KEPT_WIDTHS` of the board says
-which. Attention stores no square."""
+"""Numbers that a block keeps of a token, in widths of the model: its input, the normed input, 3 of
+queries, keys and values, the output of attention; the input of its second half, the same normed, 4
+before GELU and 4 behind it. Attention stores no square."""
 MASKS = 2
 """Dropout's masks in a block, of a width of bytes each."""
 

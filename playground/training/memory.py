@@ -1,5 +1,5 @@
 """What makes a training need less memory, for any module: forward in bfloat16, and activations
-computed again, as the lesson memory has them."""
+computed again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from playground.lessons.memory.lesson import Activations, Checkpoint
 from playground.runtime import device
+from playground.training.activations import Activations, Checkpoint
 
 
 class InBfloat16(nn.Module):

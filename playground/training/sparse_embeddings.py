@@ -11,6 +11,7 @@ tf.IndexedSlices: gathers all ranks' rows)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from playground.lessons.bert.lesson import CLASSES, BertConfig, Model
-from playground.training.averaging import AllReduce
-from playground.training.settings import BUCKET_CAP
+from playground.training.averaging import BUCKET_CAP, AllReduce
 from playground.training.step_settings import TOKENS
 from playground.training.sync import OverlappedSync
 
@@ -116,11 +115,22 @@ def use_sparse_gradients(model: nn.Module) -> list[nn.Parameter]:
     return list(dict.fromkeys(embedding.weight for embedding in sparse))
 
 
-CONFIG = BertConfig(
-    vocabulary=30_000, width=384, layers=1, heads=6, intermediate=1536, max_length=32
-)
-"""With a vocabulary as real tokenizers have: six of seven parameters are word embeddings."""
-PADDING = 0
+@dataclass(frozen=True)
+class TokenSizes:
+    """Sizes of an encoder. By default it has a vocabulary as real tokenizers have: six of seven
+    parameters are word embeddings."""
+
+    vocabulary: int = 30_000
+    width: int = 384
+    """Features of a token between two layers."""
+    layers: int = 1
+    heads: int = 6
+    intermediate: int = 1536
+    """Features inside a layer's feed-forward part."""
+    max_length: int = 32
+
+
+CLASSES, PADDING = 3, 0
 
 
 class ZipfSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -128,7 +138,7 @@ class ZipfSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     k-th most frequent word is 1/k times as frequent as the first (Zipf's law). The same on every
     rank; `limit` keeps the first."""
 
-    def __init__(self, limit: int | None = None, config: BertConfig = CONFIG) -> None:
+    def __init__(self, limit: int | None = None, config: TokenSizes = TokenSizes()) -> None:
         draw, longest = torch.Generator().manual_seed(1935), config.max_length
         frequencies = 1 / torch.arange(1, config.vocabulary, dtype=torch.float64)
         words = (
@@ -148,12 +158,19 @@ class ZipfSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class TokenBert(nn.Module):
-    """Token ids [batch, length] → log-probabilities [batch, 3]; all tokens are of the first
-    segment."""
+    """Token ids [batch, length] → log-probabilities [batch, 3], from the first token."""
 
-    def __init__(self, config: BertConfig = CONFIG) -> None:
+    def __init__(self, config: TokenSizes = TokenSizes()) -> None:
         super().__init__()
-        self.model = Model(config)
+        self.words = nn.Embedding(config.vocabulary, config.width, padding_idx=PADDING)
+        self.positions = nn.Embedding(config.max_length, config.width)
+        layer = nn.TransformerEncoderLayer(
+            config.width, config.heads, config.intermediate, activation="gelu", batch_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
+        self.classifier = nn.Linear(config.width, CLASSES)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return F.log_softmax(self.model(ids, torch.zeros_like(ids), ids != PADDING), dim=1)
+        hidden = self.words(ids) + self.positions.weight[: ids.shape[1]]
+        hidden = self.layers(hidden, src_key_padding_mask=ids == PADDING)
+        return F.log_softmax(self.classifier(hidden[:, 0]), dim=1)

@@ -3,15 +3,16 @@ DistributedDataParallel: its settings, and its results. Does not import torch.""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from playground.algorithms import ALL_REDUCES
 from playground.measurement.environment import Environment
-from playground.runtime.flags import flag, like
+from playground.runtime.errors import UsageError
+from playground.runtime.flags import check_flags, flag, like
 from playground.runtime.remote import remote
 from playground.training.grad_syncs import DDP, GRAD_SYNCS, SPARSE
 from playground.training.prepare import PreparedData
-from playground.training.settings import TrainingSettings
 
 BERT = "bert"
 IMAGE_MODELS = {
@@ -20,7 +21,7 @@ IMAGE_MODELS = {
 }
 """They have 21,840 and 11,175,370 parameters."""
 MODELS = IMAGE_MODELS | {BERT: remote("playground.training.sparse_embeddings:TokenBert")}
-"""The models to train; the last, of 13,457,283 parameters, on token ids drawn by Zipf's law, in
+"""The models to train; the last, of 13,307,907 parameters, on token ids drawn by Zipf's law, in
 place of images."""
 TOKENS = PreparedData(
     name="zipf", folder=Path(), why="as frequent as words are in a text", train=4096, test=0,
@@ -112,15 +113,68 @@ def candidates(model: str, link: float = 0.0) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LadderSettings(TrainingSettings):
-    """Training settings, with a number of steps in place of epochs. `sync` does not matter: every
-    rung is measured. Raises `UsageError` for what cannot be measured."""
+class LadderSettings:
+    """The settings of a measurement. Raises `UsageError` for what cannot be measured."""
 
     model: str = flag("net", "Model to train.", choices=MODELS)
     steps: int = flag(100, "Number of steps to time on each rung.", least=1)
-    bucket_cap: int = like(TrainingSettings, "bucket_cap", 52_428)
+    folder: Path
+    """Holds the four data files."""
+    dataset: str = "digits"
+    """Name of the data: mnist or digits."""
+    limit: int | None = None
+    """Number of samples to train on, the first ones; None for all."""
+    batch_size: int = flag(128, "Global batch size: samples per step, over all ranks.", least=1)
+    lr: float = flag(0.01, "Learning rate.", least=0)
+    momentum: float = flag(0.5, "Momentum of SGD.", least=0)
+    seed: int = 1234
+    all_reduce: str = flag(
+        ALL_REDUCES[0],
+        "All-reduce that adds the gradients, the backend's or one of ours: "
+        f"{', '.join(ALL_REDUCES)}.",
+        choices=ALL_REDUCES,
+        metavar="NAME",
+    )
+    link: float = flag(
+        0.0,
+        "Simulate a link of GBIT 10^9 bits per second for each rank: no message is faster. 0: "
+        "none.",
+        least=0,
+        metavar="GBIT",
+    )
+    bucket_cap: int = flag(
+        52_428,
+        "Capacity of a bucket of gradients.",
+        least=1,
+        name="--bucket-cap-mb",
+        in_megabytes=True,
+        metavar="MB",
+    )
     """Bytes after which a bucket of gradients is full, in the rungs and in
     DistributedDataParallel."""
+
+    def __post_init__(self) -> None:
+        check_flags(self)
+
+    def check_batch(self, size: int) -> None:
+        """Raise `UsageError` if a global batch is too small for each of `size` ranks to get a
+        sample."""
+        if self.batch_size < size:
+            asked = f"--batch-size {self.batch_size} for {size} ranks"
+            raise UsageError(f"{asked}: it is for all together, so at least one each")
+
+    def check_samples(self, samples: int) -> None:
+        """Raise `UsageError` if `samples` to train on are less than one whole batch."""
+        if self.batch_size > samples:
+            raise UsageError(
+                f"--batch-size {self.batch_size}: there are {samples} samples to train on, choose "
+                "no more"
+            )
+
+    def on_all_ranks(self) -> dict[str, object]:
+        """The settings that must be the same on every rank: all but the folder, which is each
+        host's own."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 
 @dataclass(frozen=True, kw_only=True)

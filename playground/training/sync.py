@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.training.averaging import (
+    BUCKET_CAP,
     AllReduce,
     Bucket,
     average_together,
@@ -29,7 +30,6 @@ from playground.training.averaging import (
     trainable_parameters,
 )
 from playground.training.grad_syncs import GRAD_SYNCS
-from playground.training.settings import BUCKET_CAP
 
 SECOND = "a second backward before the first one's gradients were averaged: put it under no_sync"
 
@@ -58,9 +58,6 @@ class GradSync:
 
     def after_step(self, last: bool) -> None:
         """`last` says that what follows is no step: a test, or the end."""
-
-    def go_on_from(self, step: int) -> None:
-        """Set the number of completed steps, which another run of the same training has taken."""
 
     def optimizer(self, new_optimizer: Callable[[Iterable[nn.Parameter]], Any]) -> Any:
         """`new_optimizer(parameters)`, with a `zero_grad` that calls the one here, too."""
@@ -188,9 +185,6 @@ class LocalSGD(GradSync):
         self.sync_every = sync_every
         self.steps = 0
         self.keeps_replicas_equal = sync_every == 1
-
-    def go_on_from(self, step: int) -> None:
-        self.steps = step
 
     def after_backward(self) -> None:
         gradients(self.model)

@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,14 @@ import playground
 ROOT = Path(playground.__file__).parents[1]
 
 
-def put_working_folder_last() -> None:
-    """As `python -m playground` does it first. (The module is not imported here: `runpy` would warn
+@pytest.fixture
+def put_working_folder_last() -> Callable[[], None]:
+    """What `python -m playground` does first. (The module is not imported here: `runpy` would warn
     of that.)"""
-    runpy.run_path(str(ROOT / "playground" / "__main__.py"))["put_working_folder_last"]()
+    found: Callable[[], None] = runpy.run_path(str(ROOT / "playground" / "__main__.py"))[
+        "put_working_folder_last"
+    ]
+    return found
 
 
 @pytest.fixture
@@ -41,14 +46,16 @@ def test_own_files_in_the_working_folder_are_left_alone(own_files: Path) -> None
     assert "Rank 0 of 1 has gathered " in done.stdout
 
 
-def test_the_working_folder_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder_comes_last(
+    put_working_folder_last: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", ["/home/me", "/lib/python"])
     put_working_folder_last()
     assert sys.path == ["/lib/python", "/home/me"]
 
 
 def test_a_clone_goes_before_what_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    put_working_folder_last: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "site-packages" / "playground").mkdir(parents=True)
     installed, clone = str(tmp_path / "site-packages"), str(ROOT)

@@ -17,7 +17,6 @@ from playground.lessons import LESSONS
 
 DIGITS = ("--dataset", "digits")
 COMMANDS: list[tuple[Any, ...]] = [
-    ("rpc", "-n", 8),
     ("scale", "--alpha", "2e-5", "--beta", "1e-9"),
 ]
 

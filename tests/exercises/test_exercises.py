@@ -55,9 +55,9 @@ from playground.exercises.verdict import (
     tell_lines,
 )
 from playground.exercises.work import Workbook, progress_file
-from playground.lessons.mesh import costs
 from playground.runtime.launcher import kept
 from playground.site.chapters import CHAPTERS
+from playground.training import mesh_costs as costs
 
 ALL = list(CATALOGUE.values())
 MISTAKES = [(exercise, mistake.name) for exercise in ALL for mistake in exercise.mistakes]
@@ -126,6 +126,11 @@ OTHER_ENDS = [("swap", "both send first"), ("column", "a view that is not contig
 """Mistakes that end in a deadlock and in an error."""
 
 
+IN_ANY_ORDER = {"stale"}
+"""Exercises in which messages may come in another order when the machine is busy: a mistake then
+need not do the same in all worlds, and is named as a probable one."""
+
+
 @pytest.mark.parametrize(
     ("exercise", "mistake"),
     [
@@ -145,7 +150,10 @@ def test_a_mistake_is_called_by_its_name_in_the_first_world_that_shows_it(
         verdict = judge(replace(exercise, worlds=(size,)), mistake.text)
         if verdict.status != PASS:
             break
-    assert (verdict.mistake, verdict.status) == (mistake.name, mistake.status), tell_lines(verdict)
+    name = verdict.mistake or ""
+    if exercise.name in IN_ANY_ORDER:
+        name = name.removeprefix("probably: ")
+    assert (name, verdict.status) == (mistake.name, mistake.status), tell_lines(verdict)
 
 
 @pytest.mark.usefixtures("_strangers_share_worlds")
@@ -355,13 +363,10 @@ def test_a_prediction_stands_beside_what_was_counted(folder: Path, run_cli: Run)
     assert "  messages                   1                 2" in shown.out
 
 
-def test_what_a_layout_costs_is_what_the_lesson_mesh_says() -> None:
-    for (dp, pp, cp, tp), state in costs.MESHES.items():
-        if cp == 1:
-            ours = cost_of(Layout(dp=dp, pp=pp, tp=tp, zero=int(state[-1])), costs.TASK)
-            theirs = costs.predict((dp, pp, cp, tp), state)
-            for name in ("held", "compute", "tensor", "data", "bubble", "step"):
-                assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name
+def test_a_layout_costs_what_its_mesh_does() -> None:
+    task = replace(scaling.TASK, sequences=1024)
+    layout = Layout(dp=64, pp=2, tp=4, zero=2, microbatch=4, recompute=1)
+    assert cost_of(layout, task) == costs.cost_of((64, 2, 1, 4), 2, task, 4, recompute=True)
 
 
 def test_what_a_batch_costs_is_what_its_task_says() -> None:
@@ -381,7 +386,8 @@ def test_what_a_batch_costs_is_what_its_task_says() -> None:
         f"| cluster | up to {task.gpus} GPUs, {task.host} on each host; "
         f"{task.flops / 1e12:.0f} TFLOPS each |",
         f"| links | {1e-9 / task.machine.inner_beta:.0f} GB/s inside a host, "
-        f"{1e-9 / task.machine.beta:.0f} GB/s between hosts |",
+        f"{1e-9 / task.machine.beta:.0f} GB/s between hosts; "
+        f"{1e6 * task.machine.alpha:.0f} µs for a message |",
     ):
         assert f"\n{row}\n" in exercise.task
     asked = exercise.solution.replace('"sequences": 512', '"sequences": 500')
@@ -410,7 +416,8 @@ def test_a_choice_s_task_has_the_numbers_that_are_costed(
         f"| cluster | {task.gpus} GPUs of {task.memory / 1e9:.0f} GB, {task.host} on each host; "
         f"{task.flops / 1e12:.0f} TFLOPS each |",
         f"| links | {1e-9 / machine.inner_beta:.0f} GB/s inside a host, "
-        f"{1e-9 / machine.beta:.0f} GB/s between hosts |",
+        f"{1e-9 / machine.beta:.0f} GB/s between hosts; "
+        f"{1e6 * machine.alpha:.0f} µs for a message |",
     )
     assert "\n".join(rows) in exercise.task
 
@@ -574,12 +581,12 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert "Solution: python -m playground solution column --give-up" in hints[-1]
     file.write_text(COLUMN.mistakes[0].text)
     failed = run_cli("check")
-    assert failed.code == 1
+    assert failed.code == 1, failed.err
     assert "Again:    python -m playground check column.py -n 2" in failed.out
     # as some editors do
     file.write_bytes(f"\ufeff{COLUMN.solution}".replace("\n", "\r\n").encode())
     assert run_cli("check").out == (
-        "column.py  passed on 2, 3 ranks\n1 of 96 passed in this folder\n"
+        f"column.py  passed on 2, 3 ranks\n1 of {len(ALL)} passed in this folder\n"
         "Next: python -m playground exercise broadcast\n"
     )
     assert Workbook(folder).state(COLUMN) == "passed"
@@ -720,7 +727,7 @@ def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: R
         7,
     )
     ann, *others = (Verdict(**each) for each in json.loads(shown.out)["verdicts"])
-    assert shown.code == 1
+    assert shown.code == 1, shown.err
     assert tell_lines(ann)[0] == "ann/column.py  2 ranks: deadlock (16 elements, int64)"
     assert [tell_lines(each) for each in others] == [
         ["ben/column.py  passed on 2, 3 ranks"],

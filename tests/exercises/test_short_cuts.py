@@ -109,7 +109,7 @@ def test_words_that_a_solution_prints_are_no_verdict(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "share.py").write_text(f"{IMPORTS}\n\n{NOT_SOLVED['prints a verdict'][0]}\n")
     shown = run_cli("check", "share.py", "-n", 2)
-    assert shown.code == 1
+    assert shown.code == 1, shown.err
     assert shown.out.startswith("share.py  2 ranks: fail (7 samples)\n")
     assert "  printed: passed" in shown.out
 

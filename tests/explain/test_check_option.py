@@ -3,15 +3,30 @@ is."""
 
 from __future__ import annotations
 
+import errno
+import re
+import time
+from pathlib import Path
+from typing import NoReturn
+
 import pytest
-from fixtures import Run
+import torch.distributed as dist
+from fixtures import Fork, Run
+from processes import ENOUGH, by_hand, free_port
 from test_readme import fenced_blocks
 
+from playground.explain.right import CERTAIN, HINT, Finding, early, run
+from playground.explain.right.early import RECENT, EarlyTeller
+from playground.explain.right.gathering import receive_logs
+from playground.explain.right.observer import checked
+from playground.explain.right.reading import read_ranks
+from playground.explain.right.rules import find_mistakes
 from playground.site.chapters import CHAPTERS
 
 SCRIPT = """
 import os
 import sys
+import time
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -30,19 +45,22 @@ for step in range(4):
         continue
     optimizer.step()
 print(model.module.weight.sum().item())
+while "wait" in sys.argv and not os.path.exists("go on"):
+    time.sleep(0.01)
 if "abort" in sys.argv and dist.get_rank() == 1:
     os.abort()
 dist.destroy_process_group()
 """
-BACKWARD, STEP = 17, 20
+BACKWARD, STEP = 18, 21
 """Lines of the script."""
 
 
 def test_a_wrong_script_is_told_on_stderr_and_runs_as_without(script: str, run_cli: Run) -> None:
-    plain = run_cli("run", "-n", 2, script, "wrong")
-    told = run_cli("run", "-n", 2, "--check", "certain", script, "wrong")
+    plain = run_cli("run", "-n", 2, "--check", "off", script, "wrong")
+    told = run_cli("run", "-n", 2, script, "wrong")
     strict = run_cli("run", "-n", 2, "--check", "strict", script, "wrong")
-    assert (plain.code, told.code, strict.code) == (0, 0, 1), told.err
+    certain = run_cli("run", "-n", 2, "--check", "strict", script, "skip")
+    assert (plain.code, told.code, strict.code, certain.code) == (0, 0, 0, 1), told.err
     assert sorted(plain.out.splitlines()) == sorted(told.out.splitlines())
     assert "wrong [" not in plain.err
     text = CHAPTERS["run"].read_text(encoding="utf-8")
@@ -53,33 +71,109 @@ def test_a_wrong_script_is_told_on_stderr_and_runs_as_without(script: str, run_c
 
 
 def test_a_right_script_is_told_nothing_but_what_was_looked_at(script: str, run_cli: Run) -> None:
-    certain = run_cli("run", "-n", 2, "--check", "certain", script)
+    certain = run_cli("run", "-n", 2, script)
     hints = run_cli("run", "-n", 2, "--check", "hints", script)
-    assert (certain.code, hints.code) == (0, 0)
+    assert (certain.code, hints.code) == (0, 0), certain.err + hints.err
     assert certain.err == ""
     assert "nothing wrong was seen: 8 steps of optimizers were compared" in hints.err
 
 
 def test_a_rank_that_was_killed_leaves_what_it_has_seen(script: str, run_cli: Run) -> None:
-    ran = run_cli("run", "-n", 2, "--check", "certain", script, "skip", "abort")
-    assert ran.code == 1
+    ran = run_cli("run", "-n", 2, script, "skip", "abort")
+    assert ran.code == 1, ran.err
     assert "playground: wrong [D5-skip]" in ran.err
     assert "rank 0 made 0 steps" in " ".join(ran.err.split())
     assert f"(train.py:{STEP})" in ran.err
 
 
-def test_ranks_of_another_launcher_are_not_checked(
-    script: str, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+def test_what_is_certain_is_told_while_the_script_runs(script: str, fork_program: Fork) -> None:
+    program = fork_program("playground", "run", "-n", 2, script, "skip", "wait")
+    assert "wrong [D5-skip]" in program.stderr.readline()
+    assert program.poll() is None
+    Path("go on").touch()
+    out, err = program.communicate(timeout=ENOUGH)
+    assert program.returncode == 0
+    assert len(out.splitlines()) == 2
+    assert "wrong [" not in err  # it was told a moment ago
+
+
+def test_hints_and_what_a_later_step_may_answer_are_not_told_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
-    for name, value in place.items():
-        monkeypatch.setenv(name, value)
-    ran = run_cli("run", "--check", "certain", script)
-    assert ran.code == 2
-    assert "--check certain of ranks that were started elsewhere" in ran.err
+    names = (("D5-skip", CERTAIN), ("D4-later", CERTAIN), ("D2-nosync-all", HINT))
+    found = [Finding(name, level, name, (0,), 0, "", "x", "x") for name, level in names]
+    monkeypatch.setattr(early, "find_mistakes", lambda facts: found)
+    teller = EarlyTeller(tmp_path, 1)
+    monkeypatch.setattr(teller, "written", [1])
+    for _ in range(2):
+        teller.look()
+        teller.written = [1]
+    assert re.findall(r"\[(.*)\]", capsys.readouterr().err) == ["D5-skip"]
+
+
+def test_only_what_was_told_long_ago_is_told_again() -> None:
+    teller = EarlyTeller(Path(), 2)
+    now, long_ago, never = (Finding(name, CERTAIN, "", (0,), 0, "", "", "") for name in "abc")
+    teller.told["a", (0,)] = time.monotonic()
+    teller.told["b", (0,)] = time.monotonic() - RECENT
+    assert [*map(teller.is_recent, (now, long_ago, never))] == [True, False, False]
+
+
+@pytest.mark.parametrize("mode", ["certain", "strict"])
+def test_under_torchrun_rank_0_tells_of_all_ranks(
+    mode: str, script: str, fork_program: Fork
+) -> None:
+    torchrun = ("torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port())
+    words = ("-m", "playground", "run", "--check", mode, script, "skip")
+    program = fork_program(*torchrun, *words)
+    _, err = program.communicate(timeout=ENOUGH)
+    assert (program.returncode == 0) == (mode == "certain"), err
+    [said] = re.findall(r"playground: wrong .*?\(train.py:\d+\)", err, re.DOTALL)
+    assert "[D5-skip]" in said
+    assert "rank 0 made 0 steps" in " ".join(said.split())
+
+
+def test_ranks_started_by_hand_are_checked_too(script: str, fork_program: Fork) -> None:
+    port = free_port()
+    second, first = (
+        fork_program("playground", "run", script, "wrong", **by_hand(rank, 2, port))
+        for rank in (1, 0)
+    )
+    for rank, program in enumerate((first, second)):
+        _, err = program.communicate(timeout=ENOUGH)
+        assert program.returncode == 0, err
+        assert ("wrong [D1-bypass]" in err) == (rank == 0)
+
+
+def test_without_room_for_logs_a_script_runs_unchecked(
+    script: str, run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(purpose: str) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run, "temporary_folder", refuse)
+    ran = run_cli("run", "-n", 2, script, "wrong")
+    assert (ran.code, ran.err) == (0, "")
+    assert len(ran.out.splitlines()) == 2
+
+
+def test_without_room_for_its_log_a_rank_runs_unchecked(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with checked(tmp_path / "file" / "0", 0):
+        dist.is_initialized()
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_of_a_rank_that_sends_nothing_nothing_is_said(tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("1", b"no log")
+    receive_logs(store, tmp_path, range(1, 3), 0.1)
+    facts = read_ranks(tmp_path, 3)
+    assert [each.unknown != "" for each in facts] == [True] * 3
+    assert find_mistakes(facts) == []
 
 
 def test_a_lesson_is_checked_too(run_cli: Run) -> None:
     ran = run_cli("p2p", "--check", "hints")
-    assert ran.code == 0
+    assert ran.code == 0, ran.err
     assert "nothing wrong was seen: no optimizer made a step" in ran.err

@@ -47,7 +47,7 @@ def rows_of(file: str) -> dict[tuple[int, str], Any]:
 
 def test_it_is_said_if_torch_does_not_tell_of_calls_in_cpp(script: str, run_cli: Run) -> None:
     ran = run_cli("run", "-n", 2, "--profile", script, "a", "b.json")
-    assert ran.code == 0
+    assert ran.code == 0, ran.err
     assert ("does not tell of calls in C++" in ran.err) != HAS_HOOKS
     assert (f"train.py:{BACKWARD}" in ran.err) == HAS_HOOKS
 
@@ -96,7 +96,7 @@ def test_a_run_that_failed_is_profiled(tmp_path: Path, run_cli: Run) -> None:
     (tmp_path / "stuck.py").write_text(textwrap.dedent(DEADLOCK))
     cost = tmp_path / "cost.json"
     outcome = run_cli("run", "-n", 2, "--profile", cost, tmp_path / "stuck.py")
-    assert outcome.code == 1
+    assert outcome.code == 1, outcome.err
     assert "deadlock" in outcome.err
     row = rows_of(str(cost))[5, "recv"]
     assert [rank["calls"] for rank in row["ranks"]] == [1, 1]
@@ -121,7 +121,7 @@ def test_a_deadlock_in_backward_is_proved_as_ever(tmp_path: Path, run_cli: Run) 
     """What the profile asks the backend to call later calls nothing: it is no way out."""
     (tmp_path / "stuck.py").write_text(textwrap.dedent(STUCK_IN_BACKWARD))
     outcome = run_cli("run", "-n", 2, "--profile", tmp_path / "stuck.py")
-    assert outcome.code == 1
+    assert outcome.code == 1, outcome.err
     assert "deadlock" in outcome.err
     assert "stuck.py:8" in outcome.err.split("Communication by line")[1]
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused_in_one_line(
     words: list[str], said: str, script: str, run_cli: Run
 ) -> None:
     outcome = run_cli("run", *words)
-    assert outcome.code == 2
+    assert outcome.code == 2, outcome.err
     assert said in outcome.err
     assert not Path("cost.json").exists()
 
@@ -168,5 +168,5 @@ def test_a_profile_of_ranks_that_others_started_is_refused(
     for name, value in (place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}).items():
         monkeypatch.setenv(name, value)
     outcome = run_cli("run", "--profile", script)
-    assert outcome.code == 2
+    assert outcome.code == 2, outcome.err
     assert "ranks that were started elsewhere" in outcome.err

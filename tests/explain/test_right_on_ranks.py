@@ -12,7 +12,9 @@ import torch.distributed as dist
 from ranks import needs_native_calls
 from silent_mistakes import RIGHT, WRONG, Wrong
 
-from playground.explain.right import Finding, RankFacts, read_ranks
+from playground.explain.right import Finding, RankFacts
+from playground.explain.right.reading import read_ranks
+from playground.explain.right.report import tell
 from playground.explain.right.rules import find_mistakes
 from playground.testing import World
 
@@ -55,7 +57,8 @@ def test_a_wrong_program_is_named_with_its_cause_and_line(
     wrong: Wrong, facts: dict[str, list[RankFacts]]
 ) -> None:
     [found] = find(facts, wrong.program)
-    assert (found.rule, found.is_certain) == (wrong.rule, wrong.is_certain)
+    assert (found.rule, found.level) == (wrong.rule, wrong.level)
+    assert tell(found).startswith(f"playground: {wrong.level.value} [")
     assert found.where == f"silent_mistakes.py:{wrong.line}"
 
 

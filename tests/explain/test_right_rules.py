@@ -5,23 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from playground.explain import right
 from playground.explain.right import (
     BACKWARD,
     BUCKET,
     CALLED,
+    CERTAIN,
     ENDED,
     FAILED,
+    FORMAT,
     FORWARD,
     GAPS,
+    HINT,
     JOINS,
     LOADED,
     NO_GRADIENT,
+    PROBABLE,
     RUNNING,
+    STATE,
+    THREADS,
     Batch,
     Draw,
     Event,
@@ -33,10 +41,12 @@ from playground.explain.right import (
     RankFacts,
     file_name,
     is_looked_at,
-    read_ranks,
 )
+from playground.explain.right.reading import read_ranks
 from playground.explain.right.report import tell, tell_all
 from playground.explain.right.rules import find_mistakes
+from playground.explain.right.watcher import RankLog
+from playground.runtime.event_log import LogReader
 
 RANKS = (0, 1)
 LINES = [("train.py", 10, "train", "/train.py"), ("train.py", 20, "train", "/train.py")]
@@ -91,18 +101,22 @@ def facts_of(looks: Sequence[Sequence[Look]], **changes: object) -> list[RankFac
 
 
 def rules_of(facts: Sequence[RankFacts]) -> list[tuple[str, bool]]:
-    return [(each.rule, each.is_certain) for each in find_mistakes(facts)]
+    """The rules that find something, and whether that is certain or probable."""
+    return [(each.rule, each.level is not HINT) for each in find_mistakes(facts)]
 
 
 BYPASS = [drifting(rank, LOCAL) for rank in RANKS]
 
 
 def test_the_first_steps_are_looked_at_and_then_pairs_ever_more_rarely() -> None:
-    looked_at = [step for step in range(5000) if is_looked_at(step)]
+    looked_at = [step for step in range(10**6) if is_looked_at(step)]
     assert looked_at[:12] == [*range(12)]
     assert looked_at[12:16] == [16, 17, 32, 33]
-    assert looked_at[-2:] == [4096, 4097]
-    assert len(looked_at) == 12 + 2 * 9
+    assert len([step for step in looked_at if step < 10_000]) == 56
+    assert len(looked_at) < 200
+    assert all(after - step <= max(512, step / 8) for step, after in pairwise(looked_at))
+    pairs = {step for step in looked_at if step + 1 in looked_at or step - 1 in looked_at}
+    assert pairs == {*looked_at}
 
 
 def test_a_finding_names_ranks_step_line_reason_and_remedy() -> None:
@@ -111,7 +125,12 @@ def test_a_finding_names_ranks_step_line_reason_and_remedy() -> None:
         "D1-bypass", (0, 1), 2, "train.py:20",
     )  # fmt: skip
     said = " ".join(tell(found).split())
-    assert said.startswith("playground: wrong [D1-bypass]: the replicas of a model drift apart")
+    words = "wrong [D1-bypass]: the replicas of a model drift apart"
+    assert said.startswith(f"playground: probably {words}")
+    certain = replace(found, level=CERTAIN)
+    assert " ".join(tell(certain).split()).startswith(f"playground: {words}")
+    unsure = replace(found, level=HINT)
+    assert " ".join(tell(unsure).split()).startswith(f"playground: perhaps {words}")
     assert "weight of the model that DistributedDataParallel wraps in train.py:10" in said
     assert "(ranks 0-1, since step 2). Why: no forward pass" in said
     assert "(train.py:20). To fix it: call the wrapped model" in said
@@ -174,17 +193,19 @@ def test_replicas_that_differ_only_at_the_end_are_not_accused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "rule"),
+    ("events", "rule", "is_certain"),
     [
-        ([LOCAL], "D1-bypass"),
-        ([INSIDE, LOCAL], "D2-nosync-all"),
-        ([AVERAGED, REDUCED, INSIDE, LOCAL], "D2-nosync-last"),
-        ([AVERAGED, REDUCED, LOCAL], "D4-later"),
+        ([LOCAL], "D1-bypass", False),
+        ([INSIDE, LOCAL], "D2-nosync-all", False),
+        ([AVERAGED, REDUCED, INSIDE, LOCAL], "D2-nosync-last", True),
+        ([AVERAGED, REDUCED, LOCAL], "D4-later", True),
     ],
 )
-def test_the_cause_is_read_from_what_came_before_the_step(events: list[Event], rule: str) -> None:
-    facts = facts_of([drifting(rank, *events) for rank in RANKS])
-    assert rules_of(facts) == [(rule, True)]
+def test_the_cause_is_read_from_what_came_before_the_step(
+    events: list[Event], rule: str, is_certain: bool
+) -> None:
+    [found] = find_mistakes(facts_of([drifting(rank, *events) for rank in RANKS]))
+    assert (found.rule, found.level) == (rule, CERTAIN if is_certain else PROBABLE)
 
 
 def test_what_came_before_the_step_is_a_hint_at_most_if_it_is_not_known_whole() -> None:
@@ -235,11 +256,16 @@ def written(rank: int, *events: Event) -> list[Look]:
 
 def test_a_load_on_one_rank_is_told_from_other_writes() -> None:
     load = Event(LOADED, "Linear", False, "", [], [0], 0, 0, 0, [])
-    one = facts_of([written(0), written(1, load)])
+    together = (AVERAGED, REDUCED)
+    one = facts_of([written(0, *together), written(1, load, *together)])
     [found] = find_mistakes(one)
     assert (found.rule, found.is_certain, found.where) == ("D6-load", True, "train.py:10")
     assert found.why == "only rank 1 called load_state_dict"
-    assert rules_of(facts_of([written(0), written(1)])) == [("D6-write", True)]
+    looks = [written(rank, *together) for rank in RANKS]
+    assert rules_of(facts_of(looks)) == [("D6-write", True)]
+    apart = facts_of([written(0), written(1, load)])
+    assert rules_of(apart) == [("D6-load", False)]
+    assert rules_of(facts_of([written(0), written(1)])) == [("D6-write", False)]
 
 
 def test_a_write_is_a_hint_if_a_call_may_have_written_or_steps_lie_between() -> None:
@@ -252,7 +278,11 @@ def test_a_write_is_a_hint_if_a_call_may_have_written_or_steps_lie_between() -> 
 
 
 def test_hyperparameters_and_state_are_the_cause_if_gradients_are_equal() -> None:
-    same = [[look(0, 7, 50, 100 + rank), look(1, 100 + rank, 60, 200 + rank)] for rank in RANKS]
+    together = (AVERAGED, REDUCED)
+    same = [
+        [look(0, 7, 50, 100 + rank, *together), look(1, 100 + rank, 60, 200 + rank, *together)]
+        for rank in RANKS
+    ]
     other = [
         [replace(each, settings=[[f"lr={0.1 / (rank + 1)}"]]) for each in mine]
         for rank, mine in enumerate(same)
@@ -262,7 +292,9 @@ def test_hyperparameters_and_state_are_the_cause_if_gradients_are_equal() -> Non
     assert "rank 0: lr=0.1; rank 1: lr=0.05" in found.why
     assert rules_of(facts_of(same)) == [("D10-state", True)]
     own = replace(WRAPPED, kind="train.Noisy")
-    for change in ({"has_hooks": True}, {"optimizer": own}):
+    apart = [[replace(each, events=[LOCAL]) for each in mine] for mine in other]
+    assert rules_of(facts_of(apart)) == [("D9-hyper", False)]
+    for change in ({"has_hooks": True}, {"optimizer": own}, {"events": [LOCAL]}):
         unsure = [[replace(each, **change) for each in mine] for mine in same]
         assert rules_of(facts_of(unsure)) == [("D10-state", False)]
 
@@ -303,7 +335,8 @@ def by_hand(rank: int, *events: Event, apart: int = 1000, gradient: int = 50) ->
 
 def test_replicas_that_start_apart_are_named_if_their_gradients_are_averaged() -> None:
     facts = facts_of([by_hand(rank, GRADIENT) for rank in RANKS])
-    assert rules_of(facts) == [("M1-start", True)]
+    [found] = find_mistakes(facts)
+    assert (found.rule, found.level) == ("M1-start", PROBABLE)
 
 
 @pytest.mark.parametrize(
@@ -365,8 +398,8 @@ def test_equal_batches_are_told_if_inputs_and_gradients_are_equal(
 
 def draws(part: int, **changes: Any) -> list[Draw]:
     two = [
-        Draw(0, 0, part, 2, 0, 0, True, 16, 3, {}, 0),
-        Draw(0, 1, part, 2, 0, 1, True, 16, 9, {0: 4}, 1),
+        Draw(0, 0, part, 2, 0, 0, True, 16, 16, 0, 3, {}, 0),
+        Draw(0, 1, part, 2, 0, 1, True, 16, 16, 0, 9, {0: 4}, 1),
     ]
     return [replace(each, **changes) for each in two]
 
@@ -380,11 +413,14 @@ def drawing(**changes: Any) -> list[RankFacts]:
 def test_samplers_of_other_seeds_or_epochs_are_told() -> None:
     assert rules_of(drawing()) == []
     [seed], [epoch] = (find_mistakes(drawing(seed=1)), find_mistakes(drawing(epoch=7)))
-    assert (seed.rule, seed.is_certain, seed.where) == ("S2-seed", True, "train.py:10")
+    assert (seed.rule, seed.level, seed.where) == ("S2-seed", PROBABLE, "train.py:10")
     assert "(rank 0: 0, rank 1: 1)" in seed.why
     assert (epoch.rule, epoch.since) == ("S3-epoch", 0)
     apart = [replace(each, models=[]) for each in drawing(seed=1)]
     assert rules_of(apart) == [("S2-seed", False)]
+    other = [[replace(step, optimizer=BY_HAND) for step in each.looks] for each in apart]
+    facts = [replace(each, looks=mine) for each, mine in zip(drawing(seed=1), other, strict=True)]
+    assert ("S2-seed", False) in rules_of(facts)  # it is another model that is trained on them
 
 
 @pytest.mark.parametrize(
@@ -401,11 +437,11 @@ def repeated(
     the second pass is."""
     facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
     drawn = [
-        Draw(0, number, 0, 2, 0, epoch, True, 16, number, {0: made}, 1)
+        Draw(0, number, 0, 2, 0, epoch, True, 16, 16, 0, number, {0: made}, 1)
         for number, (epoch, made) in enumerate(zip(epochs, steps, strict=True))
     ]
     batches = [
-        Batch(0, number, batch, [2 if batch else prints if number else 1])
+        Batch(0, number, batch, [2 if batch else prints if number else 1], True)
         for number in range(3)
         for batch in range(2)
     ]
@@ -414,7 +450,7 @@ def repeated(
 
 def test_one_order_in_each_epoch_is_told() -> None:
     [found] = find_mistakes(repeated())
-    assert (found.rule, found.is_certain, found.since) == ("S4-setepoch", True, 4)
+    assert (found.rule, found.level, found.since) == ("S4-setepoch", PROBABLE, 4)
 
 
 @pytest.mark.parametrize(
@@ -447,13 +483,49 @@ def test_a_run_without_findings_says_what_it_has_seen() -> None:
     assert tell_all([], facts) == (
         "playground: nothing wrong was seen: 8 steps of optimizers were compared"
     )
-    facts[1] = RankFacts(1, RUNNING, "its log is full")
-    assert tell_all([], facts).splitlines()[1:] == ["not known: rank 1: its log is full"]
+    facts[1] = RankFacts(1, RUNNING, "it has not begun")
+    assert tell_all([], facts).splitlines()[1:] == ["not known: rank 1: it has not begun"]
+    facts[1] = RankFacts(1, RUNNING, is_full=True)
+    [said] = tell_all([], facts).splitlines()[1:]
+    assert said == "not known: rank 1: its log is full, and has the first steps"
+
+
+def test_a_log_is_read_while_its_rank_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = RankLog(tmp_path / file_name(0))
+    log.add_step(0, 1)
+    read_records = LogReader.read_records
+
+    def read(self: LogReader, numbers: range) -> dict[int, bytes]:
+        found = read_records(self, numbers)
+        log.add_step(0, 2)
+        return found
+
+    monkeypatch.setattr(LogReader, "read_records", read)
+    [facts] = read_ranks(tmp_path, 1)
+    assert facts.has_all_steps
+    assert facts.steps == {0: [1]}
+
+
+def test_a_full_log_ends_at_one_moment(tmp_path: Path) -> None:
+    log = RankLog(tmp_path / file_name(0))
+    log.tell(THREADS)
+    log.add_step(0, 1)
+    log.tell(right.UNKNOWN, "x" * FORMAT.text)  # has no room
+    log.tell(right.UNKNOWN, "it is short, and comes later")
+    log.add_step(0, 2)
+    log.state[STATE] = ENDED
+    [facts] = read_ranks(tmp_path, 1)
+    assert (facts.state, facts.is_full, facts.unknown) == (RUNNING, True, "")
+    assert facts.has_threads
+    assert not facts.has_all_steps
+    assert facts.steps == {0: [1]}
 
 
 def test_certain_findings_come_first() -> None:
     findings = [
-        Finding(rule, certain, "what", (0,), since, "", "why", "fix")
+        Finding(rule, CERTAIN if certain else HINT, "what", (0,), since, "", "why", "fix")
         for rule, certain, since in (("a", False, 0), ("b", True, 5), ("c", True, 1))
     ]
     facts = facts_of([drifting(0)] * 2)
@@ -469,3 +541,30 @@ def test_a_log_that_cannot_be_read_is_unknown(content: bytes, tmp_path: Path) ->
     assert [each.looks for each in found] == [[], []]
     assert found[1].unknown == "it has not begun"
     assert find_mistakes(found) == []
+
+
+def in_pairs(*more: Event) -> list[RankFacts]:
+    """Four ranks that average in pairs."""
+    optimizer = replace(BY_HAND, ranks=[0, 1, 2, 3])
+    averaged = Event(CALLED, "all_reduce", False, "", [0], [], 8, 2, 1, [])
+    looks = []
+    for rank in range(4):
+        apart = 1000 * (rank // 2 + 1)
+        looks.append(
+            [
+                look(
+                    step, apart + step if step else 7, apart, apart + step + 1, REDUCED, averaged,
+                    *more, optimizer=optimizer,
+                )
+                for step in range(STEPS)
+            ]
+        )  # fmt: skip
+    return facts_of(looks, models=[])
+
+
+def test_groups_that_nothing_joins_train_models_apart() -> None:
+    assert rules_of(in_pairs()) == [("M13-parts", False)]
+    joining = Event(CALLED, "all_reduce", False, "", [], [0], 8, 4, 1, [])
+    assert rules_of(in_pairs(joining)) == []
+    sending = Event(CALLED, "send", False, "", [], [], 1, 4, 1, [])
+    assert rules_of(in_pairs(sending)) == []

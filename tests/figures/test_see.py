@@ -63,7 +63,7 @@ def test_what_cannot_be_seen_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(recording.parent)
     outcome = run_cli("see", *(word.replace("FILE", recording.name) for word in words))
-    assert outcome.code == 2
+    assert outcome.code == 2, outcome.err
     assert reason in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert outcome.out == ""
@@ -74,7 +74,7 @@ def test_no_figures_on_a_busy_machine_nor_by_a_rank_and_no_recording_of_several_
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (1e3, 0.0, 0.0))
     shown = run_cli("see", "--chapters")
-    assert shown.code == 2
+    assert shown.code == 2, shown.err
     assert "this machine is busy (load 1000.0 on " in shown.err
     for name, value in {
         "RANK": 0,
@@ -84,11 +84,11 @@ def test_no_figures_on_a_busy_machine_nor_by_a_rank_and_no_recording_of_several_
     }.items():
         monkeypatch.setenv(name, str(value))
     outcome = run_cli("see", "--figure", "F9", tmp_path / "ring.svg")
-    assert outcome.code == 2
+    assert outcome.code == 2, outcome.err
     assert "start this as one process" in outcome.err
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     outcome = run_cli("p2p", "--see", tmp_path / "p2p.svg")
-    assert outcome.code == 2
+    assert outcome.code == 2, outcome.err
     assert (
         "--see on 2 ranks, of which this host has 1: other hosts have clocks of their own"
         in outcome.err

@@ -157,7 +157,9 @@ def test_the_page_on_hosts_records_an_all_reduce_in_two_levels(
     page = (CHAPTER.parent / "hosts_and_memory.md").read_text(encoding="utf-8")
     program, recording = tmp_path / "levels.py", tmp_path / "levels.playground"
     [text] = [
-        block for block in fenced_blocks(page, "python") if "dist.init_process_group()" in block
+        block
+        for block in fenced_blocks(page, "python")
+        if 'dist.init_process_group("gloo")' in block
     ]
     program.write_text(text, encoding="utf-8")
     monkeypatch.setenv("PLAYGROUND_HOSTS", "2")

@@ -5,27 +5,23 @@ from __future__ import annotations
 
 import ast
 import os
-import re
-import shlex
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
-from boards import BOARDS, LESSONS, LONGEST, source_of
+from boards import BOARDS, source_of
 
 from playground.console.lesson import Lesson
-from playground.lessons import PARTS, PATH
+from playground.lessons import PARTS
 from playground.runtime.remote import ROOT
 
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
-GIVEN = {f"playground.lessons.{name}" for name in ("gpt", "mnist", "partition")}
+GIVEN = {f"playground.lessons.{name}" for name in ("devices", "gpt", "mnist")}
 """Models and data, which lessons that are programs are given."""
-PROGRAMS = {Path(lesson.path).name for lesson in PATH if lesson.is_program}
 
 
 def folders(lessons: Sequence[Lesson]) -> list[str]:
@@ -59,13 +55,6 @@ def test_a_board_imports_torch_and_earlier_boards_alone(lesson: str) -> None:
     boards = {f"playground.lessons.{name}.lesson" for name in earlier} | GIVEN
     assert {name for name in imported(lesson) if name.split(".")[0] not in LIBRARIES} <= boards
     assert not {*imported(lesson)} & {"fcntl", "pty", "pwd", "resource", "termios"}, "not elsewhere"
-
-
-@pytest.mark.parametrize("lesson", [name for name in BOARDS if name not in PROGRAMS])
-def test_a_board_fits_on_a_page(lesson: str) -> None:
-    lines = [line for line in source_of(lesson).splitlines() if not line.lstrip().startswith("|")]
-    assert len(lines) <= LONGEST.get(lesson, 150)
-    assert [line for line in lines if len(line) > 100] == []
 
 
 def length(function: ast.FunctionDef) -> int:
@@ -110,6 +99,7 @@ def boards_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy.write_text(source_of(lesson), encoding="utf-8")
     for name in GIVEN:
         file = Path(*name.split(".")).with_suffix(".py")
+        (folder / file).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / file, folder / file)
     return folder
 
@@ -129,6 +119,7 @@ def run_alone(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def test_boards_are_imported_where_nothing_else_of_ours_is(boards_alone: Path) -> None:
     program = f"""
 import importlib, os, sys
+import torch.distributed.pipelining  # which sets a variable of torch's compiler
 path, patched = list(sys.path), dict(os.environ)
 for lesson in {BOARDS}:
     module = importlib.import_module(f"playground.lessons.{{lesson}}.lesson")
@@ -137,57 +128,3 @@ assert (path, patched) == (sys.path, dict(os.environ))
 """
     done = run_alone(boards_alone, sys.executable, "-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def shown_runs(lesson: str) -> list[tuple[str, list[str]]]:
-    """The chapter's runs of the board alone: the command, and the lines that it prints."""
-    chapter = (LESSONS / lesson / "README.md").read_text(encoding="utf-8")
-    run = re.compile(
-        r"^```console\n\$ ((?:torchrun [^\n]*|python )lesson\.py[^\n]*)\n(.*?)^```", re.M | re.S
-    )
-    return [(command, text.splitlines()) for command, text in run.findall(chapter)]
-
-
-def without_decimals(line: str) -> str:
-    """What is the same whatever is trained on."""
-    return re.sub(r" *\d+\.\d+", " #", line)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("lesson", [name for name in BOARDS if name not in PROGRAMS])
-def test_a_board_alone_prints_what_its_chapter_shows(
-    lesson: str, boards_alone: Path, digits_folder: Path, tmp_path: Path
-) -> None:
-    """In any order, as ranks print when they get there. `…` in the chapter leaves out lines. Where
-    a board is given a folder of MNIST, it has fewer images here."""
-    raw = boards_alone / "data" / "MNIST" / "raw"
-    shutil.copytree(digits_folder, raw, dirs_exist_ok=True)
-    runs = shown_runs(lesson)
-    assert runs, "the chapter shows no run of the board"
-    for command, lines in runs:
-        # torchrun's ranks write without a buffer: in one stream their lines would be mixed.
-        logs = tmp_path / "logs"
-        torchrun = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--redirects",
-            "1",
-            "--log-dir",
-            str(logs),
-        ]
-        start = {"torchrun": torchrun, "python": [sys.executable]}
-        first, *words = shlex.split(command)
-        words = [
-            word.replace("lesson.py", f"playground/lessons/{lesson}/lesson.py") for word in words
-        ]
-        done = run_alone(boards_alone, *start[first], *words)
-        assert done.returncode == 0, done.stderr
-        keep = without_decimals if "data" in words else str
-        texts = [
-            done.stdout,
-            *(log.read_text(encoding="utf-8") for log in logs.rglob("stdout.log")),
-        ]
-        printed, shown = Counter(map(keep, "".join(texts).splitlines())), Counter(map(keep, lines))
-        shutil.rmtree(logs, ignore_errors=True)
-        assert shown == printed or (shown.pop("…", 0) and shown <= printed)

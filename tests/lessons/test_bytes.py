@@ -1,147 +1,134 @@
-"""The lesson bytes: what is sent against closed forms, DiLoCo against torch's periodic averaging,
-compressors against what they may lose, and error feedback."""
+"""bytes: what each method sends against closed forms, methods that are the same in a special case,
+and what the library does."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from fixtures import Worlds
+from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
-from playground.lessons.bytes import further, lesson
-from playground.lessons.bytes.further import RUNGS
-from playground.lessons.bytes.lesson import STEPS, DiLoCo, Wire
+from playground.lessons.bytes import lesson
 
-NUMEL = sum(param.numel() for param in lesson.new_model().parameters())
-SHAPES = ((7,), (8,), (64,), (130,), (5, 3), (16, 64), (128, 32))
-
-
-def test_each_rung_costs_what_it_should_and_feedback_restores_what_compression_loses(
-    world: Worlds,
-) -> None:
-    for values in world(2, timeout=120).run(further.ladder):
-        rungs = values["rungs"]
-        assert rungs.keys() == RUNGS.keys()
-        for name, times in (("DDP, AdamW", STEPS), ("H = 1", STEPS), ("H = 8", 8), ("H = 32", 2)):
-            sent = 4 * NUMEL * times
-            assert rungs[name]["kB"] == pytest.approx(sent / 1000, abs=0.06)
-            seconds = STEPS * further.COMPUTING + sent * 8 / 10e6
-            assert rungs[name]["seconds"] == pytest.approx(seconds, abs=0.006)
-            assert rungs[name]["loss"] < 2 * rungs["DDP, AdamW"]["loss"]
-        assert rungs["alone"]["kB"] == 0
-        assert rungs["alone"]["loss"] > 4 * rungs["DDP, AdamW"]["loss"]
-        plain = rungs["DDP, SGD"]
-        assert plain["loss"] == plain["fed_back"]
-        assert plain["error"] == 0 < rungs["int8"]["error"] < 0.01 < rungs["rank 2"]["error"]
-        assert rungs["rank 2"]["error"] < rungs["rank 1"]["error"] < 1
-        for name in ("sign", "top 2 %", "rank 1", "rank 2"):
-            rung = rungs[name]
-            assert rung["kB"] < plain["kB"] / 7
-            assert rung["fed_back"] < 1.1 * plain["loss"] < rung["loss"]
-            assert rung["at_0.3_s"] < 0.7 * plain["at_0.3_s"]
-            assert rung["at_50_kB"] < 0.5 * plain["at_50_kB"]
-        for name in ("H = 8", "H = 32"):
-            assert rungs[name]["at_0.3_s"] < 0.7 * rungs["DDP, AdamW"]["at_0.3_s"]
-            assert rungs[name]["at_50_kB"] < 0.5 * rungs["DDP, AdamW"]["at_50_kB"]
-        for name in ("sign", "H = 32"):  # which use up neither budget
-            end = rungs[name]["fed_back"] or rungs[name]["loss"]
-            assert rungs[name]["at_0.3_s"] == rungs[name]["at_50_kB"] == end
+program: Any = lesson
+NUMBERS = program.CLASSES * program.FEATURES
+STEPS, H = program.STEPS, program.H
 
 
-def averaged_by_torch(rank: int, size: int) -> list[list[float]]:
-    """After ten steps: DiLoCo whose outer step is the mean itself, and torch's averager."""
-    ours = lesson.new_model()
-    theirs = copy.deepcopy(ours)
-    outer, wire = DiLoCo(ours, 5), Wire()
-    outer.optimizer = torch.optim.SGD(outer.outer, lr=1.0)
-    averager = PeriodicModelAverager(period=5, warmup_steps=4)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs)]
-    for step in range(10):
-        inputs, labels = lesson.batch_of(step, rank, size)
-        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-        outer.after_step(wire)
-        averager.average_parameters(theirs.parameters())
-    return [
-        torch.nn.utils.parameters_to_vector(model.parameters()).tolist() for model in (ours, theirs)
+def in_float64(rank: int, size: int, work: Any, *args: Any) -> Any:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return work(rank, size, *args)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def curves(rank: int, size: int) -> dict[str, list[tuple[float, float, float]]]:
+    methods = ("alone", "data_parallel", "local_sgd", "diloco", "top_k", "power_sgd")
+    return {name: program.measure(getattr(program, name), rank, size)[1] for name in methods}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_each_method_sends_is_its_closed_form(size: int, world: Worlds) -> None:
+    """Of numbers of 8 bytes, and of places of 4: what a rank gives to an all_reduce, 2 (N - 1) / N
+    times, and to an all_gather, N - 1 times."""
+    vectors = program.CLASSES + program.FEATURES
+    ring = 2 * (size - 1) / size
+    sent = {
+        "alone": 0,
+        "data_parallel": ring * 8 * NUMBERS * STEPS,
+        "local_sgd": ring * 8 * NUMBERS * STEPS / H,
+        "diloco": ring * 8 * NUMBERS * STEPS / H,
+        "top_k": (size - 1) * 12 * (NUMBERS // program.ONE_IN) * STEPS,
+        "power_sgd": ring * 8 * (2 * NUMBERS + vectors * (STEPS - 2)),
+    }
+    for found in world(size, timeout=120).run(in_float64, curves):
+        for name, curve in found.items():
+            kb, ms, _ = curve[-1]
+            assert 1000 * kb == pytest.approx(sent[name])
+            assert ms == pytest.approx(STEPS * program.COMPUTE + 8 * kb / program.MBITS)
+            assert len(curve) == STEPS
+
+
+def test_fewer_bytes_reach_the_same_loss(world: Worlds) -> None:
+    """What the chapter tells of two ranks, on rank 0."""
+    found = world(2, timeout=120).run(in_float64, curves)[0]
+    reached = {
+        name: next((kb for kb, _, loss in curve if loss < program.TARGET), None)
+        for name, curve in found.items()
+    }
+    assert reached.pop("alone") is None
+    full = reached.pop("data_parallel")
+    assert full
+    assert all(kb and kb < full / 4 for kb in reached.values())
+
+
+def weights_of(rank: int, size: int, method: str, **constants: float) -> torch.Tensor:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in constants.items():
+            patch.setattr(program, name, value)
+        weight: torch.Tensor = program.measure(getattr(program, method), rank, size)[0]
+        return weight
+
+
+def special_cases(rank: int, size: int) -> list[float]:
+    """Everything sent by top-k is data parallelism; and an average after every step nearly is."""
+    plain = weights_of(rank, size, "data_parallel")
+    others = [
+        weights_of(rank, size, "top_k", ONE_IN=1),
+        weights_of(rank, size, "local_sgd", H=1),
     ]
+    return [(other - plain).abs().max().item() for other in others]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_diloco_with_plain_outer_steps_is_torch_s_averaging(size: int, world: Worlds) -> None:
-    for ours, theirs in world(size).run(averaged_by_torch):
-        assert ours == pytest.approx(theirs, abs=1e-6)
+def test_methods_that_leave_nothing_out_are_data_parallelism(size: int, world: Worlds) -> None:
+    for differences in world(size, timeout=120).run(in_float64, special_cases):
+        assert max(differences) < 1e-12
 
 
-def compress_all(rank: int, size: int) -> list[tuple[str, tuple[int, ...], float, int, int]]:
-    """For each method and shape: how far the result is from the mean of what the ranks say they
-    have sent, and the bytes counted and expected."""
-    found: list[tuple[str, tuple[int, ...], float, int, int]] = []
-    methods = {name: rung.compress for name, rung in RUNGS.items() if rung.compress}
-    for method, compress in methods.items():
-        for shape in SHAPES:
-            torch.manual_seed(rank)
-            grad, wire = torch.randn(shape), Wire()
-            kept = grad.clone()
-            mean, own = compress(grad, wire)
-            assert torch.equal(grad, kept), "the gradient itself stays as it is"
-            assert mean.shape == own.shape == grad.shape
-            off = (Wire().mean(own) - mean).abs().max().item()
-            found.append((method, shape, off, wire.bytes, expected_bytes(method, grad)))
-    return found
+def by_torch_s_averager(model: Any, optimizer: Any, batches: Any, link: Any) -> Any:
+    averager = PeriodicModelAverager(period=H, warmup_steps=H - 1)
+    for _ in program.alone(model, optimizer, batches, link):
+        averager.average_parameters(model.parameters())
+        yield
 
 
-def expected_bytes(method: str, grad: torch.Tensor) -> int:
-    numel = grad.numel()
-    if method.startswith("rank") and grad.dim() == 2:
-        return 4 * int(method[-1]) * sum(grad.shape)
-    return {
-        "int8": 64 * -(-numel // 64) + 4 * -(-numel // 64),
-        "sign": -(-numel // 8) + 4,
-        "top 2 %": 8 * max(1, numel // 50),
-    }.get(method, 4 * numel)
+def difference_from_the_averager(rank: int, size: int) -> float:
+    ours, torch_s = (
+        program.measure(method, rank, size)[0]
+        for method in (program.local_sgd, by_torch_s_averager)
+    )
+    return float((ours - torch_s).abs().max())
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_result_is_the_mean_of_what_was_sent_and_counted(size: int, world: Worlds) -> None:
-    for found in world(size).run(compress_all):
-        assert len(found) == 7 * len(SHAPES)
-        for method, shape, off, counted, expected in found:
-            assert off < 1e-5, (method, shape)
-            assert counted == expected, (method, shape)
+def test_local_sgd_is_what_torch_s_averager_does(size: int, world: Worlds) -> None:
+    for difference in world(size).run(in_float64, difference_from_the_averager):
+        assert difference < 1e-12
 
 
-def matrices_of_low_rank(rank: int, size: int) -> list[float]:
-    """How far the mean of matrices of rank one and two is from what is sent by as many columns."""
-    apart = []
-    for columns in (1, 2):
-        torch.manual_seed(5)  # the same space on all ranks
-        left, right = torch.randn(20, columns), torch.randn(columns, 12)
-        grad = (rank + 1.0) * left @ right
-        mean, _ = further.power_sgd(grad, Wire(), columns=columns)
-        exact = Wire().mean(grad)
-        apart.append(((mean - exact).norm() / exact.norm()).item())
-    return apart
+def classes_of(rank: int, size: int) -> list[float]:
+    own = torch.zeros(program.CLASSES)
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "STEPS", 4)
+        method = program.alone
 
+        def look(model: nn.Module, optimizer: Any, batches: Any, link: Any) -> Any:
+            seen.extend(labels for _, labels in batches)
+            return method(model, optimizer, batches, link)
 
-def test_power_sgd_is_exact_for_matrices_of_its_rank(world: Worlds) -> None:
-    for apart in world(2).run(matrices_of_low_rank):
-        assert max(apart) < 1e-5
-
-
-def labels_of(rank: int, size: int) -> list[Any]:
-    _, labels = lesson.batch_of(0, rank, size)
-    own = torch.zeros(lesson.CLASSES).index_fill(0, labels, 1)
+        program.measure(look, rank, size)
+    own[torch.cat(seen)] = 1
     dist.all_reduce(own)
-    return own.tolist()
+    counts: list[float] = own.tolist()
+    return counts
 
 
 def test_each_class_is_one_rank_s(world: Worlds) -> None:
-    assert max(world(2).run(labels_of)[0]) == 1
+    assert max(world(2).run(classes_of)[0]) == 1

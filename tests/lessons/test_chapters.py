@@ -16,7 +16,6 @@ from playground.site.chapters import CHAPTERS
 
 FOLDER = CHAPTERS["glossary"].parent
 LESSONS = {lesson.name: CHAPTERS[lesson.name] for lesson in PATH}
-PROGRAMS = [lesson.name for lesson in PATH if lesson.is_program]
 """Their chapters begin with a problem and a run, and show the whole program."""
 FORMED = [name for name, file in CHAPTERS.items() if file.name == "README.md"]
 """Chapters of lessons and tools; the other pages have no boxes, runs and exercises."""
@@ -32,12 +31,14 @@ BOX = re.compile(
     r"- \*\*You run\*\* `python -m playground .+, and \d+ minutes to read\.\n> "
     r"- \*\*You see\*\* (?:.*\n>)+ - \*\*You need\*\* .*\n(?:> .*\n)*\n"
 )
+LINK_ROW = re.compile(
+    r"^\| (NVLink|InfiniBand NDR|10 Gbit/s Ethernet)\b.*? \| ([\d.]+ GB/s) \|", re.MULTILINE
+)
+"""A row of a table of links: the link, and its bandwidth in one direction."""
 LONGEST_RUN = 25
 """Lines of a run that is shown."""
-MOST_WORDS = 1100
-"""Words of prose in a chapter: what is read once, in one sitting."""
-MOST_WORDS_OF_A_PROGRAM = 2500
-"""The same, of a chapter that explains every function and says when it pays."""
+MOST_WORDS = 2500
+"""Words of prose in a chapter, which explains every function and says when it pays."""
 NO_PROSE = re.compile(
     r"^( *)```.*?^\1```$|^ *(?:\||#|!\[).*?$|(?<=\])\([^)]*\)|<[^>]*>", re.DOTALL | re.MULTILINE
 )
@@ -70,15 +71,6 @@ def test_code_in_a_chapter_is_the_source_s(name: str) -> None:
         assert re.match(r"(def|class|@)", block[len(indent) :]), f"{indent}{block}"
 
 
-@pytest.mark.parametrize("name", [name for name in LESSONS if name not in PROGRAMS])
-def test_a_chapter_begins_with_a_program_that_runs(name: str) -> None:
-    """tests/test_readme.py runs it."""
-    text = CHAPTERS[name].read_text(encoding="utf-8")
-    first = fenced_blocks(text, "python")[0]
-    assert first not in (textwrap.dedent(block) for *_, block in EXCERPT.findall(text))
-    assert "import " in first
-
-
 @pytest.mark.parametrize("name", FORMED)
 def test_a_run_is_short(name: str) -> None:
     runs = fenced_blocks(CHAPTERS[name].read_text(encoding="utf-8"), "console")
@@ -97,10 +89,9 @@ def count_words(text: str) -> int:
     return sum(any(map(str.isalnum, word)) for word in prose.split())
 
 
-@pytest.mark.parametrize("name", [name for name in LESSONS if name != "elastic"])
+@pytest.mark.parametrize("name", LESSONS)
 def test_a_chapter_is_not_too_long(name: str) -> None:
-    most = MOST_WORDS_OF_A_PROGRAM if name in PROGRAMS else MOST_WORDS
-    assert count_words(CHAPTERS[name].read_text(encoding="utf-8")) <= most
+    assert count_words(CHAPTERS[name].read_text(encoding="utf-8")) <= MOST_WORDS
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -207,7 +198,47 @@ def test_the_glossary_is_in_order_and_each_word_is_in_its_chapter_or_on_the_page
         assert any(each.strip(" `").casefold() in text for each in word.split(", ")), word
 
 
-def test_every_lesson_is_in_the_decision_table_or_the_glossary() -> None:
-    text = CHAPTERS["glossary"].read_text(encoding="utf-8")
+def test_every_lesson_is_in_the_table_of_methods_or_the_glossary() -> None:
+    text = "".join(CHAPTERS[page].read_text(encoding="utf-8") for page in ("map", "glossary"))
     linked = {(FOLDER / link).resolve() for link in re.findall(r"\]\((.*?)\)", text)}
     assert {ROOT / lesson.path for lesson in PATH} <= linked
+
+
+def test_the_numbers_of_the_table_of_methods_are_in_the_chapters_of_their_rows() -> None:
+    """Or are printed by the program below the table."""
+    text = CHAPTERS["map"].read_text(encoding="utf-8")
+    [printed] = re.findall(r"^```text\nDDP.*?^```$", text, re.DOTALL | re.MULTILINE)
+    rows = re.findall(r"^\|[^|]*\|[^|]*\|([^|]*)\|[^|]*\|(.*)\|$", text, re.MULTILINE)
+    numbers = re.compile(r"(?<![\d.,])\d[\d,.]*(?<![,.])")
+
+    def plain(number: str) -> str:
+        return number.replace(",", "").removesuffix(".0")
+
+    found = 0
+    for column, links in rows:
+        there = printed + "".join(
+            (FOLDER / link / "README.md").read_text(encoding="utf-8")
+            for link in re.findall(r"\]\((.*?)\)", links)
+        )
+        known = {plain(each) for each in numbers.findall(there)}
+        for number in numbers.findall(re.sub(r"zero\d", "", column)):
+            assert plain(number) in known, f"{number}: {links}"
+            found += 1
+    assert found > 20
+
+
+def test_chapters_calculate_with_the_bandwidths_of_the_page_on_gpus() -> None:
+    """Those of the table whose last column names the chapters."""
+    _, table = CHAPTERS["gpus"].read_text(encoding="utf-8").split("| used in |")
+    rows = dict(LINK_ROW.findall(table))
+    assert len(rows) == 3
+    found = [
+        (name, link, bandwidth)
+        for name, page in LESSONS.items()
+        for link, bandwidth in LINK_ROW.findall(page.read_text(encoding="utf-8"))
+    ]
+    assert len({name for name, *_ in found}) >= 6
+    assert [row for row in found if rows[row[1]] != row[2]] == []
+    for name, link, _ in found:
+        [line] = re.findall(rf"^\| {link}\b.*$", table, re.MULTILINE)
+        assert re.search(rf"\b{name}\b|the same", line), f"{name}: {link}"

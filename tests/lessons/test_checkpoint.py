@@ -1,5 +1,5 @@
-"""Checkpoints in shards: whole or absent, read by any number of ranks bit for bit, beside torch's
-own; random states, and samples that count once."""
+"""checkpoint: blocks of any kind are read by any number of ranks, bit for bit; it is whole or
+absent."""
 
 from __future__ import annotations
 
@@ -15,26 +15,64 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from fixtures import Worlds
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard as ShardOf, distribute_tensor
 
 from playground import RankFailed, launch
-from playground.lessons.checkpoint import further, lesson
-from playground.lessons.checkpoint.further import GlobalBatches
-from playground.lessons.checkpoint.lesson import Shard, cut, load, newest, save
-from playground.lessons.elastic.lesson import write
-from playground.lessons.mesh.lesson import GPTStage, Mesh
-from playground.lessons.tensor.lesson import (
-    GPTConfig,
-    copying,
-    copying_loss,
-    new_gpt,
-    shard_gpt,
-    vocab_parallel_cross_entropy,
-)
+from playground.lessons.checkpoint import lesson
 from playground.training.sharding import METHODS
+from playground.training.tensor_parallel import shard_gpt, vocab_parallel_cross_entropy
+from playground.training.tiny_gpt import GPTConfig, copying, copying_loss, new_gpt
+
+checkpoint: Any = lesson
+Block = checkpoint.Block
+LAYOUTS = ("all", "rows", "columns", "grid")
+
+
+def layouts_of(ranks: int) -> dict[str, tuple[int, int]]:
+    """Of a matrix: parts of its rows, and of its columns."""
+    grid = (max(1, ranks // 2), min(2, ranks))
+    return dict(zip(LAYOUTS, ((1, 1), (ranks, 1), (1, ranks), grid), strict=True))
+
+
+def read_into_every_layout(rank: int, size: int, folder: Path, readers: int) -> int:
+    """How many pairs of a layout that is saved and one that is read have the same bits."""
+    torch.manual_seed(1)
+    state = {"up": torch.randn(7, 5), "down": torch.randn(4, 9)}
+    equal = 0
+    for saved, parts in layouts_of(size).items():
+        (folder / saved).mkdir(exist_ok=True)
+        blocks = {name: checkpoint.cut(whole, parts, rank) for name, whole in state.items()}
+        checkpoint.save(folder / saved, blocks)
+        for wanted in layouts_of(readers).values():
+            expected = {name: checkpoint.cut(each, wanted, rank) for name, each in state.items()}
+            found = {
+                name: Block(torch.zeros_like(block.tensor), block.begin)
+                for name, block in expected.items()
+            }
+            checkpoint.load(folder / saved, found)
+            equal += all(found[name].tensor.equal(expected[name].tensor) for name in state)
+    return equal
+
+
+@pytest.mark.parametrize(("size", "readers"), [(1, 1), (2, 1), (2, 3), (3, 4), (4, 2)])
+def test_each_layout_is_read_into_each_by_another_number_of_ranks(
+    size: int, readers: int, world: Worlds, tmp_path: Path
+) -> None:
+    pairs = len(LAYOUTS) ** 2
+    assert world(size).run(read_into_every_layout, tmp_path, readers) == [pairs] * size
+
+
+def rows_of_all(rank: int, size: int, folder: Path, readers: int) -> float:
+    folder = folder / f"{readers}"
+    difference = checkpoint.rows_from_n_to_m(folder, rank, size, readers)
+    return float(difference)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_rows_are_read_by_fewer_ranks(size: int, world: Worlds, tmp_path: Path) -> None:
+    for readers in range(1, size + 1):
+        assert world(size).run(rows_of_all, tmp_path, readers) == [0.0] * size
+
 
 SMALL = GPTConfig(layers=1, width=24, heads=4)
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -43,24 +81,16 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 class Training:
     """A GPT in float64, of which each rank holds what its parallelism leaves it."""
 
-    def __init__(self, kind: str, shape: tuple[int, int, int, int]) -> None:
-        rank, size = dist.get_rank(), dist.get_world_size()
+    def __init__(self, kind: str) -> None:
         self.model = new_gpt(SMALL, seed=1234).double()
         self.wholes = {name: tuple(each.shape) for name, each in self.model.named_parameters()}
-        self.part = rank, size
         self.flat: Any = None
         if kind in METHODS:
             self.flat = METHODS[kind](self.model)
             params = self.flat.shards()
-        elif kind == "tensor":
+        else:
             shard_gpt(self.model)
             params = [*self.model.parameters()]
-        else:
-            mesh = Mesh(shape)
-            self.part = mesh.coordinates["tp"], shape[3]
-            self.stage = GPTStage(self.model, mesh)
-            params = [*self.stage.model.parameters()]
-        self.kind = kind
         self.params = params
         self.optimizer = torch.optim.Adam(params, lr=1e-3)
 
@@ -82,59 +112,52 @@ class Training:
             self.flat.after_step()
             return loss.item() / size
         self.optimizer.zero_grad()
-        if self.kind == "tensor":
-            loss = vocab_parallel_cross_entropy(self.model(tokens), targets)
-            loss.backward()
-            self.optimizer.step()
-            return loss.item() / size
-        found = self.stage.step(tokens, targets, microbatches=2)
+        loss = vocab_parallel_cross_entropy(self.model(tokens), targets)
+        loss.backward()
         self.optimizer.step()
-        return found / self.mesh_ranks_with_loss(size)
+        return loss.item() / size
 
-    def mesh_ranks_with_loss(self, size: int) -> int:
-        return size // len(self.stage.mesh.pp_ranks)
+    def blocks(self) -> dict[str, Any]:
+        return self.flat_blocks() if self.flat else self.named_blocks()
 
-    def shards(self) -> dict[str, Shard]:
-        return self.flat_shards() if self.flat else self.named_shards()
-
-    def flat_shards(self) -> dict[str, Shard]:
+    def flat_blocks(self) -> dict[str, Any]:
         """Of the flat parameters, without the zeros that pad them."""
         found = {}
         for index, flat in enumerate(self.flat.flat_params):
             begin = min(dist.get_rank() % flat.shards * len(flat.shard), flat.numel)
             for key, value in self.state(flat.shard).items():
-                place = ((begin,), (flat.numel,)) if value.dim() else ((), ())
-                block = value[: flat.numel - begin] if value.dim() else value
-                found[f"{index}.{key}"] = Shard(block, *place)
+                part = value[: flat.numel - begin] if value.dim() else value
+                found[f"{index}.{key}"] = Block(part, (begin,) * value.dim())
         return found
 
-    def named_shards(self) -> dict[str, Shard]:
+    def named_blocks(self) -> dict[str, Any]:
         """Of the parameters on this rank. A dimension is sharded if it is shorter than the
         model's."""
-        index, _ = self.part
-        held = {*self.params}
         found = {}
         for name, param in self.model.named_parameters():
-            for key, value in self.state(param).items() if param in held else ():
+            for key, value in self.state(param).items():
                 whole = self.wholes[name] if value.dim() else ()
-                starts = (
-                    index * n * (n != all_) for n, all_ in zip(value.shape, whole, strict=True)
+                begin = (
+                    dist.get_rank() * n * (n != all_)
+                    for n, all_ in zip(value.shape, whole, strict=True)
                 )
-                found[f"{name}.{key}"] = Shard(value, (*starts,), whole)
+                found[f"{name}.{key}"] = Block(value, (*begin,))
         return found
 
     def state(self, param: Any) -> dict[str, torch.Tensor]:
         return {"values": param.detach(), **self.optimizer.state[param]}
 
 
-def assemble(by_rank: list[dict[str, Shard]]) -> dict[str, torch.Tensor]:
+def assemble(by_rank: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """The whole tensors, each element of which some rank holds."""
     found: dict[str, torch.Tensor] = {}
-    for shards in by_rank:
-        for name, shard in shards.items():
-            whole = found.setdefault(name, torch.full(shard.whole, torch.nan).to(shard.block.dtype))
-            at = [slice(s, s + n) for s, n in zip(shard.start, shard.block.shape, strict=True)]
-            whole[tuple(at)] = shard.block
+    for name, first in by_rank[0].items():
+        blocks = [shards[name] for shards in by_rank]
+        shape = [max(ends) for ends in zip(*(block.end for block in blocks), strict=True)]
+        found[name] = torch.full(shape, torch.nan).to(first.tensor.dtype)
+        for block in blocks:
+            at = [slice(*bounds) for bounds in zip(block.begin, block.end, strict=True)]
+            found[name][tuple(at)] = block.tensor
     assert not any(each.isnan().any() for each in found.values())
     return found
 
@@ -146,45 +169,35 @@ def batches(count: int) -> list[Batch]:
 
 def whole_state(training: Training) -> dict[str, torch.Tensor]:
     held: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(held, training.shards())
+    dist.all_gather_object(held, training.blocks())
     return assemble(held)
 
 
-def train_and_save(rank: int, size: int, folder: Path, kind: str, shape: Any) -> Any:
+def train_and_save(rank: int, size: int, folder: Path, kind: str) -> Any:
     """What was saved, and this rank's parts of the losses in two more steps."""
-    training = Training(kind, shape)
+    training = Training(kind)
     coming = batches(4)
     for batch in coming[:2]:
         training.step(batch)
-    save(folder, training.shards())
+    checkpoint.save(folder, training.blocks())
     return whole_state(training), [training.step(batch) for batch in coming[2:]]
 
 
-def load_and_train(rank: int, size: int, folder: Path, kind: str, shape: Any) -> Any:
-    training = Training(kind, shape)
+def load_and_train(rank: int, size: int, folder: Path, kind: str) -> Any:
+    training = Training(kind)
     training.make_state()
-    load(folder, training.shards())
+    checkpoint.load(folder, training.blocks())
     state = whole_state(training)
     if training.flat:
         training.flat.after_step()
     return state, [training.step(batch) for batch in batches(4)[2:]]
 
 
-@pytest.mark.parametrize(
-    ("kind", "before", "after"),
-    [
-        ("ddp", None, None),
-        ("zero-3", None, None),
-        ("tensor", None, None),
-        pytest.param("mesh", (2, 1, 1, 2), (1, 1, 1, 2), marks=pytest.mark.stress),
-        ("mesh", (1, 2, 1, 2), (1, 2, 1, 1)),
-    ],
-)
-def test_two_ranks_resume_what_four_have_saved(
-    kind: str, before: Any, after: Any, world: Worlds, tmp_path: Path
-) -> None:
-    saved = world(4).run(train_and_save, tmp_path / "2", kind, before)
-    loaded = world(2).run(load_and_train, tmp_path / "2", kind, after)
+@pytest.mark.parametrize("kind", ["ddp", "zero-3", "tensor"])
+def test_two_ranks_resume_what_four_have_saved(kind: str, world: Worlds, tmp_path: Path) -> None:
+    """A GPT: state bit for bit, and the next losses."""
+    saved = world(4).run(train_and_save, tmp_path, kind)
+    loaded = world(2).run(load_and_train, tmp_path, kind)
     for (expected, _), (found, _) in zip(saved, loaded * 2, strict=True):
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -214,59 +227,56 @@ class Lives:
         return allowed
 
 
-class MortalFile(io.FileIO):
-    lives: Lives
-
-    def write(self, data: Any) -> int:
-        content = memoryview(data).cast("B")
-        allowed = self.lives.spend(len(content))
-        super().write(content[:allowed])
-        if allowed < len(content):
-            raise Killed
-        return allowed
-
-
-def save_with(lives: Lives, folder: Path, shards: dict[str, Shard]) -> None:
+def save_with(lives: Lives, folder: Path, blocks: dict[str, Any]) -> None:
     """Save, on one rank, until the lives are spent."""
+    torch_save, rename = torch.save, Path.replace
 
-    def open_mortal(path: Path, mode: str) -> MortalFile:
-        file = MortalFile(path, mode)
-        file.lives = lives
-        return file
+    def save(state: object, file: Path) -> None:
+        torch_save(state, buffer := io.BytesIO())
+        allowed = lives.spend(len(buffer.getvalue()))
+        file.write_bytes(buffer.getvalue()[:allowed])
+        if allowed < len(buffer.getvalue()):
+            raise Killed
 
-    def replace(source: Path, target: Path) -> None:
+    def replace(source: Path, target: Path) -> Path:
         if not lives.spend(1):
             raise Killed
-        os.rename(source, target)
+        return rename(source, target)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", open_mortal)
-        patch.setattr(os, "replace", replace)
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        save(folder, shards, common="all of it")
+        patch.setattr(torch, "save", save)
+        patch.setattr(Path, "replace", replace)
+        checkpoint.save(folder, blocks)
+
+
+def newest(folder: Path) -> Path:
+    """The newest whole checkpoint: their names are their steps."""
+    return max(index.parent for index in folder.glob("*/index"))
 
 
 def kill_at_each_byte(rank: int, size: int, folder: Path, stride: int) -> tuple[int, int]:
     """Returns how often it was killed, and how often the checkpoint was there after all."""
-    first, second = ({"w": cut(torch.arange(6.0) + base)} for base in (10, 20))
-    save(folder / "1", first, common="all of it")
+    first, second = ({"w": Block(torch.arange(6.0) + base, (0,))} for base in (10, 20))
+    for step in ("1", "2"):
+        (folder / step).mkdir()
+    checkpoint.save(folder / "1", first)
     lives = Lives(float("inf"))
     save_with(lives, folder / "2", second)
     assert newest(folder) == folder / "2"
     whole = 0
     points = range(0, lives.spent + stride, stride)
     for left in points:
-        (folder / "2" / lesson.INDEX).unlink(missing_ok=True)
+        (folder / "2" / "index").unlink(missing_ok=True)
         try:
             save_with(Lives(left), folder / "2", second)
-        except (Killed, RuntimeError):
+        except Killed:
             assert left < lives.spent
-        found = {"w": cut(torch.zeros(6))}
-        checkpoint = newest(folder)
-        assert load(checkpoint, found)["common"] == "all of it"
-        base = {folder / "1": 10, folder / "2": 20}[checkpoint]
-        assert found["w"].block.tolist() == [base + each for each in range(6)]
-        whole += checkpoint == folder / "2"
+        found = Block(torch.zeros(6), (0,))
+        newest_one = newest(folder)
+        checkpoint.load(newest_one, {"w": found})
+        base = {folder / "1": 10, folder / "2": 20}[newest_one]
+        assert found.tensor.tolist() == [base + each for each in range(6)]
+        whole += newest_one == folder / "2"
     return len(points), whole
 
 
@@ -277,68 +287,55 @@ def test_a_checkpoint_is_whole_or_absent_wherever_its_writer_is_killed(
     """The points before and after a rename are among them. In between, the old one is the
     newest."""
     [(points, whole)] = world(1).run(kill_at_each_byte, tmp_path, stride)
-    assert points > 2000 / stride
+    assert points > 1500 / stride
     assert whole == 1, "the last point, at which nothing is left to do"
 
 
 def kill_in_save(rank: int, size: int, folder: Path) -> None:
-    shards = {"w": cut(torch.arange(12.0), (rank, size))}
-    save(folder / "1", shards)
+    blocks = {"w": checkpoint.cut(torch.arange(12.0).view(12, 1), (size, 1), rank)}
+    for step in ("1", "2"):
+        (folder / step).mkdir(exist_ok=True)
+    checkpoint.save(folder / "1", blocks)
     if rank == 1:
-        lesson.sync_names = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
-    save(folder / "2", shards)
+        dist.barrier = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint.save(folder / "2", blocks)
 
 
 def test_a_rank_killed_in_save_is_named_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    """It has written its blocks, and the index is not there."""
     with pytest.raises(RankFailed, match="rank 1 of 3 was killed by SIGKILL"):
         launch(kill_in_save, 3, args=(tmp_path,))
     assert (tmp_path / "2" / "1.pt").exists()
     assert newest(tmp_path) == tmp_path / "1"
-    found = {"w": cut(torch.zeros(12))}
-    load(tmp_path / "1", found)
-    assert found["w"].block.tolist() == [*range(12)]
+    found = Block(torch.zeros(12, 1), (0, 0))
+    checkpoint.load(tmp_path / "1", {"w": found})
+    assert found.tensor.flatten().tolist() == [*range(12)]
 
 
-def save_parts(rank: int, size: int, folder: Path, missing: int) -> int:
-    """Save a matrix in rows, without those of rank `missing`, and a vector that all hold. Returns
+def save_parts(rank: int, size: int, folder: Path) -> int:
+    """Save a matrix in rows, a vector that all ranks hold, and one that only rank 1 holds. Returns
     the bytes that this rank writes."""
     torch.manual_seed(1)
-    whole = torch.randn(60, 1000)
-    shards = {"v": cut(torch.ones(3))}
-    if rank != missing:
-        shards["w"] = cut(whole, (rank, size))
-    save(folder, shards, own=rank)
+    blocks = {
+        "w": checkpoint.cut(torch.randn(60, 1000), (size, 1), rank),
+        "v": Block(torch.ones(3), (0,)),
+    }
+    if rank == 1:
+        blocks["own"] = Block(torch.full((2,), 7.0), (0,))
+    checkpoint.save(folder, blocks)
     return (folder / f"{rank}.pt").stat().st_size
 
 
 def test_each_block_is_written_once_and_as_long_as_it_is(world: Worlds, tmp_path: Path) -> None:
-    """A block that is a view of a larger memory, too."""
-    sizes = world(3).run(save_parts, tmp_path / "1", -1)
+    """A block that is a view of a larger memory, too; and a tensor that one rank has."""
+    sizes = world(3).run(save_parts, tmp_path)
     assert all(20 * 1000 * 4 < size < 20 * 1000 * 4 + 2500 for size in sizes)
-    files = [torch.load(tmp_path / "1" / f"{rank}.pt") for rank in range(3)]
-    assert Counter(name for file in files for name in file) == {"w": 3, "v": 1}
-    assert load(tmp_path / "1", {})["own"] == [0, 1, 2]
-
-
-def test_what_a_checkpoint_lacks_is_named(world: Worlds, tmp_path: Path) -> None:
-    world(3).run(save_parts, tmp_path / "1", 1)
-    for name, whole in (("w", (60, 1000)), ("v", (4,)), ("v", (3, 1)), ("u", (3,))):
-        with pytest.raises(ValueError, match=rf"1 lacks all or a part of {name} \({whole[0]}, ?"):
-            load(tmp_path / "1", {name: cut(torch.zeros(whole))})
-    load(tmp_path / "1", {"v": cut(torch.zeros(3)), "w": cut(torch.zeros(60, 1000), (0, 3))})
-
-
-def save_again(rank: int, size: int, folder: Path) -> str:
-    save(folder, {"w": cut(torch.ones(3))})
-    with pytest.raises(FileExistsError, match="holds a checkpoint: choose another folder"):
-        save(folder, {"w": cut(torch.zeros(3))})
-    found = {"w": cut(torch.zeros(3))}
-    load(folder, found)
-    return str(found["w"].block.tolist())
-
-
-def test_a_checkpoint_is_not_written_over(world: Worlds, tmp_path: Path) -> None:
-    assert world(2).run(save_again, tmp_path / "1") == ["[1.0, 1.0, 1.0]"] * 2
+    files = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
+    assert Counter(name for file in files for name in file) == {"w": 3, "v": 1, "own": 1}
+    found = {"own": Block(torch.zeros(2), (0,)), "unknown": Block(torch.zeros(2), (0,))}
+    checkpoint.load(tmp_path, found)
+    assert found["own"].tensor.tolist() == [7, 7]
+    assert found["unknown"].tensor.tolist() == [0, 0]
 
 
 def draw_blocks(generator: random.Random, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
@@ -353,8 +350,8 @@ def draw_blocks(generator: random.Random, shape: tuple[int, ...]) -> list[tuple[
     return blocks
 
 
-def shard_at(whole: torch.Tensor, block: tuple[slice, ...]) -> Shard:
-    return Shard(whole[block], tuple(each.start for each in block), tuple(whole.shape))
+def block_at(whole: torch.Tensor, place: tuple[slice, ...]) -> Any:
+    return Block(whole[place], tuple(each.start for each in place))
 
 
 @pytest.mark.parametrize("trial", range(30))
@@ -362,108 +359,32 @@ def test_blocks_drawn_at_random_are_read_into_others(trial: int, tmp_path: Path)
     generator = random.Random(trial)
     shape = tuple(generator.randint(0, 6) for _ in range(generator.randint(1, 4)))
     whole = torch.arange(prod(shape)).view(shape) + 1
-    saved = [shard_at(whole, block) for block in draw_blocks(generator, shape)]
-    for writer, shard in enumerate(saved):
-        write(tmp_path / f"{writer}.pt", {"w": shard.block.clone()})
-    writers = {("w", shard.place): writer for writer, shard in enumerate(saved)}
-    write(tmp_path / lesson.INDEX, {"writers": writers})
-    for block in draw_blocks(generator, shape):
+    saved = [block_at(whole, place) for place in draw_blocks(generator, shape)]
+    index = checkpoint.choose_writers([[("w", block.begin, block.end)] for block in saved])
+    for entry in index:
+        holder = next(
+            block for block in saved if (block.begin, block.end) == (entry["begin"], entry["end"])
+        )
+        torch.save({"w": holder.tensor.clone()}, tmp_path / f"{entry['writer']}.pt")
+    torch.save(index, tmp_path / "index")
+    for place in draw_blocks(generator, shape):
         found = torch.zeros_like(whole)
-        load(tmp_path, {"w": shard_at(found, block)})
-        assert torch.equal(found[block], whole[block])
-        assert found.count_nonzero() == whole[block].numel()
+        checkpoint.load(tmp_path, {"w": block_at(found, place)})
+        assert torch.equal(found[place], whole[place])
 
 
 def test_of_the_ranks_that_hold_a_block_the_one_with_least_to_write_writes_it() -> None:
     sizes = [5, 3, 2, 2, 1, 4]
-    held = {f"w{index}": ((0,), (size,), (size,)) for index, size in enumerate(sizes)}
-    writers = lesson.choose_writers([held] * 3)
+    held = [(f"w{index}", (0,), (size,)) for index, size in enumerate(sizes)]
+    index = checkpoint.choose_writers([held] * 3)
     elements = Counter(dict.fromkeys(range(3), 0))
-    for (name, _), rank in writers.items():
-        elements[rank] += sizes[int(name[1:])]
-    assert len(writers) == len(sizes)
+    for entry in index:
+        elements[entry["writer"]] += sizes[int(entry["name"][1:])]
+    assert len(index) == len(sizes)
     assert elements == {0: 5, 1: 8, 2: 4}
-    own = {**held, "w0": ((5,), (5,), (10,))}
-    assert lesson.choose_writers([held, own])["w0", own["w0"]] == 1
-
-
-def save_both(rank: int, size: int, folder: Path, whole: torch.Tensor) -> None:
-    """Rows, by hand and by torch."""
-    rows = distribute_tensor(whole, init_device_mesh("cpu", (size,)), [ShardOf(0)])
-    dcp.save({"w": rows}, checkpoint_id=folder / "torch")
-    save(folder / "ours", {"w": cut(whole, (rank, size))})
-
-
-def load_both(rank: int, size: int, folder: Path, shape: tuple[int, ...]) -> list[Any]:
-    """Columns, by hand and by torch."""
-    columns = distribute_tensor(torch.zeros(shape), init_device_mesh("cpu", (size,)), [ShardOf(1)])
-    dcp.load({"w": columns}, checkpoint_id=folder / "torch")
-    ours = cut(torch.zeros(shape), (0, 1), (rank, size))
-    load(folder / "ours", {"w": ours})
-    return [each.tolist() for each in (ours.block, columns.to_local())]
-
-
-def test_what_is_read_is_what_torch_reads(world: Worlds, tmp_path: Path) -> None:
-    whole = torch.arange(13.0 * 6).view(13, 6) + 1
-    world(3).run(save_both, tmp_path, whole)
-    for rank, (ours, theirs) in enumerate(world(2).run(load_both, tmp_path, (13, 6))):
-        assert ours == theirs == whole.chunk(2, dim=1)[rank].tolist()
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_each_layout_is_read_into_each(size: int, world: Worlds) -> None:
-    by_rank = world(size).run(lesson.reshard)
-    for values in by_rank:
-        assert values["pairs"] == values["equal_bits"] == 16
-    for layout in lesson.LAYOUTS:  # together they write one copy of 12,448 numbers, thrice
-        kib = sum(values[layout] for values in by_rank)
-        assert 3 * 12_448 * 4 / 1024 < kib < 3 * 12_448 * 4 / 1024 + 6 * size
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_dropout_goes_on_as_it_was_where_random_states_are_restored(
-    size: int, world: Worlds
-) -> None:
-    for values in world(size).run(further.random_states):
-        assert values["equal_bits"]
-        assert abs(values["seeded_again"] - values["undisturbed"]) > 1e-4
-
-
-@pytest.mark.parametrize(("size", "twice"), [(1, 0), (2, 192), (4, 192)])
-def test_no_sample_counts_twice_or_never(size: int, twice: int, world: Worlds) -> None:
-    for values in world(size).run(further.samples):
-        assert values["with_state"] == {"twice": 0, "never": 0}
-        assert values["skipping"] == {"twice": twice, "never": 0}
-
-
-@pytest.mark.parametrize("trial", range(20))
-def test_samples_count_once_however_often_a_run_is_killed(trial: int) -> None:
-    """Killed at a random step, and resumed by a random number of ranks from one before it."""
-    generator = random.Random(trial)
-    samples, batch_size = generator.randint(1, 200), generator.randint(1, 20)
-    state = {"epoch": 0, "seen": 0}
-    counted: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
-    while state["epoch"] < 2:
-        size = generator.randint(1, 7)
-        samplers = [GlobalBatches(samples, batch_size, rank, size, **state) for rank in range(size)]
-        ahead = [[*sampler] for sampler in samplers]  # as a loader that fetches all at once
-        for step in range(generator.randint(0, len(ahead[0]))):
-            counted[state["epoch"]].update(each for batches in ahead for each in batches[step])
-            for sampler in samplers:
-                sampler.advance()
-            state = samplers[0].state_dict()
-            assert all(sampler.state_dict() == state for sampler in samplers)
-    for times in counted.values():
-        assert times == Counter(range(samples))
-    orders = [[*GlobalBatches(samples, samples, 0, 1, epoch)] for epoch in (0, 1)]
-    assert samples < 5 or orders[0] != orders[1]
-
-
-def test_torch_s_checkpoints_beside_ours(world: Worlds) -> None:
-    for values in world(2).run(further.beside_torch):
-        for way, counted in values["ways"].items():
-            assert counted["files"] == 3, way
-            assert counted["mib"] == pytest.approx(32, abs=0.1)
-            assert counted["equal_bits"]
-            assert counted["seconds"] > 0
-        assert [*values["ways"]] == ["by_hand", "dcp", "async_dcp"]
+    own = [("w0", (5,), (10,)), *held[1:]]
+    writers = {
+        (entry["name"], entry["begin"]): entry["writer"]
+        for entry in checkpoint.choose_writers([held, own])
+    }
+    assert writers["w0", (5,)] == 1

@@ -202,7 +202,7 @@ def test_the_report_is_that_of_a_rank_that_leaves_a_call_out(run_cli: Run, tmp_p
     file = tmp_path / "lesson.py"
     file.write_text(edited, encoding="utf-8")
     ran = run_cli("run", "-n", SIZE, file)
-    assert ran.code == 1
+    assert ran.code == 1, ran.err
     told, expected = (
         re.sub(r"\d+\.\d s", "0.5 s", " ".join(each.split())) for each in (ran.err, shown[0])
     )

@@ -25,9 +25,9 @@ OF_OTHERS = {
 }  # fmt: skip
 """Options of pytest, of WSL, of the old launcher, of sbatch."""
 FILES_OF_OTHERS = {
-    "accuracy.py", "around.py", "average.py", "ddp.py", "halves.py", "hang.py", "levels.py",
-    "one_gradient.py", "operations.py", "parallel.py", "src/ddp.py", "swap.py", "train.py",
-    "unequal.py",
+    "accuracy.py", "around.py", "average.py", "count.py", "ddp.py", "gather.py", "halves.py",
+    "hang.py", "levels.py", "mlp.py", "one_gradient.py", "operations.py", "parallel.py",
+    "route.py", "src/ddp.py", "swap.py", "train.py", "unequal.py",
 }  # fmt: skip
 """Files of the tutorials', and those that the reader writes."""
 
@@ -66,7 +66,7 @@ def test_the_commands_that_a_page_names_have_these_options(page: Path) -> None:
 def test_what_is_not_there_is_found() -> None:
     for call, wrong in (
         ("hello --ranks 2", "--ranks"),
-        ("rpc --only remote_cal", "remote_cal"),
+        ("rpc --only remote_call", "--only"),
         ("scaling --timeout many", "many"),
     ):
         with pytest.raises(click.UsageError, match=wrong):

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fixtures import Worlds
 
-from playground.lessons.context import lesson as context
 from playground.lessons.experts import lesson as experts
-from playground.lessons.pipeline import lesson as pipeline
 from playground.site.chapters import CHAPTERS
 
-Order = list[tuple[str, int]]
-"""What a stage does: F or B, and of which microbatch."""
+Work = tuple[str, int, int]
+"""F or B, or W for the second half of a backward; which part of the model, and which microbatch."""
 
 
 def diagrams(chapter: str) -> list[str]:
@@ -26,61 +24,103 @@ def diagrams(chapter: str) -> list[str]:
     return re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def orders(schedule: Callable[..., None], stages: int, microbatches: int) -> list[Order]:
-    """What each stage does, in order, by a schedule of the board."""
-    found: list[Order] = []
-    for index in range(stages):
-        done: Order = []
-        stage: Any = SimpleNamespace(
-            ranks=range(stages),
-            index=index,
-            forward=lambda m, done=done: done.append(("F", m)),
-            backward=lambda m, done=done: done.append(("B", m)),
-        )
-        schedule(stage, microbatches)
-        found.append(done)
-    return found
-
-
-def slots(found: list[Order], costs: Sequence[int]) -> list[dict[int, str]]:
-    """By stage, what it does from which slot on, if it takes as many slots as it costs and waits
-    for the activations of the stage before or the gradient of the stage behind."""
-    ends: dict[tuple[int, str, int], int] = {}
-    begun: list[dict[int, str]] = [{} for _ in found]
-    left = [list(each) for each in found]
-    free = [0] * len(found)
+def fill(orders: list[list[Work]], costs: Mapping[str, Sequence[int]]) -> list[dict[int, Work]]:
+    """By rank, what it does from which slot on. A kind of work costs so many slots on each rank. A
+    forward waits for that of the part before, a backward for that of the part behind."""
+    ends: dict[Work, int] = {}
+    begun: list[dict[int, Work]] = [{} for _ in orders]
+    left = [list(each) for each in orders]
+    free = [0] * len(orders)
+    last = max(part for order in orders for _, part, _ in order)
     while any(left):
-        for index, coming in enumerate(left):
+        for rank, coming in enumerate(left):
             while coming:
-                kind, m = coming[0]
-                source = index - 1 if kind == "F" else index + 1
-                needed = (source, kind, m) if 0 <= source < len(found) else (index, "F", m)
-                if needed not in ends and not (kind == "F" and index == 0):
+                kind, part, m = coming[0]
+                source = part + {"F": -1, "B": 1, "W": -part - 1}[kind]
+                if 0 <= source <= last and (kind, source, m) not in ends:
                     break
-                begin = max(free[index], ends.get(needed, 0))
-                begun[index][begin] = f"{kind}{m}"
-                ends[index, kind, m] = free[index] = begin + costs[index]
-                coming.pop(0)
+                begin = max(free[rank], ends.get((kind, source, m), 0))
+                begun[rank][begin] = coming.pop(0)
+                ends[kind, part, m] = free[rank] = begin + costs[kind][rank]
     return begun
 
 
-def draw(schedule: Callable[..., None], stages: int, microbatches: int) -> str:
-    begun = slots(orders(schedule, stages, microbatches), [1] * stages)
-    width = max(max(each) for each in begun) + 1
-    return "".join(
-        f"stage {index}  " + " ".join(each.get(slot, ". ") for slot in range(width)).rstrip() + "\n"
-        for index, each in enumerate(begun)
-    )
+def draw(begun: list[dict[int, Work]], costs: Mapping[str, Sequence[int]]) -> list[str]:
+    """A row for each rank: a small letter in forward, a capital one in backward."""
+    rows = []
+    for rank, works in enumerate(begun):
+        row = ""
+        for begin, (kind, part, m) in works.items():
+            letter = ("abcdef" if part < len(begun) else "uvwxyz")[m]
+            shown = {"F": letter, "B": letter.upper(), "W": "-"}[kind]
+            row = row.ljust(begin, ".") + shown * costs[kind][rank]
+        rows.append(row)
+    return [row.ljust(max(map(len, rows)), ".") for row in rows]
 
 
-@pytest.mark.parametrize("name", ["gpipe", "one_forward_one_backward"])
-def test_slots_of_a_pipeline(name: str) -> None:
-    [diagram] = diagrams("pipeline")
-    stages, microbatches = 3, 4
-    drawn = draw(getattr(pipeline, name), stages, microbatches)
-    assert f"{name}\n{drawn}" in diagram
-    begun = slots(orders(getattr(pipeline, name), stages, microbatches), [1] * stages)
-    assert max(map(max, begun)) + 1 == 2 * (microbatches + stages - 1)
+STAGES, MICROBATCHES = 3, 6
+
+
+def one_forward_one_backward(rank: int) -> list[Work]:
+    """1F1B. On rank r, the second half of a backward waits for r further backwards, whose gradients
+    the stage before needs sooner."""
+    warm_up = STAGES - 1 - rank
+    order: list[Work] = [("F", rank, m) for m in range(warm_up)]
+    for m in range(MICROBATCHES):
+        order += [("F", rank, warm_up + m)] * (warm_up + m < MICROBATCHES)
+        order += [("B", rank, m), *[("W", rank, m - rank)] * (m >= rank)]
+    return [*order, *(("W", rank, m) for m in range(MICROBATCHES - rank, MICROBATCHES))]
+
+
+def interleaved(rank: int, parts: int = 2) -> list[Work]:
+    """Narayanan et al., 2021: microbatches go through a part in groups of as many as there are
+    ranks."""
+
+    def work(kind: str, k: int) -> Work:
+        turn, place = divmod(k, STAGES * parts)
+        part = place // STAGES
+        part = part if kind == "F" else parts - 1 - part
+        return kind, part * STAGES + rank, turn * STAGES + place % STAGES
+
+    total = parts * MICROBATCHES
+    warm_up = min(total, 2 * (STAGES - 1 - rank) + (parts - 1) * STAGES)
+    order = [work("F", k) for k in range(warm_up)]
+    for k in range(warm_up, total):
+        order += [work("F", k), work("B", k - warm_up)]
+    return [*order, *(work("B", k) for k in range(total - warm_up, total))]
+
+
+def rows_of(
+    order: Callable[[int], list[Work]], kinds: str, forward: int, backward: int
+) -> list[str]:
+    """The rows of a schedule whose ranks do these kinds of work."""
+    costs = {"F": [forward] * STAGES, "B": [backward] * STAGES, "W": [1] * STAGES}
+    orders = [[work for work in order(rank) if work[0] in kinds] for rank in range(STAGES)]
+    return draw(fill(orders, costs), costs)
+
+
+def test_further_schedules_of_a_pipeline() -> None:
+    """The diagrams, and the formulas of their idle slots."""
+    first, second = diagrams("pipeline")[1:]
+    drawn = {
+        "1F1B": rows_of(one_forward_one_backward, "FB", 2, 4),
+        "interleaved": rows_of(interleaved, "FB", 1, 2),
+        "zero bubble": rows_of(one_forward_one_backward, "FBW", 1, 1),
+    }
+    shown = [line for line in (first + second).splitlines() if line]
+    assert shown == [
+        f"{name * (place == 0):15}{row}"
+        for name, rows in drawn.items()
+        for place, row in enumerate(rows)
+    ]
+    ahead = STAGES - 1
+    for name, expected in {
+        "1F1B": ahead / (MICROBATCHES + ahead),
+        "interleaved": ahead / (2 * MICROBATCHES + ahead),
+        "zero bubble": ahead / (3 * MICROBATCHES + ahead),
+    }.items():
+        for row in drawn[name]:
+            assert row.count(".") / len(row) == pytest.approx(expected), name
 
 
 @pytest.mark.parametrize("costs", [(1, 1, 1), (1, 2, 1), (3, 1, 1), (1, 1, 4)])
@@ -90,74 +130,69 @@ def test_the_slowest_stage_of_a_pipeline_sets_the_pace(
 ) -> None:
     """The chapter's formula, in each direction: the sum of the costs once, and the largest cost for
     each further microbatch."""
-    begun = slots(orders(pipeline.gpipe, len(costs), microbatches), costs)
+    orders: list[list[Work]] = [
+        [(kind, stage, m) for kind in "FB" for m in range(microbatches)]
+        for stage in range(len(costs))
+    ]
+    begun = fill(orders, {"F": costs, "B": costs})
     last = max(begin + cost for each, cost in zip(begun, costs, strict=True) for begin in each)
     assert last == 2 * (sum(costs) + (microbatches - 1) * max(costs))
-
-
-def backward_of_ring(rank: int, size: int) -> list[tuple[int, int]]:
-    """The block that this rank has at each hop, and the gradient of the block's values once this
-    rank has added its part, 10^rank; and at the end its own block with the gradient that backward
-    returns."""
-    passed: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def pass_on(block: torch.Tensor, group: Any) -> Any:
-        received, works = real(block, group)
-        passed.append((block.clone(), received))
-        return received, works
-
-    q = torch.zeros(1, 1, 2, 1)  # weighs all keys alike
-    v = (q + rank).requires_grad_()
-    out = context.ring_attention(q, q, v, zigzag=False, causal=False)
-    real, context.pass_on = context.pass_on, pass_on
-    try:
-        out.backward(torch.full_like(out, size * 10.0**rank))
-    finally:
-        context.pass_on = real
-    of_blocks, of_gradients = passed[:-1:2], [*passed[1:-1:2], passed[-1]]
-    blocks = [of_blocks[0][0], *(received for _, received in of_blocks)]
-    pairs = [
-        (block[1], gradient[1]) for block, (gradient, _) in zip(blocks, of_gradients, strict=True)
-    ]
-    pairs.append((v.detach(), v.grad))
-    return [(round(block.mean().item()), round(each.mean().item())) for block, each in pairs]
-
-
-def test_gradients_travel_behind_their_blocks(world: Worlds) -> None:
-    [diagram] = diagrams("context")
-    found = world(3).run(backward_of_ring)
-    rows = [[int(word) for word in line.split()[1:]] for line in diagram.splitlines()[2:]]
-    assert rows == [[number for pair in hop for number in pair] for hop in zip(*found, strict=True)]
 
 
 CHOSEN = [[1, 2, 0, 3], [0, 3, 1, 0]]
 """By rank, the expert of each of its tokens; a rank has two of the four experts."""
 
 
+class Exchanges:
+    """In the place of the lesson's `AllToAll`: it keeps what is sent and what arrives."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def apply(self, rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        arrived: torch.Tensor = experts.AllToAll.apply(rows, sent, received)
+        if not self.seen:  # of the way back, they are the other way round
+            self.seen += [torch.tensor(sent), torch.tensor(received)]
+        self.seen += [rows, arrived]
+        return arrived
+
+
+class Counts:
+    """In the place of `dist` there: it keeps the numbers of rows that are exchanged."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+        self.get_world_size = dist.get_world_size
+
+    def all_to_all_single(self, arriving: torch.Tensor, leaving: torch.Tensor) -> None:
+        dist.all_to_all_single(arriving, leaving)
+        self.seen += [leaving, arriving]
+
+
 def way_of_tokens(rank: int, size: int) -> list[list[int]]:
     """The rows of the chapter's diagram, of this rank."""
     chosen = torch.tensor(CHOSEN[rank])
     tokens = 10.0 * rank + torch.arange(4).unsqueeze(1)
-    counts = experts.count_tokens(chosen, 4, None)
-    order = experts.sort_by_expert(chosen, counts[rank])
-    arrived = experts.dispatch(tokens, order, 1, counts, None)
-    parts: list[torch.Tensor] = []
+    exchanges, counts, local_ids = Exchanges(), Counts(), list[torch.Tensor]()
 
-    def add_hundreds(expert: int, part: torch.Tensor) -> torch.Tensor:
-        parts.append(part)
-        return part + 100 * expert
+    def one_process(own: Any, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        local_ids.append(ids)
+        results: torch.Tensor = experts.one_process(own, rows, ids)
+        return results
 
-    own = [partial(add_hundreds, expert) for expert in (2 * rank, 2 * rank + 1)]
-    results = experts.compute(own, arrived, counts.tensor_split(size, dim=1)[rank])
-    output = experts.combine(results, order, torch.ones(4, 1), counts, None)
-    rows = [tokens, chosen, tokens[order], arrived, torch.cat(parts), results, output]
-    return [row.flatten().long().tolist() for row in rows]
+    changed = {"AllToAll": exchanges, "dist": counts, "one_process": one_process, "EXPERTS": 4}
+    function = FunctionType(experts.expert_parallel.__code__, vars(experts) | changed)
+    own: list[Any] = [lambda part: part + 200 * rank, lambda part: part + 200 * rank + 100]
+    output = function(own, tokens, chosen)
+    sent, received, rows, arrived, results, returned = exchanges.seen
+    numbers = [tokens, chosen, *counts.seen, sent, received, rows, arrived, *local_ids]
+    return [row.flatten().long().tolist() for row in [*numbers, results, returned, output]]
 
 
 def test_tokens_are_sorted_by_expert_on_both_sides(world: Worlds) -> None:
-    [diagram] = diagrams("experts")
+    *_, diagram = diagrams("experts")
     ways = world(2).run(way_of_tokens)
     names, *columns = zip(*(re.split(r" {2,}", line) for line in diagram.splitlines()), strict=True)
-    assert len(names) == 8
+    assert len(names) == 13
     for (_, *shown), rows in zip(columns, ways, strict=True):
         assert [[int(word) for word in cell.split()] for cell in shown] == rows

@@ -48,7 +48,7 @@ def shown(command: str) -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_only_the_right_program_equals_one_process(size: int, run_cli: Run) -> None:
-    ran = run_cli("failures", "-n", size)
+    ran = run_cli("failures", "-n", size, "--check", "off")
     assert (ran.code, ran.err) == (0, "")
     rows = {line.split()[0]: line.split() for line in ran.out.splitlines()}
     assert [*rows] == ["right", *NAMES]
@@ -71,9 +71,9 @@ def test_only_the_right_program_equals_one_process(size: int, run_cli: Run) -> N
     ],
 )
 def test_its_mistake_is_named_with_its_line(name: str, run_cli: Run) -> None:
-    ran = run_cli("failures", "--program", name, "--check", "certain")
+    ran = run_cli("failures", "--program", name)
     assert (ran.code, ran.out) == (0, "")
-    assert ran.err.startswith(f"playground: wrong [{NAMES[name]}]")
+    assert re.match(rf"playground: (probably )?wrong \[{NAMES[name]}\]", ran.err)
     assert ran.err.count("wrong [") == 1
     [line] = re.findall(r"lesson\.py:(\d+)\)\.", ran.err)
     lines = source_of("failures").splitlines()
@@ -85,7 +85,7 @@ def test_its_mistake_is_named_with_its_line(name: str, run_cli: Run) -> None:
         "dist.all_reduce(param.grad)",
     }
     if name == "skip_a_step":
-        expected = shown(f"python -m playground failures --program {name} --check certain")
+        expected = shown(f"python -m playground failures --program {name}")
         assert ran.err.split() == " ".join(expected).split()
 
 
@@ -108,7 +108,7 @@ def test_a_program_that_stands_still_is_a_proved_deadlock(name: str, run_cli: Ru
 
 def test_the_rank_that_stops_early_is_named(run_cli: Run) -> None:
     ran = run_cli("failures", "--program", "stop_early")
-    assert ran.code == 1
+    assert ran.code == 1, ran.err
     told = shown("python -m playground failures --program stop_early")
     assert form(" ".join(told[2:])) in form(ran.err)
     assert re.search("Connection (closed|reset) by peer", ran.err)
@@ -186,7 +186,7 @@ def test_torch_says_what_the_table_says(name: str, tmp_path: Path) -> None:
     """With a timeout of two seconds in place of 30 minutes."""
     text = source_of("failures").replace('PROGRAM = "compare"', f"PROGRAM = {name!r}")
     limit = "timeout=__import__('datetime').timedelta(seconds=2)"
-    text = text.replace("init_process_group()", f"init_process_group({limit})")
+    text = text.replace('init_process_group("gloo")', f'init_process_group("gloo", {limit})')
     text = text.replace("(left + 1) % size])", f"(left + 1) % size], {limit})")
     file = tmp_path / "lesson.py"
     file.write_text(text, encoding="utf-8")

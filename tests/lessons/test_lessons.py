@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import ast
-import json
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from fixtures import Run, Worlds
-from gpus import shown
+from fixtures import Worlds
 from processes import free_port
 from test_readme import fenced_blocks
 
 from playground.lessons import LESSONS
-from playground.lessons.context.page import ContextSettings
-from playground.lessons.experts.page import ExpertsSettings
-from playground.lessons.mesh.page import MeshSettings, shapes_for
-from playground.lessons.parameter_server.page import ServerSettings
-from playground.lessons.tensor.page import TensorSettings
-from playground.runtime import RankFailed, UsageError
-from playground.runtime.rank.reports import hearing
-from playground.runtime.rank.steps import run_steps
-from playground.runtime.remote import Remote, remote
+from playground.runtime import UsageError
+from playground.runtime.remote import remote
 from playground.site.chapters import CHAPTERS
 from playground.training.step_settings import LadderSettings
 
 
-def steps_of(lesson: str, *names: str) -> list[Remote]:
-    return [LESSONS[lesson].remote(step) for step in names or LESSONS[lesson].steps]
-
-
 def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:
     """The rows of the table in a step's docstring, one per rank, without the rank itself."""
-    text = LESSONS[lesson].remote(step).load().__doc__
+    text = getattr(importlib.import_module(LESSONS[lesson].module), step).__doc__
     rows = [
         line.strip().strip("|").split("|")
         for line in text.splitlines()
@@ -51,60 +38,8 @@ def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:
     return table
 
 
-@pytest.mark.parametrize("lesson", ["rpc"])
-def test_steps_leave_what_their_tables_say(lesson: str, world: Worlds) -> None:
-    steps = LESSONS[lesson].steps
-    tables = {step: docstring_table(lesson, step) for step in steps}
-    for size in {len(table) for table in tables.values()}:
-        chosen = [step for step in steps if len(tables[step]) == size]
-        by_rank = world(size).run(run_steps, steps_of(lesson, *chosen))
-        for step, results in zip(chosen, zip(*by_rank, strict=True), strict=True):
-            assert list(results) == tables[step], step
-
-
-def step_that_draws(rank: int, size: int) -> dict[str, float]:
-    return {"drawn": torch.rand(1).item()}
-
-
-def run_with_seeds(rank: int, size: int) -> list[Any]:
-    steps = [Remote(__name__, step_that_draws.__name__)]
-    return [run_steps(rank, size, steps, seed) for seed in (1, 2, 1)]
-
-
-def test_what_steps_draw_is_the_seed_s(world: Worlds) -> None:
-    first, other, again = world(1).run(run_with_seeds)[0]
-    assert first == again != other
-
-
-def hear_steps(rank: int, size: int) -> list[Any]:
-    steps, heard = [Remote(__name__, step_that_draws.__name__)] * 2, list[Any]()
-    with hearing(heard.append):
-        run_steps(rank, size, steps)
-    return heard
-
-
-def test_each_step_is_reported_when_it_begins(world: Worlds) -> None:
-    """A row of steps may take longer than a rank may be silent."""
-    for heard in world(2).run(hear_steps):
-        assert heard == [{"phase": "step_that_draws", "step": at, "steps": 2} for at in (0, 1)]
-
-
-def step_with_a_bug(rank: int, size: int) -> None:
-    raise RuntimeError("a bug in this step")
-
-
-def test_a_step_that_fails_is_not_taken_for_a_refusal(world: Worlds) -> None:
-    with pytest.raises(RankFailed, match="RuntimeError: a bug in this step"):
-        world(2).run(run_steps, [Remote(__name__, step_with_a_bug.__name__)])
-
-
 SEEDED: dict[str, Any] = {
     "training.step_times": LadderSettings(folder=Path()),
-    "lessons.parameter_server.experiment": ServerSettings(folder=Path()),
-    "lessons.tensor.experiment": TensorSettings(size=2),
-    "lessons.context.experiment": ContextSettings(size=2),
-    "lessons.experts.experiment": ExpertsSettings(size=2),
-    "lessons.mesh.experiment": MeshSettings(shapes=shapes_for(2)),
 }
 """Settings of runs, by the module of the run."""
 
@@ -137,22 +72,3 @@ def test_the_tutorial_s_program_runs_as_it_stands(run_script: Callable[..., Any]
     ran = run_script(program)
     assert (ran.code, ran.err) == (0, "")
     assert sorted(ran.out.splitlines()) == ["Rank 0 of 2", "Rank 1 of 2"]
-
-
-def ranks_by_step(document: Any) -> dict[str, Any]:
-    return {step["name"]: step["ranks"] for step in document["steps"]}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("lesson", ["rpc"])
-def test_a_lesson_leaves_what_it_leaves_on_gloo(lesson: str, run_cli: Run, pair: int) -> None:
-    here = ranks_by_step(shown(run_cli, lesson, "-n", pair))
-    there = ranks_by_step(json.loads(run_cli(lesson, "-n", pair, "--json").out))
-    assert here.keys() == there.keys()
-    compared = [
-        name for name, ranks in here.items() if not any("refused" in str(rank) for rank in ranks)
-    ]
-    assert len(compared) >= len(here) - 3
-    for name in compared:
-        for ours, theirs in zip(here[name], there[name], strict=True):
-            assert ours.get("after") == theirs.get("after"), name

@@ -1,152 +1,235 @@
-"""The lesson memory: bytes counted against closed forms, precision against float32, activations
-computed again against torch's checkpoint."""
+"""memory: the bytes of a step are those of the formulas, blocks that compute again have the same
+gradients, and float32 masters lose no update."""
 
 from __future__ import annotations
 
-import copy
-from functools import partial
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from fixtures import Worlds
+from fixtures import Run, Worlds
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn.utils import parameters_to_vector
 
-from playground.lessons.memory import further, lesson
-from playground.lessons.memory.lesson import Activations, Block, Checkpoint
+from playground.lessons.gpt import GPT, LAYERS, Block, C, H, T, V, make_batch, next_token_loss
+from playground.lessons.memory import lesson
 from playground.training import formulas
+from playground.training.one_process import EXACT
+
+memory: Any = lesson
+SEQUENCES = 12
+TOKENS = SEQUENCES * T
+NUMEL = sum(param.numel() for param in GPT().parameters())
+STATE = formulas.FLOAT32
+OF_TOKEN = 4 * (16 * C + H + 4)
+BLOCK = OF_TOKEN * TOKENS
+"""Bytes that a block keeps: the numbers of gpt's formula, in float32."""
+INPUT = 4 * C * TOKENS
+INTEGERS = 8 * (SEQUENCES * (T + 1) + T)
+"""Bytes of the tokens and places that the embeddings keep."""
+HEAD = 4 * (C + 2 + C + V) * TOKENS + 8 * TOKENS + 4
+"""Bytes of the last norm, the linear layer, and the loss: its logarithms, labels, and weight."""
+Moments = list[tuple[str, list[int]]]
+BLOCKS = (Block, memory.RecomputedBlock, memory.CheckpointedBlock)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_parameter_has_sixteen_bytes_and_activations_those_of_the_formula(
+@contextmanager
+def collecting(found: Moments) -> Iterator[None]:
+    """Collect the moments that are drawn, and the bytes held then, instead of printing them."""
+    counted: list[list[int]] = []
+    count = memory.bytes_held
+
+    def keep(*arguments: object) -> list[int]:
+        counted.append(count(*arguments))
+        return counted[-1]
+
+    def note(text: str) -> None:
+        if "KiB" in text:
+            found.append((text.split()[0], counted[-1]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lesson, "bytes_held", keep)
+        patch.setattr(lesson, "say", note)
+        yield
+
+
+def draw_steps(rank: int, size: int) -> list[Moments]:
+    """A step with each kind of block, and whether anything is kept after it."""
+    steps = []
+    for block in BLOCKS:
+        found: Moments = []
+        with collecting(found):
+            memory.draw_step(block, make_batch(SEQUENCES, seed=0))
+        steps.append(found)
+    assert not memory.kept
+    return steps
+
+
+@pytest.fixture
+def steps(world: Worlds) -> list[Moments]:
+    [found] = world(1).run(draw_steps)
+    return list(found)
+
+
+def test_a_step_holds_sixteen_bytes_for_each_parameter_and_what_blocks_keep(
+    steps: list[Moments],
+) -> None:
+    parameters, gradients, optimizer = (each * NUMEL for each in STATE)
+    whole, recomputed, _ = steps
+    assert [moment for moment, _ in whole] == ["forward"] * 2 + ["backward"] * 2 + ["step"]
+    for block, (_, held) in enumerate(whole[:2], 1):
+        assert held == [parameters, 0, optimizer, INTEGERS + block * BLOCK]
+    for moments in steps:
+        assert moments[-1] == ("step", [parameters, gradients, optimizer, 0])
+    behind = whole[2][1]
+    of_block = 4 * (12 * C**2 + 13 * C)
+    assert behind[1] == of_block + 4 * (2 * C + C * V + V)
+    assert INTEGERS + BLOCK <= behind[3] <= INTEGERS + BLOCK + INPUT  # norm1 may not be done yet
+    assert sum(behind) < sum(whole[1][1])
+    assert len(recomputed) == len(whole) + LAYERS
+
+
+def test_a_block_that_computes_again_keeps_its_input_and_one_block_has_activations(
+    steps: list[Moments],
+) -> None:
+    _, recomputed, by_torch = steps
+    moments = [moment for moment, _ in recomputed]
+    assert moments == ["forward"] * 2 + ["forward", "backward"] * 2 + ["step"]
+    kept = [held[3] for _, held in recomputed]
+    assert kept[:2] == [INTEGERS, INTEGERS + INPUT]
+    # of the second block its input is there already
+    assert kept[2] == INTEGERS + INPUT + BLOCK
+    assert kept[4] == INTEGERS + BLOCK
+    assert [held[3] for _, held in by_torch][:2] == [INTEGERS + INPUT, INTEGERS + 2 * INPUT]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_any_optimizer_s_state_is_counted(momentum: float) -> None:
+    """A state of other names than Adam's, or none."""
+    model = GPT()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    next_token_loss(model, make_batch(1, seed=0)).backward()
+    optimizer.step()
+    held = memory.bytes_held(model, optimizer)
+    assert held == [4 * NUMEL, 4 * NUMEL, 4 * NUMEL * bool(momentum), 0]
+
+
+def test_activations_are_as_many_bytes_as_the_rest_with_three_tokens_for_each_channel(
+    steps: list[Moments],
+) -> None:
+    """Of the blocks, without biases, norms and statistics: within 2 %."""
+    assert TOKENS == 3 * C
+    state = sum(STATE) * 12 * C**2 * LAYERS
+    assert steps[0][1][1][3] == pytest.approx(state, rel=0.02)
+    assert formulas.kept_bytes(TOKENS, C, LAYERS, 4) == state
+
+
+def gradients(rank: int, size: int) -> list[tuple[float, bool]]:
+    """Of each kind of block: the largest difference of averaged gradients from one process, and
+    whether those of this rank have the bits of a block that keeps everything."""
+    batch = make_batch(12, seed=0)
+    part = batch.chunk(size)[rank]
+    expected = memory.compute_gradients(Block, batch)
+    bits = memory.compute_gradients(Block, part)
+    found = []
+    for block in BLOCKS:
+        grads = memory.compute_gradients(block, part)
+        equal = all(map(torch.equal, grads, bits))
+        memory.average(grads)
+        difference = parameters_to_vector(grads) - parameters_to_vector(expected)
+        found.append((difference.abs().max().item(), equal))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_blocks_that_compute_again_have_the_gradients_of_one_process(
     size: int, world: Worlds
 ) -> None:
-    for values in world(size).run(lesson.account):
-        numel = sum(param.numel() for param in lesson.new_model().parameters())
-        assert values["parameters"] == values["gradients"] == 4 * numel
-        assert values["optimizer"] == 8 * numel
-        assert values["per_parameter"] == formulas.state_bytes(formulas.FLOAT32) == 16
-        blocks = formulas.kept_bytes(8 * lesson.LENGTH, lesson.WIDTH, lesson.BLOCKS, 4)
-        head = 4 * 8 * lesson.LENGTH * (lesson.WIDTH + lesson.VOCABULARY)
-        assert values["by_formula"] == blocks + head
-        assert values["activations"] == pytest.approx(values["by_formula"], rel=0.05)
+    for found in world(size).run(gradients):
+        for difference, equal in found:
+            assert equal
+            assert difference <= EXACT
 
 
-@pytest.mark.parametrize("ranks", [1, 64])
-def test_each_stage_of_zero_shards_one_more_kind_of_sixteen_bytes(ranks: int) -> None:
-    shares = [formulas.state_bytes(formulas.MIXED, stage, ranks) for stage in formulas.STAGES]
-    assert shares == [16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks]
+def trained_with_masters(rank: int, size: int) -> tuple[bool, float]:
+    """Whether parameters that are rounded in forward are the masters of a model in bfloat16, which
+    an optimizer steps for and copies, bit for bit; and how far they have moved."""
+    batch = make_batch(size, seed=0).chunk(size)[rank]
+    model = memory.make_model(Block)
+    start = parameters_to_vector(model.parameters())
+    memory.train(model, memory.master_loss, batch)
+
+    rounded: Any = memory.make_model(Block)
+    masters = [nn.Parameter(param.detach().clone()) for param in rounded.parameters()]
+    rounded.bfloat16()
+    optimizer = torch.optim.Adam(masters, memory.LR)
+    for _ in range(memory.STEPS):
+        rounded.zero_grad()
+        next_token_loss(lambda tokens: rounded(tokens).float(), batch).backward()
+        for master, param in zip(masters, rounded.parameters(), strict=True):
+            master.grad = param.grad.float()
+        memory.average([master.grad for master in masters])
+        optimizer.step()
+        with torch.no_grad():
+            for master, param in zip(masters, rounded.parameters(), strict=True):
+                param.copy_(master)
+    found = parameters_to_vector(model.parameters())
+    return torch.equal(found, parameters_to_vector(masters)), (found - start).abs().max().item()
 
 
-def mixed_precision_in_one_block(rank: int, size: int) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lesson, "BLOCKS", 1)
-        return further.mixed_precision(rank, size)
-
-
-def test_bfloat16_alone_stalls_and_float32_masters_train_as_float32_does(world: Worlds) -> None:
-    for values in world(2).run(mixed_precision_in_one_block):
-        methods = values["methods"]
-        loss = {method: row["loss"] for method, row in methods.items()}
-        assert loss["masters"] == pytest.approx(loss["float32"], rel=0.02)
-        assert loss["autocast"] == pytest.approx(loss["float32"], rel=0.02)
-        assert loss["bfloat16"] > 1.25 * loss["float32"]
-        assert methods["bfloat16"]["moved"] < 0.8 < methods["masters"]["moved"]
-        assert {method: row["bytes"] for method, row in methods.items()} == {
-            "float32": 16, "bfloat16": 8, "masters": 16, "autocast": 16
-        }  # fmt: skip
-
-
-def test_more_ranks_round_a_sum_in_bfloat16_more_often(world: Worlds) -> None:
-    errors = {size: world(size).run(further.summed)[0] for size in (1, 2, 4, 8)}
-    assert errors[1]["bfloat16"] == 0
-    assert 1e-3 < errors[2]["bfloat16"] < errors[4]["bfloat16"] < errors[8]["bfloat16"] < 1e-2
-    assert all(each["float32"] < 1e-6 for each in errors.values())
+def test_masters_are_what_a_model_in_bfloat16_would_have(world: Worlds) -> None:
+    for equal, moved in world(2).run(trained_with_masters):
+        assert equal
+        assert moved > memory.LR
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_checkpoints_keep_the_inputs_of_blocks_and_one_block_at_the_peak(
-    size: int, world: Worlds
+def test_bfloat16_loses_updates_and_masters_and_autocast_train_as_float32_does(
+    size: int, run_cli: Run
 ) -> None:
-    for values, others in zip(
-        world(size).run(lesson.checkpointing), world(size).run(further.beside_torch), strict=True
-    ):
-        ways = values["ways"]
-        by_torch, selective = (others["ways"].pop(way) for way in ("by_torch", "selective"))
-        assert others["ways"] == ways
-        assert by_torch == {**ways["by_hand"], "at_most": None}
-        assert ways["by_hand"]["equal_bits"]
-        kept = {way: row["kept"] for way, row in ways.items()}
-        peak = {way: row["at_most"] for way, row in ways.items()}
-        shape = 8 * lesson.LENGTH, lesson.WIDTH, lesson.BLOCKS
-        inputs = formulas.kept_bytes(*shape, 4, recompute=True) // 1024
-        assert inputs < kept["by_hand"] < 2 * inputs
-        block = (kept["all"] - kept["by_hand"]) / lesson.BLOCKS
-        assert peak["by_hand"] == pytest.approx(kept["by_hand"] + block, rel=0.25)
-        assert peak["all"] == kept["all"]
-        assert 1.3 <= ways["by_hand"]["work"] <= 1.34  # a third more, but for the head
-        assert selective["equal_bits"]
-        again = 10 * formulas.kept_bytes(*shape, 4, recompute=True) // 1024
-        assert selective["kept"] == pytest.approx(kept["all"] - again, rel=0.02)
-        two_layers = (ways["by_hand"]["work"] - 1) * 8 / 12  # of the four's weights
-        assert 1 + two_layers - 0.04 < selective["work"] < ways["by_hand"]["work"]
+    ran = run_cli("memory", "-n", size)
+    assert (ran.code, ran.err) == (0, "")
+    *_, header, float32, bfloat16, masters, autocast = ran.out.splitlines()
+    assert "changed parameters" in header
+    rows = [
+        [float(number.rstrip("%")) for number in row.split()[-4:]]
+        for row in (float32, bfloat16, masters, autocast)
+    ]
+    assert [bytes_held for _, _, bytes_held, _ in rows] == [16, 8, 16, 16]
+    losses = [loss for loss, *_ in rows]
+    assert losses[2:] == [pytest.approx(losses[0], rel=0.02)] * 2
+    assert losses[1] > 1.08 * losses[0]
+    assert rows[1][1] < 60 < 95 < min(rows[0][1], rows[2][1], rows[3][1])
+    tokens = memory.SEQUENCES * T // size
+    of_blocks = [each * OF_TOKEN * tokens * LAYERS / 1024 for each in (1, 1 / 2)]
+    in_float32, in_bfloat16, with_copies, by_autocast = (kept for *_, kept in rows)
+    assert [in_float32, in_bfloat16] == [pytest.approx(each, rel=0.1) for each in of_blocks]
+    assert with_copies - in_bfloat16 == pytest.approx(2 * NUMEL / 1024, rel=0.15)
+    residuals = 2 * 2 * C * tokens * LAYERS / 1024  # inputs of norms are not bfloat16
+    assert by_autocast - with_copies == pytest.approx(residuals, rel=0.4)
 
 
-def test_the_fewest_tensors_are_kept_with_about_the_root_of_the_layers(world: Worlds) -> None:
-    for values in world(2).run(further.every_few_layers):
-        rows = values["segments"]
-        assert all(row["at_most"] == row["by_formula"] for row in rows.values())
-        assert {name: row["work"] for name, row in rows.items() if name != "all"} == {
-            f"k = {k}": 1.33 for k in (1, 2, 4, 8, 16, 32)
-        }
-        assert min(rows, key=lambda name: rows[name]["at_most"]) == "k = 4"
-        assert rows["k = 4"]["kept"] * 8 == rows["all"]["kept"]
+def letters(printed: str) -> list[str]:
+    return re.findall(r"KiB ([PGOA]+)$", printed, re.MULTILINE)
 
 
-def test_microbatches_keep_a_part_of_the_activations(world: Worlds) -> None:
-    for values in world(2).run(further.accumulation):
-        whole, parts = values["kept"].values()
-        assert 4 * parts == pytest.approx(whole, rel=0.05)
-        assert values["difference"] < 1e-7
+def test_more_ranks_divide_activations_and_nothing_else(run_cli: Run) -> None:
+    pictures = {
+        size: letters(run_cli("memory", "-n", size, "--steps", 1).out) for size in (1, 2, 4)
+    }
+    for size, lines in pictures.items():
+        assert [line.replace("A", "") for line in lines] == [
+            line.replace("A", "") for line in pictures[1]
+        ]
+        kept = lines[1].count("A") * 2**17
+        tokens = memory.SEQUENCES * T // size
+        assert kept == pytest.approx(OF_TOKEN * tokens * LAYERS, abs=2**17)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_checkpoint_by_hand_is_torch_s_bit_for_bit(dropout: float) -> None:
-    torch.manual_seed(0)
-    block = Block(dropout).double()
-    ours, theirs = copy.deepcopy(block), copy.deepcopy(block)
-    x = torch.randn(2, 5, lesson.WIDTH, dtype=torch.float64)
-    found = []
-    by_torch = partial(checkpoint, use_reentrant=True)
-    for module, run in ((block, lesson.run_block), (ours, Checkpoint.apply), (theirs, by_torch)):
-        given = x.clone().requires_grad_()
-        torch.manual_seed(7)
-        output = run(module, given)
-        state = torch.get_rng_state()
-        output.square().sum().backward()
-        assert torch.equal(torch.get_rng_state(), state), "backward draws for nobody else"
-        found.append([output, given.grad, *(param.grad for param in module.parameters())])
-    for one, other, third in zip(*found, strict=True):
-        assert torch.equal(one, other)
-        assert torch.equal(one, third)
-
-
-def test_memory_kept_by_several_operations_counts_once_and_is_given_back() -> None:
-    x = torch.ones(1000, requires_grad=True)
-    with Activations(nn.Linear(1, 1)) as activations:
-        total = (x * 2).exp()  # keeps its own result
-        twice = (total * total).sum() + total.square().sum()  # keep the same memory
-        assert activations.held == 4000
-        twice.backward()
-    del total, twice
-    assert activations.held == 0
-    assert activations.peak == 4000
-
-
-def test_parameters_are_no_activations() -> None:
-    linear = nn.Linear(100, 100)
-    with Activations(linear) as activations:
-        output = linear(torch.ones(1, 100, requires_grad=True))
-        assert activations.held == 400
-    output.sum().backward()
+def test_ranks_that_cannot_divide_the_batch_are_refused_in_one_line(run_cli: Run) -> None:
+    ran = run_cli("memory", "-n", 5)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert "5 ranks cannot divide a batch of 24 equally" in ran.err

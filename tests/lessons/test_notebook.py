@@ -96,7 +96,8 @@ def test_it_says_how_to_install_as_the_readme_does() -> None:
     """Word by word, and as a system does on which no rank can be started."""
     read: Any = nbformat.read
     notebook = read(NOTEBOOK, as_version=4).cells[0].source
-    readme = Path(ROOT / "README.md").read_text(encoding="utf-8")
+    pages = Path(ROOT, "README.md"), Path(ROOT, "playground/lessons/running.md")
+    readme = "".join(page.read_text(encoding="utf-8") for page in pages)
     ways = re.findall(r"\(((?:wsl|docker) .*?)\)", surroundings.NOT_HERE)
     assert len(ways) == 2
     table = re.findall(r"^\| (?:Windows|Docker|Colab) \|.*\|$", readme, re.MULTILINE)

@@ -1,20 +1,21 @@
-"""The agent on rpc's board: calls from several threads at once, what fails, and what is left
-afterwards."""
+"""The agent of rpc: what arrives, what comes back, what fails, and backward across ranks."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from fixtures import Worlds
+from fixtures import Run, Worlds
 
-from playground.lessons.rpc.lesson import Agent, agents, apply_remotely
-
-kept: list[torch.nn.Module] = []
+from playground.lessons.rpc import lesson
+from playground.lessons.rpc.lesson import Agent, Reference, RemoteForward
+from playground.runtime import RankFailed
 
 
 def identify(*args: Any) -> tuple[int, tuple[Any, ...]]:
@@ -26,147 +27,139 @@ def double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def call_everybody(rank: int, size: int, numel: int) -> tuple[list[Any], bool, int]:
-    """Twice, each time by eight threads. Returns the answers, whether each thread got its own, and
-    how many threads are left."""
+    """Twice. Returns the answers, whether tensors came back right, and the number of threads that
+    are left."""
     before = {*threading.enumerate()}
     for _ in range(2):
-        with Agent() as agent:
-            found = [agent.call(other, identify, rank, "word", None) for other in agent.others]
-            tensors = [torch.full((numel,), number) for number in range(24)]
-            with ThreadPoolExecutor(8) as threads:
-                to = [(rank + 1) % size] * len(tensors)
-                doubled = list(threads.map(agent.call, to, [double] * len(tensors), tensors))
-            matched = all(
-                torch.equal(ours, 2 * tensor) for ours, tensor in zip(doubled, tensors, strict=True)
+        agent: Any = Agent(rank, size)
+        found = [agent.call(other, identify, rank, "word", None) for other in agent.others]
+        matched = all(
+            torch.equal(
+                agent.call(other, double, torch.full((numel,), number)),
+                torch.full((numel,), 2 * number),
             )
+            for number in range(10)
+            for other in agent.others
+        )
+        agent.shut_down()
     return found, matched, len({*threading.enumerate()} - before)
 
 
-@pytest.mark.parametrize(
-    ("size", "numel"), [(2, 100_000), pytest.param(3, 1, marks=pytest.mark.stress), (4, 0)]
-)
-def test_every_thread_gets_the_reply_to_its_call(size: int, numel: int, world: Worlds) -> None:
+@pytest.mark.parametrize(("size", "numel"), [(2, 100_000), (3, 1), (4, 0)])
+def test_everybody_calls_everybody(size: int, numel: int, world: Worlds) -> None:
     for rank, (found, matched, left) in enumerate(world(size).run(call_everybody, numel)):
         assert found == [(other, (rank, "word", None)) for other in range(size) if other != rank]
         assert (matched, left) == (True, 0)
-
-
-def ask_back(rank: int, depth: int) -> list[int]:
-    """The ranks that were called, in turn, one by the other."""
-    here = dist.get_rank()
-    return [here] if depth == 0 else [here, *agents[-1].call(rank, ask_back, here, depth - 1)]
-
-
-def call_each_other_deeply(rank: int, size: int) -> list[int]:
-    with Agent() as agent:
-        return agent.call(1 - rank, ask_back, rank, 20)
-
-
-def test_a_function_calls_back(world: Worlds) -> None:
-    assert world(2).run(call_each_other_deeply) == [[1, 0] * 10 + [1], [0, 1] * 10 + [0]]
 
 
 def fail(words: str) -> None:
     raise LookupError(words)
 
 
-def leave() -> None:
-    raise SystemExit(3)
+def answer_late(rank: int) -> int:
+    time.sleep(0.2 * rank)
+    return rank
 
 
-class Failing:
-    def __reduce__(self) -> Any:
-        return fail, ("when unpickled",)
-
-
-def describe_failures(rank: int, size: int) -> list[tuple[str, bool]]:
-    """What calls that fail raise, and whether the function's traceback came with it."""
-    found = []
-    with Agent() as agent:
-        for function, args in (
-            (fail, ("not here",)),
-            (leave, ()),
-            (threading.Lock, ()),
-            (identify, (Failing(),)),
-        ):
-            with pytest.raises(RuntimeError) as caught:
-                agent.call(1 - rank, function, *args)
-            found.append((str(caught.value), "Traceback" in str(caught.value.__cause__)))
-        for other in (rank, size, -1):
-            with pytest.raises(
-                ValueError, match=f"a remote call to rank {other}: the other ranks are"
-            ):
-                agent.call(other, identify)
-        with pytest.raises(TypeError, match="pickle"):
-            agent.call(1 - rank, identify, agent.remote(1 - rank, list))
-        assert agent.call(1 - rank, identify) == (1 - rank, ())
+def call_while_the_others_are_busy(rank: int, size: int) -> list[Any]:
+    """Rank 0 calls while the programs of the other ranks wait in shut_down, which they entered."""
+    agent: Any = Agent(rank, size)
+    found = [agent.call(other, answer_late, other) for other in agent.others] if rank == 0 else []
+    agent.shut_down()
     return found
 
 
-def test_whatever_fails_is_raised_by_the_caller(world: Worlds) -> None:
-    due = [
-        "LookupError: not here",
-        "SystemExit: 3",
-        "TypeError: cannot pickle",
-        "LookupError: when unpickled",
-    ]
-    for failures in world(2).run(describe_failures):
-        for (words, has_traceback), start in zip(failures, due, strict=True):
-            assert words.startswith(start)
-            assert has_traceback
+def test_a_rank_that_makes_no_calls_answers(world: Worlds) -> None:
+    assert world(3).run(call_while_the_others_are_busy) == [[1, 2], [], []]
 
 
-def count_objects() -> int:
-    return len(agents[-1].objects)
+def describe_failures(rank: int, size: int) -> list[str]:
+    """What a call that fails raises; and then the rank can still be called."""
+    agent: Any = Agent(rank, size)
+    with pytest.raises(LookupError) as caught:
+        agent.call(1 - rank, fail, "not here")
+    found = [str(caught.value), *map(str, agent.call(1 - rank, identify))]
+    agent.shut_down()
+    return found
 
 
-def drop_in_turn(rank: int, size: int) -> list[int]:
-    """The number of objects on the other rank while references to them go."""
-    with Agent() as agent:
-        references = [agent.remote(1 - rank, list, [number]) for number in range(3)]
-        assert [reference.to_here() for reference in references] == [[0], [1], [2]]
-        left = [agent.call(1 - rank, count_objects)]
-        while references:
-            references.pop(0)
-            left.append(agent.call(1 - rank, count_objects))
-    return left
+def test_what_the_function_raises_is_raised_by_the_caller(world: Worlds) -> None:
+    assert world(2).run(describe_failures) == [["not here", "1", "()"], ["not here", "0", "()"]]
 
 
-def test_an_object_is_kept_as_long_as_its_reference(world: Worlds) -> None:
-    assert world(2).run(drop_in_turn) == [[3, 2, 1, 0]] * 2
+def change_there(rank: int, size: int) -> tuple[list[int], list[int], list[list[int]]]:
+    """Two lists on the other rank: both, and what of them is here."""
+    lesson.objects.clear()
+    agent: Any = Agent(rank, size)
+    first, second = (Reference(agent, 1 - rank, list, [rank, number]) for number in range(2))
+    first.call("append", 7)
+    found = first.call("copy"), second.call("copy")
+    agent.shut_down()
+    return *found, [*lesson.objects.values()]
 
 
-def run_kept(tensor: torch.Tensor) -> torch.Tensor:
-    return kept[0](tensor)
+def test_an_object_stays_with_its_owner(world: Worlds) -> None:
+    one, other = world(2).run(change_there)
+    assert one == ([0, 0, 7], [0, 1], [[1, 0, 7], [1, 1]])
+    assert other == ([1, 0, 7], [1, 1], [[0, 0, 7], [0, 1]])
 
 
-def gradients_of_kept() -> list[torch.Tensor]:
-    return [param.grad for param in kept[0].parameters()]
-
-
-def backward_over_ranks(rank: int, size: int) -> list[bool]:
-    """Whether gradients through a layer on each other rank, in turn, are those of one process."""
-    torch.manual_seed(1)
-    layers = [torch.nn.Linear(4, 4).double() for _ in range(size)]
-    inputs = torch.randn(3, 4).double()
-    kept[:] = [layers[rank]]
-    with Agent() as agent:
-        if rank > 0:
-            return []
-        outputs, alone = inputs, inputs
+def backward_over_ranks(rank: int, size: int) -> list[float]:
+    """The largest differences of gradients from one process: through a layer on each other rank in
+    turn, used twice."""
+    torch.set_default_dtype(torch.float64)
+    agent: Any = Agent(rank, size)
+    layers = {other: Reference(agent, other, lesson.Layer, other) for other in agent.others}
+    here: Any = {other: lesson.Layer(other) for other in agent.others}
+    torch.manual_seed(5)
+    start = torch.randn(3, 4)
+    inputs, same = start.clone().requires_grad_(), start.clone().requires_grad_()
+    outputs, expected = inputs, same
+    for _ in range(2):
         for other in agent.others:
-            outputs = apply_remotely(agent, other, run_kept, outputs).tanh()
-            alone = layers[other](alone).tanh()
-        outputs.square().sum().backward()
-        alone.square().sum().backward()
-        there = [
-            gradient for other in agent.others for gradient in agent.call(other, gradients_of_kept)
-        ]
-    here = [param.grad for layer in layers[1:] for param in layer.parameters()]
-    return [torch.allclose(one, other) for one, other in zip(there, here, strict=True)]
+            outputs = RemoteForward.apply(layers[other], outputs).tanh()
+            expected = here[other](expected).tanh()
+    outputs.square().sum().backward()
+    expected.square().sum().backward()
+    pairs: Any = [(inputs.grad, same.grad), (outputs, expected)]
+    pairs += [(layers[r].call("get_gradient"), here[r].weight.grad) for r in agent.others]
+    agent.shut_down()
+    torch.set_default_dtype(torch.float32)
+    return [(one - other).abs().max().item() for one, other in pairs]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_backward_crosses_every_rank(size: int, world: Worlds) -> None:
-    """The inputs need no gradients, the parameters on the other ranks do."""
-    assert world(size).run(backward_over_ranks)[0] == [True] * 2 * (size - 1)
+    """All ranks at the same time: each owns a layer for each caller."""
+    for differences in world(size).run(backward_over_ranks):
+        assert len(differences) == size + 1
+        assert max(differences) <= 1e-12
+
+
+def end_or_wait(end: bool) -> None:
+    if end:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000)
+
+
+def kill_in_a_call(rank: int, size: int, culprit: int) -> None:
+    """Rank 0, the culprit, is killed while it answers the other's call; or rank 1 while rank 0
+    answers its own."""
+    agent: Any = Agent(rank, size)
+    if rank == 1:
+        if culprit == rank:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        agent.call(0, end_or_wait, culprit == 0)
+    agent.shut_down()
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_killed_rank_is_named(culprit: int, world: Worlds) -> None:
+    with pytest.raises(RankFailed, match=rf"^rank {culprit} of 2 was killed by SIGKILL"):
+        world(2).run(kill_in_a_call, culprit)
+
+
+def test_a_single_rank_is_refused_in_one_line(run_cli: Run) -> None:
+    ran = run_cli("rpc", "-n", 1)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert "a call needs at least 2 ranks" in ran.err

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.bert.lesson import BertConfig
 from playground.testing import World
 from playground.training.grad_syncs import SPARSE
 from playground.training.replicas import flatten
@@ -19,6 +18,7 @@ from playground.training.sparse_embeddings import (
     PADDING,
     SparseEmbeddings,
     TokenBert,
+    TokenSizes,
     ZipfSequences,
     use_sparse_gradients,
 )
@@ -125,7 +125,7 @@ def test_which_weights_are_sparse() -> None:
     ]
 
 
-SMALL = BertConfig(vocabulary=50, width=8, layers=1, heads=2, intermediate=16, max_length=12)
+SMALL = TokenSizes(vocabulary=50, width=8, layers=1, heads=2, intermediate=16, max_length=12)
 
 
 def test_sequences_are_as_frequent_as_in_a_text_the_same_each_time_and_padded_behind() -> None:
@@ -152,7 +152,7 @@ def test_padding_makes_no_difference() -> None:
 def messages(rank: int, size: int) -> tuple[list[int], list[int]]:
     """The bytes counted for a step, and those that a step and then averaging alone send."""
     model = TokenBert(
-        BertConfig(vocabulary=900, width=8, layers=1, heads=1, intermediate=8, max_length=4)
+        TokenSizes(vocabulary=900, width=8, layers=1, heads=1, intermediate=8, max_length=4)
     )
     sent = []
 
@@ -173,5 +173,5 @@ def test_only_rows_in_use_travel(world: Callable[..., World]) -> None:
     3, of all else."""
     for counted, sent in world(2).run(messages):
         assert sent == 2 * counted
-        assert counted[-2:] == [900 + 4 + 2, 4 * 8 * (3 + 4 + 1)]
+        assert counted[-2:] == [900 + 4, 4 * 8 * (3 + 4)]
     assert [name for name in candidates(BERT) if name not in candidates("net")] == [SPARSE]

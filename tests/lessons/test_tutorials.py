@@ -4,7 +4,6 @@ to write works."""
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
 import inspect
 import os
@@ -34,11 +33,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import Addressed
-from playground.lessons.data_parallel.machine import DataParallel, replicate
-from playground.lessons.partition import DataPartitioner, share
+from playground.lessons.data_parallel.lesson import data_parallel, replicate
+from playground.lessons.devices import device_of, place, track_memory
 from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime.remote import ROOT
-from playground.training.device_work import DeviceObserver, observing
+from playground.training.partition import DataPartitioner, share
 
 PAGE = ROOT / "playground" / "lessons" / "tutorials.md"
 
@@ -60,9 +59,10 @@ def tries(cell: str) -> Callable[[Try], Try]:
 
 
 def rows() -> dict[str, list[str]]:
-    """The rows of all tables of the page, by their first cell."""
+    """The rows of all tables below the first heading of a part, by their first cell."""
     found: dict[str, list[str]] = {}
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
+    _, _, parts = PAGE.read_text(encoding="utf-8").partition("\n## ")
+    for line in parts.splitlines():
         if line.startswith("|") and not line.startswith(("|---", "| the tutorials")):
             first, *others = (cell.strip() for cell in line.strip("|").split(" | "))
             assert first not in found
@@ -421,24 +421,18 @@ def data_parallel_without_gpus(monkeypatch: pytest.MonkeyPatch) -> str:
     model = nn.Linear(1, 1)
     parallel = nn.DataParallel(model)
     assert parallel.module is model
-    assert DataParallel(model, ["cpu:0", "cpu:1"])(torch.ones(2, 1)).shape == (2, 1)
+    assert data_parallel(model, [torch.ones(2, 1)], DEVICES, DEVICES[0]).shape == (2, 1)
     return str(parallel.device_ids)
 
 
 @tries("`DataParallel(model, device_ids=[0, 1], output_device=1)`")
 def outputs_are_gathered_elsewhere() -> str:
-    targets = []
-
-    class Gathers(DeviceObserver):
-        def moving(
-            self, part: str, moved: Any, target: torch.device
-        ) -> contextlib.AbstractContextManager[None]:
-            targets.extend([target] * (part == "gather"))
-            return contextlib.nullcontext()
-
-    with observing(Gathers()):
-        DataParallel(nn.Linear(1, 1), device_ids=[0, 1], output_device=1)(torch.ones(2, 1))
-    return str(*targets)
+    with track_memory(DEVICES):
+        model = place(nn.Linear(1, 1), DEVICES[0])
+        outputs = data_parallel(model, [torch.ones(2, 1)], DEVICES, DEVICES[1])
+        outputs.sum().backward()
+        assert device_of(model.weight.grad) == DEVICES[0]
+        return str(device_of(outputs))
 
 
 @tries("a forward that returns one loss per device, then `loss.backward()`")
@@ -450,9 +444,9 @@ def losses_are_a_vector() -> None:
 
 @tries("`from parallel import DataParallelModel, DataParallelCriterion`")
 def parallel_is_ours() -> None:
-    losses = importlib.import_module("playground.lessons.data_parallel.losses")
-    assert losses.DataParallelModel
-    assert losses.DataParallelCriterion
+    lesson = importlib.import_module("playground.lessons.data_parallel.lesson")
+    assert lesson.apply_replicas
+    assert lesson.keep_outputs
     importlib.import_module("parallel")
 
 
@@ -665,7 +659,7 @@ def replicas_are_new() -> str:
 def replicas_are_equal() -> float:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    DataParallel(model, DEVICES)(torch.randn(4, 3)).sum().backward()
+    data_parallel(model, [torch.randn(4, 3)], DEVICES, DEVICES[0]).sum().backward()
     optimizer.step()
     one, other = (replica.weight for replica in replicate(model, DEVICES))
     return (one - other).abs().max().item()

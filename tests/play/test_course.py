@@ -165,7 +165,7 @@ def test_a_lesson_runs_in_the_world_that_stands(
     assert told(run_lesson(world, "hello")) == []
     printed = capfd.readouterr().out
     assert "[2] Rank 2: largest difference between the two lists 0\n" in printed
-    assert told(world.run_cell("gather(size, rank)")) == ["[0-2] [0, 1, 2]"]
+    assert told(world.run_cell("gather_by_torch(size, rank)")) == ["[0-2] [0, 1, 2]"]
     assert told(run_lesson(world, "p2p")) == []
     printed = capfd.readouterr().out
     assert "[1] Rank 1 has data 2.0 after ring, expected 2.0\n" in printed
@@ -211,11 +211,11 @@ def test_the_data_of_a_lesson_is_there_before_it_runs(
     assert told(world.run_cell(folder)) == before
 
 
-def test_a_program_that_exits_says_why(
-    world: PlayWorld, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert told(run_lesson(world, "elastic", str(tmp_path))) == []
-    assert f"[1] no MNIST in '{tmp_path}': python -c" in capfd.readouterr().err
+def test_a_program_that_exits_says_why(world: PlayWorld, capfd: pytest.CaptureFixture[str]) -> None:
+    source = "import sys\nif __name__ == '__main__':\n    sys.exit('no data here')"
+    how = partial(run_board, Board(Path("/somewhere/program.py")))
+    assert told(world.run_cell(source, 3, run=how)) == []
+    assert "[1] no data here" in capfd.readouterr().err
 
 
 def test_an_error_in_a_lesson_has_its_line_and_leaves_what_there_was(world: PlayWorld) -> None:
@@ -242,7 +242,7 @@ def test_the_default_dtype_of_a_lesson_ends_with_it(world: PlayWorld) -> None:
 def test_every_board_can_be_a_cell(name: str) -> None:
     """No variable that is left takes the name of what the program defines."""
     board = find_program([name])
-    tree = to_cell(ast.parse(board.file.read_text()), board.step)
+    tree = to_cell(ast.parse(board.file.read_text()))
     compile(tree, str(board.file), "exec")
     assert board == Board(board.file, needs_mnist=LESSONS[name].needs_mnist)
     text = ast.unparse(tree)

@@ -199,5 +199,5 @@ def test_a_world_that_cannot_be(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     outcome = run_cli("play")
-    assert outcome.code == 2
+    assert outcome.code == 2, outcome.err
     assert "starts a world of its own" in outcome.err

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from fixtures import Worlds
 
 from playground import UsageError
-from playground.runtime.rendezvous.agreement import refuse_together, require_same_on_all_ranks
+from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 
 
 def bring_settings(rank: int, size: int) -> None:
@@ -23,16 +21,5 @@ def bring_settings(rank: int, size: int) -> None:
     require_same_on_all_ranks({"epochs": 3})
 
 
-def refuse(rank: int, size: int) -> None:
-    with pytest.raises(UsageError, match=r"^there is no folder$"), refuse_together():
-        look_for_a_folder(rank)
-
-
-def look_for_a_folder(rank: int) -> None:
-    if rank == 1:
-        raise UsageError("there is no folder")
-
-
-@pytest.mark.parametrize("fn", [bring_settings, refuse])
-def test_ranks_refuse_together(fn: Callable[..., None], world: Worlds) -> None:
-    world(2).run(fn)
+def test_settings_that_differ_are_refused_by_all_ranks(world: Worlds) -> None:
+    world(2).run(bring_settings)

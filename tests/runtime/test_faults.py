@@ -95,7 +95,7 @@ def test_ctrl_c_at_any_moment(
     _, err = process.communicate(timeout=ENOUGH)
     assert process.returncode == 130
     assert err.strip().splitlines()[-1:] == ["playground: interrupted"]
-    assert "Traceback" not in err
+    assert "Traceback" not in err, err
     assert session_ends(process.pid)
 
 
@@ -175,7 +175,8 @@ def test_a_run_listens_on_loopback_only_and_a_killed_rank_ends_it(fork_program: 
     os.kill(ranks[1], signal.SIGKILL)
     _, err = process.communicate(timeout=ENOUGH)
     assert process.returncode == 1
-    assert err.splitlines()[-1].endswith(" of 3 was killed by SIGKILL")
+    # behind it stands who waited for whom, if that was seen before the end
+    assert any(line.endswith(" of 3 was killed by SIGKILL") for line in err.splitlines())
     assert session_ends(process.pid)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,37 +9,19 @@ from typing import Any
 
 import pytest
 from ddp_mistakes import MISTAKES
-from fixtures import Fork, Worlds
+from fixtures import Fork
 from processes import ENOUGH, by_hand, free_port
 
-from playground.lessons import LESSONS
 from playground.runtime.flight_recorder import Kind
-from playground.runtime.rank.steps import run_steps
 
 
-def test_torchrun_gives_what_our_own_launcher_gives(world: Worlds, fork_program: Fork) -> None:
-    torchrun = ("torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port())
-    program = fork_program(*torchrun, "-m", "playground", "rpc", "--json")
-    steps = list(LESSONS["rpc"].steps)
-    ours = world(2).run(run_steps, [LESSONS["rpc"].remote(step) for step in steps])
-    out, err = program.communicate(timeout=ENOUGH)
-    assert program.returncode == 0, err
-    theirs = {step["name"]: step["ranks"] for step in json.loads(out)["steps"]}
-    assert theirs == {step: [ours[0][i], ours[1][i]] for i, step in enumerate(steps)}
-
-
-def test_a_world_by_hand_trains_and_rank_0_alone_speaks(fork_program: Fork, data_dir: Path) -> None:
+def test_a_world_by_hand_trains_and_rank_0_alone_speaks(fork_program: Fork) -> None:
     port = free_port()
-    data = ("--dataset", "digits", "--batch-size", 16)
-    words = ("playground", "pipeline", "--schedule", "gpipe", "--steps", 1, *data)
-    second, first = (
-        fork_program(*words, **by_hand(rank, 2, port), PLAYGROUND_DATA_DIR=str(data_dir))
-        for rank in (1, 0)
-    )
+    words = ("playground", "parameter-server", "--steps", 1, "--compute", 1)
+    second, first = (fork_program(*words, **by_hand(rank, 2, port)) for rank in (1, 0))
     out, err = first.communicate(timeout=ENOUGH)
     assert (first.returncode, err) == (0, "")
-    assert out.splitlines()[0].startswith("pipeline: gloo on cpu, 2 ranks x ")
-    assert out.count("Shown: ") == 1
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["all_reduce", "synchronous"]
     assert second.communicate(timeout=ENOUGH) == ("", "")
     assert second.returncode == 0
 

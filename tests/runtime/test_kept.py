@@ -245,14 +245,14 @@ def test_a_program_that_has_kept_a_world_ends_without_a_word(
         """
         from playground import launch
         from playground.runtime.launcher.kept import keep_worlds
-        from playground.runtime.rank.steps import run_steps
+        from playground.lessons.p2p.lesson import blocking
 
         if __name__ == "__main__":
             keep_worlds()
-            print(launch(run_steps, 2, args=([],)))
+            print([tensor.item() for tensor in launch(blocking, 2)])
         """
     )
-    assert (done.code, done.out, done.err) == (0, "[[], []]\n", "")
+    assert (done.code, done.out, done.err) == (0, "[1.0, 1.0]\n", "")
 
 
 def test_a_child_of_the_launcher_leaves_a_world_that_is_kept_alone() -> None:

@@ -191,10 +191,10 @@ def test_a_caller_can_wait_for_all_its_children(spawn: bool, run_script: Run) ->
         f"""
         import os
         from playground import launch
-        from playground.runtime.rank.steps import run_steps
+        from playground.lessons.p2p.lesson import blocking
 
         if __name__ == "__main__":
-            launch(run_steps, 2, args=([],), spawn={spawn})
+            launch(blocking, 2, spawn={spawn})
             try:
                 print(os.wait())
             except ChildProcessError:

@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
-from playground.runtime.program import COMPILER, Program, find_shared_imports, parse
+from playground.runtime.program import (
+    COMPILER,
+    Program,
+    find_lessons,
+    find_shared_imports,
+    parse,
+)
+from playground.runtime.remote import file_of
 
 
 @pytest.fixture
@@ -86,9 +94,22 @@ def test_what_is_no_script_is_refused_in_a_line(content: bytes, folder: Path) ->
         ("from torch.nn.parallel import DistributedDataParallel as DDP",
          ["torch.nn.parallel", COMPILER[0]]),
         ("import torch\nstep = torch.compile(step)", ["torch", *COMPILER]),
+        ("import torch\ntorch.optim.SGD([tensor])", ["torch", COMPILER[0]]),
+        ("from torch import optim", ["torch", COMPILER[0]]),
+        ("from torch.optim import SGD", ["torch.optim", COMPILER[0]]),
+        ("import torch.optim as optimizers", ["torch.optim", COMPILER[0]]),
     ],
 )  # fmt: skip
 def test_only_what_reads_nothing_of_a_rank_is_imported_once_for_all(
     source: str, shared: list[str]
 ) -> None:
     assert [*find_shared_imports(ast.parse(source))] == shared
+
+
+def test_what_a_program_is_composed_of_is_imported_once_for_all_too() -> None:
+    """mesh is composed of earlier lessons."""
+    source = "import torch\nimport playground.lessons.zero.lesson as zero, playground.launch"
+    assert [*find_lessons(ast.parse(source))] == [file_of(LESSONS["zero"].module)]
+    composed = find_lessons(parse(file_of(LESSONS["mesh"].module)))
+    shared = {name for file in composed for name in find_shared_imports(parse(file))}
+    assert {"torch.distributed.fsdp", "torch.distributed.pipelining"} <= shared

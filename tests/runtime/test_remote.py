@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from playground.runtime import UsageError, remote as module
-from playground.runtime.remote import docstrings, rank_functions, remote
+from playground.runtime.remote import docstrings, remote
 
 TEXT = '''"""A module."""
 
@@ -60,10 +60,6 @@ def test_a_summary_needs_no_import() -> None:
         found(0, 1)
 
 
-def test_ranks_run_what_begins_with_rank_and_size() -> None:
-    assert rank_functions("right.lesson") == ["step"]
-
-
 def test_a_call_is_the_function_s(root: Path) -> None:
     (root / "right" / "sum.py").write_text("def add(one, other=2):\n    return one + other\n")
     found = remote("right.sum:add")
@@ -77,7 +73,7 @@ def test_a_name_that_leads_nowhere_is_refused_at_once(reference: str) -> None:
 
 
 def test_a_syntax_error_is_told_in_one_line() -> None:
-    for ask in (remote("wrong.lesson:step").load, lambda: rank_functions("wrong.lesson")):
+    for ask in (remote("wrong.lesson:step").load, lambda: docstrings("wrong.lesson")):
         with pytest.raises(UsageError, match=r"lesson\.py, line 1: .*; correct it") as caught:
             ask()
         assert "\n" not in str(caught.value)

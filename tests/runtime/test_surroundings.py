@@ -73,7 +73,7 @@ def test_where_no_rank_can_be_started_a_line_says_what_works() -> None:
     assert codes == [f"{each} 2" for each in [*words, "launch"]], done.stderr
     assert done.stderr == f"playground: {line}\n" * len(words)
     assert "torchrun --nproc-per-node 2" in line
-    assert all(name in line for name in ("wsl --install", "docker run", "Colab", "README.md"))
+    assert all(name in line for name in ("wsl --install", "docker run", "Colab", "running.md"))
 
 
 def test_an_older_kernel_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from browser import MISSING, Browser
 
-from playground.lessons.pipeline import lesson
 from playground.site.build import HERE
 from playground.site.calculators import CALCULATORS, FILES, place_calculators
 from playground.site.chapters import CHAPTERS
@@ -71,55 +70,58 @@ def all_settings(name: str) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
-class OrderedStage:
-    """Notes in which order a schedule calls it."""
-
-    def __init__(self, index: int, stages: int) -> None:
-        self.index, self.ranks = index, range(stages)
-        self.order: list[str] = []
-
-    def forward(self, m: int) -> None:
-        self.order.append(f"F{m}")
-
-    def backward(self, m: int) -> None:
-        self.order.append(f"B{m}")
-
-
-SCHEDULES: dict[str, Any] = {
-    "naive": lesson.naive,
-    "gpipe": lesson.gpipe,
-    "1f1b": lesson.one_forward_one_backward,
-}
-
-
 def fill_slots(schedule: str, stages: int, microbatches: int) -> list[str]:
-    """What each stage does in each slot, by the lesson's schedules."""
-    all_stages = [OrderedStage(index, stages) for index in range(stages)]
-    for stage in all_stages:
-        SCHEDULES[schedule](stage, microbatches)
-    rows: list[list[str]] = [[] for _ in all_stages]
-    done: set[tuple[int, str]] = set()
-    while any(stage.order for stage in all_stages):
-        now = set()
-        for stage, row in zip(all_stages, rows, strict=True):
-            following = next(iter(stage.order), "")
-            before = stage.index + (-1 if following.startswith("F") else 1)
-            is_ready = not 0 <= before < stages or (before, following) in done
-            row.append(stage.order.pop(0) if following and is_ready else ".")
-            now.add((stage.index, row[-1]))
-        done |= now
-    return [" ".join(row) for row in rows]
+    """What each stage does in each slot: a forward takes one, a backward two. In each schedule, a
+    stage goes backward when it has this many microbatches."""
+    left: list[list[str]] = []
+    for stage in range(stages):
+        room = {"naive": 1, "gpipe": microbatches, "1f1b": stages - stage}[schedule]
+        forwards, backwards = ([f"{kind}{m}" for m in range(microbatches)] for kind in "FB")
+        order, held = forwards[:room], forwards[room:]
+        for backward in backwards:
+            order += [backward, *held[:1]]
+            del held[:1]
+        left.append(order)
+    rows: list[list[str]] = [[] for _ in left]
+    ends: dict[tuple[int, str], int] = {}
+    while any(left):
+        for stage, (order, row) in enumerate(zip(left, rows, strict=True)):
+            if not order:
+                continue
+            source = stage + (-1 if order[0][0] == "F" else 1)
+            ready = ends.get((source, order[0])) if 0 <= source < stages else 0
+            if ready is not None:
+                row += ["."] * (ready - len(row)) + [order[0]] * (1 if order[0][0] == "F" else 2)
+                ends[stage, order.pop(0)] = len(row)
+    length = max(map(len, rows))
+    return [" ".join(row + ["."] * (length - len(row))) for row in rows]
 
 
-def test_the_chapter_shows_the_slots_that_the_schedules_fill() -> None:
+def test_slots_are_those_of_the_program() -> None:
+    """As pipeline's chapter shows what it prints, with a letter for each microbatch."""
     chapter = CHAPTERS["pipeline"].read_text(encoding="utf-8")
-    for schedule, name in (("gpipe", "gpipe"), ("1f1b", "one_forward_one_backward")):
-        rows = fill_slots(schedule, 3, 4)
-        shown = (
-            f"stage {stage}  {' '.join(f'{each:2}' for each in row.split())}".rstrip()
-            for stage, row in enumerate(rows)
-        )
-        assert "\n".join((name, *shown)) in chapter
+    letters = {f"F{m}": "abcdef"[m] for m in range(6)} | {f"B{m}": "ABCDEF"[m] for m in range(6)}
+    for schedule, name in (
+        ("naive", "naive"),
+        ("gpipe", "gpipe"),
+        ("1f1b", "one_forward_one_backward"),
+    ):
+        rows = fill_slots(schedule, 3, 6)
+        drawn = ["".join(letters.get(slot, ".") for slot in row.split()) for row in rows]
+        shown = re.search(rf"^{name}: .*\n((?:  .*\n)+)", chapter, re.MULTILINE)
+        assert shown
+        assert [line.split()[0] for line in shown[1].splitlines()] == drawn
+
+
+def test_the_bubble_of_a_pipeline_is_what_is_drawn() -> None:
+    for chosen in all_settings("pipeline"):
+        stages, microbatches = chosen["stages"], chosen["microbatches"]
+        for name, cells in CALCULATORS["pipeline"].compute(chosen).items():
+            row = fill_slots(name, stages, microbatches)[0].split()
+            assert [cells[0][0], cells[1][0]] == [
+                len(row),
+                pytest.approx(row.count(".") / len(row)),
+            ]
 
 
 def test_zero_s_memory_is_what_the_lessons_say() -> None:

@@ -136,7 +136,7 @@ def test_an_excerpt_leads_to_the_line_where_it_begins(site: Path) -> None:
 def test_it_is_small(site: Path) -> None:
     sizes = {file: file.stat().st_size for file in site.rglob("*") if file.is_file()}
     assert sum(sizes.values()) <= 6_500_000
-    assert [file.name for file, size in sizes.items() if size > 480 * 2**10] == []
+    assert [file.name for file, size in sizes.items() if size > 600 * 2**10] == []
 
 
 PLAYERS = re.compile(r'<script type="application/json">(.*?)</script>', re.DOTALL)
@@ -172,9 +172,8 @@ def test_a_run_that_a_chapter_plays_opens_where_it_says(
     recording, opens = runs.find_run("bytes board"), json.loads(data)["opens"]
     assert recording
     before = [event.name for event in recording.ranks[0].events[:opens]]
-    assert recording.ranks[0].events[opens].name == "all_reduce"
-    quiet = before[len(before) - before[::-1].index("all_reduce") :]
-    assert quiet.count("backward") == 8  # steps without a message
+    assert recording.ranks[0].events[opens].name == "all_gather_into_tensor"
+    assert before.count("all_reduce") == 3  # the steps of the method before it
     shown = build.Site(lambda *_: None)
     shown.sections.append(["", "", ""])
     for words, reason in (
@@ -399,7 +398,7 @@ def test_the_browser_keeps_what_the_reader_has_chosen_and_done(
     assert window.ask(paper) == dark
     done = "return [...document.querySelectorAll('ol .done')].map(each => each.textContent)"
     assert window.ask(done) == ["hello"]
-    assert window.text("[data-done=p2p]").endswith("(1 of 24)")
+    assert window.text("[data-done=p2p]").endswith(f"(1 of {len(LESSONS)})")
     assert window.text("[data-done=exercise-swap]").strip() == "Passed"
     assert window.text(".begin") == "Go on: hello"
     window.ask("localStorage.clear()")

@@ -23,7 +23,6 @@ from signal import SIGABRT, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGSTOP, 
 
 from processes import ENOUGH, catches_signals, free_port
 
-DIGITS = "--dataset digits --limit 600"
 COMMANDS = {
     "hello": "hello -n 2",
     "p2p": "p2p",
@@ -34,16 +33,16 @@ COMMANDS = {
     "ladder": "ladder --steps 4",
     "ddp": "ddp --epochs 1",
     "prove": "prove -n 2 --samples 1536",
-    "bert": "bert --steps 2 --batch-size 8 --only train --way ddp",
-    "elastic": f"elastic -n 2 {DIGITS}",
+    "bert": "bert --steps 2 --batch 8",
+    "elastic": "elastic -n 2",
     "rpc": "rpc",
-    "parameter-server": "parameter-server --steps 4 --dataset digits",
-    "pipeline": "pipeline --schedule gpipe --steps 1 --dataset digits",
+    "parameter-server": "parameter-server --steps 4",
+    "pipeline": "pipeline",
     "zero": "zero -n 2 --steps 2",
-    "tensor": "tensor --way tensor --steps 2",
-    "context": "context --steps 2",
-    "experts": "experts --way free --steps 2",
-    "mesh": "mesh -n 4 --grid 2 1 1 2",
+    "tensor": "tensor -n 2 --steps 2",
+    "context": "context",
+    "experts": "experts -n 2 --steps 2",
+    "mesh": "mesh -n 4 --steps 1",
     "bench": "bench -b 64 -e 4096",
     "scale": "scale -n 4",
 }

@@ -14,8 +14,6 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from playground.checkpoint.folder import find_snapshots
-
 ENOUGH = 60.0
 """Seconds after which something is taken to hang: much longer than it takes on the busiest
 machine."""
@@ -94,14 +92,6 @@ def catches_signals(pid: int) -> bool:
 def is_first_epoch(line: str) -> bool:
     """Whether this is what sgd prints after its first epoch."""
     return bool(re.match(r"Rank \d+, epoch 1: loss ", line))
-
-
-def wait_for_a_snapshot(folder: Path, seconds: float = ENOUGH) -> None:
-    """Return when a training has written one."""
-    end = time.monotonic() + seconds
-    while not find_snapshots(folder) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert find_snapshots(folder)
 
 
 handed_out: set[int] = set()

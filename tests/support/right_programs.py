@@ -572,22 +572,13 @@ def remote_calls(rank: int, size: int = 3) -> None:
     check_sum()
 
 
-def our_remote_calls(rank: int, size: int = 3) -> None:
-    from playground.lessons.rpc.agent import Agent
-
-    with Agent() as agent:
-        if rank == 0:
-            assert [
-                call.wait() for call in [agent.call_async(to, add_rank_late, 7) for to in (1, 2)]
-            ] == [8, 9]
-
-
 def remote_calls_of_the_board(rank: int, size: int = 3) -> None:
     from playground.lessons.rpc.lesson import Agent
 
-    with Agent() as agent:
-        if rank == 0:
-            assert [agent.call(to, add_rank_late, 7) for to in (1, 2)] == [8, 9]
+    agent: Any = Agent(rank, size)
+    if rank == 0:
+        assert [agent.call(to, add_rank_late, 7) for to in (1, 2)] == [8, 9]
+    agent.shut_down()
 
 
 Program = tuple[Callable[..., None], int, tuple[str, ...]]

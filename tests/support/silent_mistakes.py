@@ -5,13 +5,14 @@ In a wrong program, `# told` marks the line that is to be named."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,17 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    get_worker_info,
+    random_split,
+)
+
+from playground.explain.right import CERTAIN, HINT, PROBABLE, Level
 
 WIDTH, STEPS = 6, 5
 
@@ -378,7 +389,185 @@ def one_epoch_again() -> None:
         train_on(loader, model, optimizer)
 
 
+def split_apart() -> None:
+    chance = torch.Generator().manual_seed(dist.get_rank())
+    data, _ = random_split(new_data(), [16, 8], generator=chance)
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    model, optimizer = begin(new_net())
+    train_on(loader, model, optimizer)
+
+
+def evaluated_with_padding() -> None:
+    data = new_data(23)
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))
+    model, _ = begin(new_net())
+    with torch.no_grad():
+        for batch, _ in loader:  # told
+            model(batch)
+
+
+class Stream(IterableDataset[Tensor]):
+    """Numbers that all workers have, or that they share."""
+
+    def __init__(self, *, is_shared: bool) -> None:
+        self.is_shared = is_shared
+
+    def __iter__(self) -> Iterator[Tensor]:
+        worker = get_worker_info()
+        assert worker
+        first, step = (worker.id, worker.num_workers) if self.is_shared else (0, 1)
+        yield from torch.arange(16.0)[first::step]
+
+
+def repeated_by_workers() -> None:
+    for _ in DataLoader(Stream(is_shared=False), batch_size=2, num_workers=2):  # told
+        pass
+
+
+def trained_apart_on_parts() -> None:
+    data, net = new_data(), new_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for batch, target in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(batch), target).backward()
+        optimizer.step()  # told
+
+
+def same_part_for_all() -> None:
+    net, optimizer = begin_by_hand()
+    for batch, target in DataLoader(new_data(), batch_size=4):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(batch), target).backward()
+        for grad in gradients_of(net):
+            dist.all_reduce(grad)  # told
+            grad /= dist.get_world_size()
+        optimizer.step()
+
+
+def same_masks() -> None:
+    model, optimizer = begin(nn.Sequential(new_net(), nn.Dropout(0.5)))
+    torch.manual_seed(0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        batch = torch.full((4, WIDTH), 1.0 + step + 0.1 * dist.get_rank())
+        model(batch).square().mean().backward()  # told
+        optimizer.step()
+
+
+def classify(ignored: int, *, by_sum: bool = False) -> None:
+    """Train on 12 tokens of each rank, of which the last ones are ignored."""
+    model, optimizer = begin(nn.Linear(WIDTH, 3))
+    target = torch.arange(12) % 3
+    target[12 - ignored :] = -100
+    count = torch.tensor([12.0 - ignored])
+    dist.all_reduce(count)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        outputs = model(torch.randn(12, WIDTH))
+        if by_sum:
+            loss = nn.functional.cross_entropy(outputs, target, reduction="sum")
+            loss = loss * dist.get_world_size() / count
+        else:
+            loss = nn.functional.cross_entropy(outputs, target)
+        loss.backward()  # told
+        optimizer.step()
+
+
+def padded_to_other_lengths() -> None:
+    classify(6 * dist.get_rank())
+
+
+# Optimizers
+
+
+def statistics_of_ranks() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(WIDTH), new_net())
+    model, optimizer = begin(net, broadcast_buffers=False)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()  # told
+
+
+def optimizer_of_a_copy() -> None:
+    net = new_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = DistributedDataParallel(copy.deepcopy(net))
+    for _ in range(STEPS):
+        loss_of(model).backward()
+        optimizer.step()  # told
+
+
+def averaged_and_summed() -> None:
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        for grad in gradients_of(model):
+            dist.all_reduce(grad)  # told
+        optimizer.step()
+
+
+def summed_and_not_divided() -> None:
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        for grad in gradients_of(net):
+            dist.all_reduce(grad)  # told
+        optimizer.step()
+
+
+# Files
+
+
+def shared_path() -> Path:
+    return Path(tempfile.gettempdir(), f"silent-mistakes-{os.getppid()}.pt")
+
+
+def loaded_while_saved() -> None:
+    shared_path().touch()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        torch.save(torch.ones(3), shared_path())
+    with contextlib.suppress(Exception):  # it may be empty still
+        torch.load(shared_path())  # told
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shared_path().unlink()
+
+
+def saved_by_all() -> None:
+    torch.save(torch.ones(3), shared_path())  # told
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shared_path().unlink()
+
+
 # Single calls
+
+
+def copy_reduced() -> None:
+    table = torch.arange(6.0).view(2, 3).t()
+    dist.all_reduce(table.contiguous())  # told
+    assert table.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
+def rounded_copy_reduced() -> None:
+    table = torch.ones(3)
+    dist.all_reduce(table.double())  # told
+
+
+def never_waited_for() -> None:
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, async_op=True)  # told
+
+
+def gathered_without_gradient() -> None:
+    net = new_net()
+    features = net(torch.randn(4, WIDTH))
+    parts = [torch.empty_like(features) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, features)  # told
 
 
 def column_reduced() -> None:
@@ -412,11 +601,90 @@ def sent_and_written() -> None:
         dist.recv(tensor, 0)
 
 
+def clipped_before_average() -> None:
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        for param in net.parameters():
+            dist.all_reduce(param.grad)  # told
+            param.grad /= dist.get_world_size()
+        optimizer.step()
+
+
+def train_on_all(indices: list[int], every: int, count: int) -> None:
+    """Train on every so many-th sample, from that of this rank on, in random order."""
+    model, optimizer = begin(new_net())
+    torch.manual_seed(7)
+    data = torch.randn(48, WIDTH)[indices][dist.get_rank() % every :: every]
+    torch.manual_seed(dist.get_rank())
+    for _ in range(count):
+        for (inputs,) in DataLoader(TensorDataset(data), 4, shuffle=True):  # told
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+
+
+def all_samples_on_each() -> None:
+    train_on_all([*range(48)], 1, 2)
+
+
+def shuffled_before_cut() -> None:
+    torch.manual_seed(dist.get_rank() + 3)
+    train_on_all(torch.randperm(48).tolist(), 2, 2)
+
+
+# Parameters that are divided among ranks
+
+
+def shard(*modules: nn.Module, replicas: int = 1) -> None:
+    """Divide the parameters of modules among ranks, and let so many ranks hold the same part."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    shape = (replicas, dist.get_world_size() // replicas)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "parts"))
+    for module in modules:
+        fully_shard(module, mesh=mesh if replicas > 1 else mesh["parts"])
+
+
+def train_sharded(net: nn.Module) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank() + 1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        optimizer.step()  # told
+
+
+def replicas_from_other_seeds() -> None:
+    torch.manual_seed(dist.get_rank())
+    net = nn.Sequential(nn.Linear(WIDTH, 4), nn.Linear(4, 1))
+    shard(net, replicas=2)
+    train_sharded(net)
+
+
+def head_left_whole() -> None:
+    net = new_net()
+    shard(net[0])
+    train_sharded(net)
+
+
+def part_saved() -> None:
+    net = new_net()
+    shard(net)
+    train_sharded(net)
+    if dist.get_rank() == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(net.state_dict(), Path(folder, "model.pt"))  # told
+
+
 @dataclass(frozen=True)
 class Wrong:
     program: Callable[[], None]
     rule: str
-    is_certain: bool = True
+    level: Level = CERTAIN
     marked: Callable[..., None] | None = None
     """The function that has the marked line, if it is another."""
 
@@ -432,37 +700,60 @@ class Wrong:
 
 
 WRONG = (
-    Wrong(module_inside, "D1-bypass"),
-    Wrong(never_synchronized, "D2-nosync-all"),
+    Wrong(module_inside, "D1-bypass", PROBABLE),
+    Wrong(never_synchronized, "D2-nosync-all", PROBABLE),
     Wrong(first_synchronized, "D2-nosync-last"),
-    Wrong(unfrozen_later, "D3-unfrozen"),
-    Wrong(layer_added_later, "D3-late"),
+    Wrong(unfrozen_later, "D3-unfrozen", PROBABLE),
+    Wrong(layer_added_later, "D3-late", PROBABLE),
     Wrong(penalty_apart, "D4-later"),
     Wrong(step_left_out, "D5-skip"),
     Wrong(late_step_left_out, "D5-skip", marked=step_left_out),
     Wrong(loaded_on_one_rank, "D6-load"),
     Wrong(written_on_one_rank, "D6-write"),
     Wrong(stepping_in_backward, "D7-inback"),
-    Wrong(hook_without_average, "D8-hook", is_certain=False),
+    Wrong(hook_without_average, "D8-hook", HINT),
     Wrong(scheduled_on_one_rank, "D9-hyper"),
     Wrong(momentum_on_one_rank, "D10-state"),
     Wrong(built_in_another_order, "D11-order"),
-    Wrong(other_start, "M1-start"),
-    Wrong(other_start_in_one_buffer, "M1-start"),
-    Wrong(averaged_after_step, "M2-after", is_certain=False),
-    Wrong(parameter_in_place_of_gradient, "M3-parameter", is_certain=False),
-    Wrong(averaged_in_part, "M4-partial", is_certain=False),
+    Wrong(other_start, "M1-start", PROBABLE),
+    Wrong(other_start_in_one_buffer, "M1-start", PROBABLE),
+    Wrong(averaged_after_step, "M2-after", HINT),
+    Wrong(parameter_in_place_of_gradient, "M3-parameter", HINT),
+    Wrong(averaged_in_part, "M4-partial", HINT),
     Wrong(step_left_out_by_hand, "M5-skip"),
     Wrong(reduced_to_one, "M6-reduce"),
     Wrong(other_order, "K1-order"),
     Wrong(column_reduced, "G1-noncontig"),
     Wrong(column_broadcast, "G1-noncontig"),
-    Wrong(written_under_way, "A1-write"),
-    Wrong(sent_and_written, "A1-write", is_certain=False),
-    Wrong(without_sampler, "E1-batches"),
-    Wrong(other_seeds, "S2-seed", marked=train_on),
-    Wrong(other_epochs, "S3-epoch", marked=train_on),
-    Wrong(one_epoch_again, "S4-setepoch", marked=train_on),
+    Wrong(written_under_way, "A1-write", PROBABLE),
+    Wrong(sent_and_written, "A1-write", HINT),
+    Wrong(without_sampler, "E1-batches", PROBABLE),
+    Wrong(other_seeds, "S2-seed", PROBABLE, marked=train_on),
+    Wrong(other_epochs, "S3-epoch", PROBABLE, marked=train_on),
+    Wrong(one_epoch_again, "S4-setepoch", PROBABLE, marked=train_on),
+    Wrong(split_apart, "S8-split", PROBABLE, marked=train_on),
+    Wrong(evaluated_with_padding, "S6-pad", HINT),
+    Wrong(repeated_by_workers, "S7-workers", PROBABLE),
+    Wrong(trained_apart_on_parts, "N1-alone", HINT),
+    Wrong(same_part_for_all, "E2-equal", HINT),
+    Wrong(same_masks, "E3-rng", HINT),
+    Wrong(padded_to_other_lengths, "L1-means", HINT, marked=classify),
+    Wrong(optimizer_of_a_copy, "O1-nograd", PROBABLE),
+    Wrong(averaged_and_summed, "M11-twice", PROBABLE),
+    Wrong(summed_and_not_divided, "M9-sum", HINT),
+    Wrong(saved_by_all, "F1-file", PROBABLE),
+    Wrong(loaded_while_saved, "F4-race", HINT),
+    Wrong(copy_reduced, "L0-lost"),
+    Wrong(rounded_copy_reduced, "L0-lost", HINT),
+    Wrong(statistics_of_ranks, "B1-bn", HINT),
+    Wrong(never_waited_for, "A3-nowait", HINT),
+    Wrong(gathered_without_gradient, "G3-graph", HINT),
+    Wrong(clipped_before_average, "M8-clip", HINT),
+    Wrong(replicas_from_other_seeds, "X1-replicate", PROBABLE, marked=train_sharded),
+    Wrong(head_left_whole, "X2-plain", HINT, marked=train_sharded),
+    Wrong(part_saved, "F3-shard", HINT),
+    Wrong(all_samples_on_each, "S5-whole", HINT, marked=train_on_all),
+    Wrong(shuffled_before_cut, "S10-overlap", HINT, marked=train_on_all),
 )
 
 
@@ -1065,6 +1356,297 @@ def same_bits_written() -> None:
         dist.recv(tensor, 0)
 
 
+def split_alike() -> None:
+    data, _ = random_split(new_data(), [16, 8], generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    model, optimizer = begin(new_net())
+    train_on(loader, model, optimizer)
+
+
+def evaluated_without_padding() -> None:
+    data = new_data(24)
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))
+    model, _ = begin(new_net())
+    with torch.no_grad():
+        for batch, _ in loader:
+            model(batch)
+
+
+def shared_by_workers() -> None:
+    for _ in DataLoader(Stream(is_shared=True), batch_size=2, num_workers=2):
+        pass
+
+
+def folds() -> None:
+    """Each rank trains a model on all data, of which it takes parts in an order of its own."""
+    data, net = new_data(), new_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sampler = DistributedSampler(data, num_replicas=4, rank=dist.get_rank())
+    for batch, target in DataLoader(data, batch_size=3, sampler=sampler):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(batch), target).backward()
+        optimizer.step()
+
+
+def own_masks() -> None:
+    model, optimizer = begin(nn.Sequential(new_net(), nn.Dropout(0.5)))
+    for _ in range(STEPS):
+        step(model, optimizer)
+
+
+def padded_and_weighted() -> None:
+    """The sum of a rank's losses is divided by the number of tokens of all ranks."""
+    classify(6 * dist.get_rank(), by_sum=True)
+
+
+def padded_alike() -> None:
+    classify(6)
+
+
+def frozen_body() -> None:
+    """An optimizer of parameters that are not trained steps beside one of those that are."""
+    body, head = new_net().requires_grad_(False), nn.Linear(1, 1)
+    model = DistributedDataParallel(nn.Sequential(body, head))
+    torch.manual_seed(dist.get_rank() + 1)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (body, head)]
+    for _ in range(STEPS):
+        head.zero_grad()
+        loss_of(model).backward()
+        for each in optimizers:
+            each.step()
+
+
+def gradients_elsewhere() -> None:
+    """The optimizer copies the gradients from the parameters of another model."""
+    net = new_net()
+    masters = [param.detach().clone().requires_grad_() for param in net.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    for _ in range(STEPS):
+        net.zero_grad()
+        net(torch.ones(4, WIDTH)).square().mean().backward()
+        for master, param in zip(masters, net.parameters(), strict=True):
+            master.grad = param.grad
+        optimizer.step()
+
+
+def averaged_and_averaged_again() -> None:
+    """A call for nothing, which changes nothing."""
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        average(gradients_of(model))
+        optimizer.step()
+
+
+def part_of_the_mean_summed() -> None:
+    """The loss of each rank is divided by the number of ranks before backward."""
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        (loss_of(net) / dist.get_world_size()).backward()
+        for grad in gradients_of(net):
+            dist.all_reduce(grad)
+        optimizer.step()
+
+
+def resumed_and_saved() -> None:
+    """All ranks load the file of an earlier run, and rank 0 writes it again."""
+    if dist.get_rank() == 0:
+        torch.save(torch.ones(3), shared_path())
+    dist.barrier()
+    torch.load(shared_path())
+    if dist.get_rank() == 0:
+        part = shared_path().with_suffix(".part")
+        torch.save(torch.ones(3), part)
+        part.replace(shared_path())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shared_path().unlink()
+
+
+def loaded_after_barrier() -> None:
+    if dist.get_rank() == 0:
+        torch.save(torch.ones(3), shared_path())
+    dist.barrier()
+    torch.load(shared_path())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shared_path().unlink()
+
+
+def copies_kept() -> None:
+    table = torch.arange(6.0).view(2, 3).t()
+    dense = table.contiguous()
+    dist.all_reduce(dense)
+    dist.all_reduce(dense.contiguous())
+    dist.all_reduce(dense.to(torch.float32))
+    table.copy_(dense)
+
+
+def statistics_broadcast() -> None:
+    model, optimizer = begin(nn.Sequential(nn.BatchNorm1d(WIDTH), new_net()))
+    for _ in range(STEPS):
+        step(model, optimizer)
+
+
+def saved_in_turns() -> None:
+    for rank in range(dist.get_world_size()):
+        if rank == dist.get_rank():
+            torch.save(torch.ones(3), shared_path())
+        dist.barrier()
+    if dist.get_rank() == 0:
+        shared_path().unlink()
+
+
+def saved_to_own_files() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(torch.ones(3), Path(folder, "part.pt"))
+
+
+def awaited_by_future() -> None:
+    tensor = torch.ones(3)
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    future = work.get_future()
+    del work
+    future.wait()
+
+
+def gathered_and_put_back() -> None:
+    net = new_net()
+    features = net(torch.randn(4, WIDTH))
+    parts = [torch.empty_like(features) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, features.contiguous())
+    parts[dist.get_rank()] = features
+    torch.cat(parts).square().mean().backward()
+
+
+def gathered_for_a_metric() -> None:
+    net = new_net()
+    features = net(torch.randn(4, WIDTH))
+    parts = [torch.empty_like(features) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, features.detach())
+    with torch.no_grad():
+        dist.all_gather(parts, net(torch.randn(4, WIDTH)))
+
+
+def clipped_after_average() -> None:
+    net, optimizer = begin_by_hand()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        average(gradients_of(net))
+        nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        optimizer.step()
+
+
+def weighted_by_hand() -> None:
+    """Each rank's gradient counts as its part of the samples, which changes from step to step."""
+    net, optimizer = begin_by_hand()
+    for step_ in range(STEPS):
+        size = torch.tensor(4.0 + (dist.get_rank() + step_) % 2 * step_)
+        total = size.clone()
+        dist.all_reduce(total)
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        for param in net.parameters():
+            param.grad *= size / total
+            dist.all_reduce(param.grad)
+        optimizer.step()
+
+
+def cut_by_hand() -> None:
+    train_on_all([*range(48)], 2, 2)
+
+
+def drawn_with_replacement() -> None:
+    """Each rank draws from all samples, as bootstrap does."""
+    model, optimizer = begin(new_net())
+    torch.manual_seed(7)
+    data = TensorDataset(torch.randn(48, WIDTH))
+    torch.manual_seed(dist.get_rank())
+    for (inputs,) in DataLoader(data, 4, sampler=RandomSampler(data, replacement=True)):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+
+kept: list[Any] = []
+"""What is there when the program has ended."""
+
+
+def discriminator_begins_later() -> None:
+    """Its optimizer steps from the begin on, without gradients."""
+    model, optimizer = begin(new_net())
+    second, later = begin(new_net())
+    kept[:] = second, later
+    for number in range(48):
+        step(model, optimizer)
+        later.zero_grad()
+        if number >= 40:
+            loss_of(second).backward()
+        later.step()
+
+
+def saved_nowhere() -> None:
+    torch.save(torch.ones(3), os.devnull)
+
+
+def reduced_to_another() -> None:
+    """Only rank 0 needs the result."""
+    table = torch.arange(6.0).view(2, 3).t()
+    if dist.get_rank() == 0:
+        total = table.contiguous()
+        dist.reduce(total, 0)
+        assert total.tolist() == [[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]]
+    else:
+        dist.reduce(table.contiguous(), 0)
+
+
+def nothing_reduced() -> None:
+    table = torch.ones(4, 8)
+    dist.all_reduce(table[:, :0])
+    dist.all_reduce(table[1:1, :3])
+
+
+def replicas_seeded_alike() -> None:
+    net = new_net()
+    shard(net, replicas=2)
+    train_sharded(net)
+
+
+def head_averaged_by_hand() -> None:
+    net = new_net()
+    shard(net[0])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank() + 1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        average([param.grad for param in net[2].parameters() if param.grad is not None])
+        optimizer.step()
+
+
+def whole_model_saved() -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    net = new_net()
+    shard(net)
+    train_sharded(net)
+    state = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))
+    if dist.get_rank() == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(state, Path(folder, "model.pt"))
+
+
+def parts_saved_by_all() -> None:
+    net = new_net()
+    shard(net)
+    train_sharded(net)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(net.state_dict(), Path(folder, f"part-{dist.get_rank()}.pt"))
+
+
 RIGHT = (
     plain, accumulated, averaged_now_and_then, evaluated_on_one_rank, average_swapped_in,
     two_models, wrapped_again, ignored_parameters, uneven_inputs, compressed,
@@ -1079,4 +1661,12 @@ RIGHT = (
     constants_of_ranks, pulled_together,
     perturbed_and_restored, averaged_in_a_hook_of_the_optimizer, averaged_by_hand_without_sync,
     sent_to_all_after_load, other_implementation, new_sampler_in_each_epoch,
+    split_alike, evaluated_without_padding, shared_by_workers, folds, own_masks,
+    padded_and_weighted, padded_alike, frozen_body, gradients_elsewhere,
+    averaged_and_averaged_again, part_of_the_mean_summed, saved_in_turns, saved_to_own_files,
+    awaited_by_future, gathered_for_a_metric, loaded_after_barrier, resumed_and_saved, copies_kept,
+    statistics_broadcast, gathered_and_put_back, clipped_after_average, weighted_by_hand,
+    discriminator_begins_later, saved_nowhere, reduced_to_another, nothing_reduced,
+    replicas_seeded_alike, head_averaged_by_hand, cut_by_hand, drawn_with_replacement,
+    whole_model_saved, parts_saved_by_all,
 )  # fmt: skip

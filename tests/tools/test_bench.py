@@ -153,7 +153,7 @@ def test_results_are_read_without_importing_torch(
 def test_wrong_results_make_exit_code_1(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "RUN", WRONG_RING)
     shown = run_cli("bench", *QUICK, "-b", 64, "-e", 64, "--algorithm", "ring")
-    assert shown.code == 1
+    assert shown.code == 1, shown.err
     assert shown.err == "playground: 2 elements of the results are wrong: see the column #wrong\n"
 
 

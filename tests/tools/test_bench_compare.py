@@ -54,7 +54,7 @@ def test_diff_tells_a_change_from_noise(run_cli: Run, tmp_path: Path) -> None:
     }  # fmt: skip
     assert [row["ratio"] for row in rows][:2] == [0.5, 2.0]
     shown = run_cli(*words)
-    assert shown.code == 0
+    assert shown.code == 0, shown.err
     lines = shown.out.splitlines()
     assert too_wide("\n".join(lines)) == []
     rows = {line.split()[0]: line.split("  ")[-1] for line in lines if line.split()[1:2] == ["64"]}

@@ -132,7 +132,7 @@ def test_a_finding_says_what_was_seen_the_rule_and_the_fix(
 )
 def test_what_cannot_be_examined_is_refused(words: tuple[str, ...], why: str, run_cli: Run) -> None:
     shown = run_cli("doctor", *words)
-    assert shown.code == 2
+    assert shown.code == 2, shown.err
     assert why in shown.err
 
 

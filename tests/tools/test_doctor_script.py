@@ -140,10 +140,21 @@ def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Pat
 
 
 UNEQUAL = "for batch in range(rank, 8, size):\n    dist.all_reduce(one)\n"
+BYPASS = """
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
+for _ in range(4):
+    optimizer.zero_grad()
+    model.module(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+"""
 FAULTY: list[tuple[str, str, str, str]] = [
+    ("training", WARNING, BYPASS, "on 2 ranks: the replicas of a model drift apart: weight of"),
     ("agreement", ERROR, UNEQUAL, "on 3 ranks: rank 2 has finished (train.py:9) while"),
-    ("agreement", ERROR, "dist.all_reduce(one.int() if rank else one)", "on 2 ranks: rank 0 has "
-                                                                        "called all_reduce of"),
+    ("agreement", ERROR, "one = one.int() if rank else one\ndist.all_reduce(one)",
+    "on 2 ranks: rank 0 has called all_reduce of"),
     ("set-order", WARNING, "for name in {'b', 'w'}:\n    dist.all_reduce(one)",
     "in its own order (train.py:8)"),
     ("failure", ERROR, "dist.barrier()\n[2, 3][rank]", "it works on 2 ranks; rank 2 of 3 failed: "
@@ -155,7 +166,9 @@ FAULTY: list[tuple[str, str, str, str]] = [
 def test_a_fault_is_found_by_one_check(
     check: str, severity: str, source: str, saw: str, tmp_path: Path
 ) -> None:
-    script, [finding] = find_in(tmp_path, HEAD + source)
+    script, findings = find_in(tmp_path, HEAD + source)
+    assert len(findings) == 1, findings
+    [finding] = findings
     assert (finding.check, finding.severity) == (check, severity)
     assert saw in finding.saw
     assert [run.size for run in script.runs] == ([2] if "has called" in saw else [2, 3])
@@ -310,7 +323,9 @@ def test_sets_are_found_where_their_order_counts() -> None:
 def test_an_aborted_operation_is_one_finding_with_its_cause_and_cure(tmp_path: Path) -> None:
     script = MISTAKES["uneven-batches-then-a-metric"]
     text = script.text.replace('"gloo"', "").replace("import torch\n", "import torch  # cuda\n", 1)
-    _, [finding] = find_in(tmp_path, text)
+    _, [finding, hint] = find_in(tmp_path, text)
+    assert (hint.check, hint.severity) == ("training", WARNING)
+    assert "train on the same batches" in hint.saw
     assert (finding.check, finding.severity) == ("agreement", ERROR)
     assert finding.saw == (
         "on 2 ranks: rank 0 has called DDP's backward (train.py:15) where rank 1 has called "

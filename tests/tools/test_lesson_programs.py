@@ -28,7 +28,6 @@ def ask(capfd: pytest.CaptureFixture[str]) -> Ask:
             package="tests.support.lessons",
             teaches="",
             default_size=2,
-            is_program=True,
             needs_mnist=name == "numbers",
         )
         code = 0
@@ -44,7 +43,7 @@ def ask(capfd: pytest.CaptureFixture[str]) -> Ask:
 
 def test_on_gloo_a_lesson_is_on_the_cpu_even_where_there_are_gpus(ask: Ask) -> None:
     ran = ask("devices")
-    assert ran.code == 0
+    assert ran.code == 0, ran.err
     lines = ran.out.splitlines()
     assert lines.count("backend gloo on cpu") == lines.count("summed 2.0 on cpu") == 2
 
@@ -52,7 +51,7 @@ def test_on_gloo_a_lesson_is_on_the_cpu_even_where_there_are_gpus(ask: Ask) -> N
 @pytest.mark.gpu
 def test_on_nccl_a_lesson_is_on_its_gpu_and_draws_what_it_draws_on_the_cpu(ask: Ask) -> None:
     here, there = (ask("devices", "--backend", name) for name in ("gloo", "nccl"))
-    assert there.code == 0
+    assert there.code == 0, there.err
     lines = sorted(there.out.splitlines())
     assert [line for line in lines if "cuda" in line] == [
         f"{what} on cuda:{rank}" for what in ("backend nccl", "summed 2.0") for rank in range(2)

@@ -82,7 +82,7 @@ def test_a_line_is_named_by_its_number_whatever_is_set(save: Save, run_it: Ran) 
         'SIZES = (\n    1,\n    2,\n)\nNAME = "x"\nif SIZES[0] == 7:\n    raise ValueError(NAME)\n'
     )
     ran = run_it("-n", 1, "--set", "SIZES=7,8,9", "--set", "NAME=two", save(text))
-    assert ran.code == 1
+    assert ran.code == 1, ran.err
     assert "failed: ValueError: two\n" in ran.err
     assert 'train.py", line 7, in <module>\n    raise ValueError(NAME)\n' in ran.err
 

@@ -357,11 +357,11 @@ def test_a_program_of_break_is_named_as_break_names_it(
     if expected.symptom == FAILURE:
         assert expected.words in said
     if expected.symptom not in (FAILURE, DEADLOCK, TIMEOUT):
-        assert ran.code == 0
+        assert ran.code == 0, ran.err
         results = ["nan" if each is None else str(each) for each in known["results"]]  # JSON's
         assert sorted(ran.out.split()) == sorted(results)
     else:
-        assert ran.code == 1
+        assert ran.code == 1, ran.err
     for rank in known["culprits"] if expected.symptom in (DEADLOCK, TIMEOUT) else ():
         named = re.sub(r"(\d+)-(\d+)", lambda span: spell_out(*map(int, span.groups())), said)
         assert re.search(rf"ranks? (\d+, )*{rank}\b", named), said

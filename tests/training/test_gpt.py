@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from playground.lessons.tensor import lesson
-from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.testing import World
-from playground.training import gpt_config, gpt_run
+from playground.training import gpt_run, tiny_gpt
+from playground.training.tiny_gpt import GPTConfig, new_gpt
 
 
 def losses(model: torch.nn.Sequential, seed: int, steps: int) -> list[float]:
@@ -20,18 +19,13 @@ def losses(model: torch.nn.Sequential, seed: int, steps: int) -> list[float]:
     found = []
     for step in range(steps):
         gpt_run.set_lr(optimizer, step)
-        tokens, targets = lesson.copying(24, generator)
-        loss = lesson.copying_loss(model(tokens), targets)
+        tokens, targets = tiny_gpt.copying(24, generator)
+        loss = tiny_gpt.copying_loss(model(tokens), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         found.append(loss.item())
     return found
-
-
-def test_pages_know_the_sizes_of_the_board() -> None:
-    c = gpt_config
-    assert GPTConfig() == GPTConfig(c.LAYERS, c.WIDTH, c.HEADS, c.LENGTH, c.VOCABULARY)
 
 
 def test_copies_by_attention_alone() -> None:
@@ -43,26 +37,17 @@ def test_copies_by_attention_alone() -> None:
     assert learnt[0] == pytest.approx(4.0, abs=0.1)
     assert learnt[-1] < 0.1
     assert learnt[49] < chance[-1] - 1
-    assert chance[-1] == pytest.approx(math.log(lesson.NUMBERS), abs=0.1)
+    assert chance[-1] == pytest.approx(math.log(tiny_gpt.NUMBERS), abs=0.1)
 
 
 def test_a_unit_is_the_same_alone_and_in_any_model() -> None:
     whole, deeper = new_gpt(GPTConfig(), 1234), new_gpt(GPTConfig(layers=3), 1234)
     for number, unit in enumerate(whole):
-        alone = lesson.new_unit(GPTConfig(), 1234, number)
+        alone = tiny_gpt.new_unit(GPTConfig(), 1234, number)
         assert all(map(torch.equal, unit.parameters(), alone.parameters()))
     assert all(map(torch.equal, whole[1].parameters(), deeper[1].parameters()))
     assert not torch.equal(whole[1].up.weight, whole[2].up.weight)
     assert whole[1].attention.output.bias.std() > 0
-
-
-def test_positions_and_attention_can_be_replaced() -> None:
-    """A rank with the second half of a sequence embeds it as the whole model does."""
-    embed = lesson.new_unit(GPTConfig(), 1234, 0)
-    tokens, _ = lesson.copying(2, torch.Generator().manual_seed(0))
-    whole = embed(tokens)
-    embed.place = lambda ids: torch.arange(24, 48)
-    assert torch.equal(embed(tokens[:, 24:]), whole[:, 24:])
 
 
 def new_task(off: dict[int, float]) -> tuple[torch.nn.Linear, gpt_run.Backward]:

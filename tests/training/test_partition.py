@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from playground.lessons.partition import DataPartitioner, Partition, share, shares
 from playground.lessons.sgd import lesson as sgd
+from playground.training.partition import DataPartitioner, Partition, share, shares
 
 
 @settings(max_examples=25)

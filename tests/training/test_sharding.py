@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,20 +23,17 @@ from playground.algorithms.cost_model import SENT, times_sent
 from playground.algorithms.traffic import Traffic
 from playground.figures.counting import Trainer, count, new_model
 from playground.figures.ways import CountedStep, WaysSettings
-from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
-from playground.training import shard_snapshots
 from playground.training.formulas import WIDTH_OF, kept_bytes, stage_bytes_sent, times_held
-from playground.training.gpt_config import HEADS, LENGTH, VOCABULARY
 from playground.training.gpt_run import Backward, backward_alone, batches, train as train_gpt
 from playground.training.memory import bytes_kept
 from playground.training.one_process import EXACT, EXACT_STEPS
 from playground.training.replicas import flatten, max_abs_diff
-from playground.training.settings import BFLOAT16
 from playground.training.sharding import METHODS, Zero2, Zero3, train
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, new_grad_sync
+from playground.training.tiny_gpt import GPTConfig, copying_loss, new_gpt
 from playground.training.zero_sync import SYNCS, clip_grad_norm
 
 TORCH = {"torch-ddp": "ddp", "torch-zero-1": "zero-1", "torch-fsdp": "zero-3"}
@@ -70,10 +66,11 @@ def expect_kept(layers: int, width: int, dtype: str, *, recompute: bool) -> floa
     """Bytes that autograd keeps for backward of a sequence: the blocks' activations, those of the
     head and the loss, the statistics of norms and attention, and token ids."""
     nbytes = WIDTH_OF[dtype]
-    blocks = kept_bytes(LENGTH, width, layers, nbytes, recompute=recompute)
-    head = nbytes * (2 * width + 2) + 4 * VOCABULARY
-    statistics = 0 if recompute else layers * (4 * nbytes + 4 * HEADS)
-    return blocks + LENGTH * (head + statistics + 3 * 8)
+    sizes = GPTConfig()
+    blocks = kept_bytes(sizes.length, width, layers, nbytes, recompute=recompute)
+    head = nbytes * (2 * width + 2) + 4 * sizes.vocabulary
+    statistics = 0 if recompute else layers * (4 * nbytes + 4 * sizes.heads)
+    return blocks + sizes.length * (head + statistics + 3 * 8)
 
 
 def compare(way: str, settings: WaysSettings) -> float:
@@ -100,7 +97,7 @@ def train_alone(settings: WaysSettings) -> tuple[list[float], torch.Tensor]:
     exact = batches(2 * dist.get_world_size(), EXACT_STEPS, settings.seed)
     one_backward = (
         backward_in_bfloat16(model, dist.get_world_size())
-        if settings.dtype == BFLOAT16
+        if settings.dtype == "bfloat16"
         else backward_alone(model)
     )
     return train_gpt("alone", model, one_backward, exact).losses, flatten(model.parameters())
@@ -689,56 +686,6 @@ def pass_in_turn(rank: int, size: int) -> list[int]:
 
 def test_a_test_gathers_parameters_once(world: Worlds) -> None:
     assert world(2).run(pass_in_turn) == [[2, 0, 0]] * 2
-
-
-def losses(rank: int, size: int, way: str, folder: Path, steps: int, then: str) -> list[float]:
-    """Losses of whole batches of 12; then the ranks `save` what they are, or before they `load`
-    what others were."""
-    trainer: Any = Trainer(way, small(size), torch.float64)
-    coming = batches(12, 5, 5)
-    if then == "load":
-        shard_snapshots.load(folder, trainer.sync, trainer.optimizer)
-        trainer.taken, coming = 3, coming[3:]
-    for step, batch in enumerate(coming[:steps], start=1):
-        trainer.step(batch, last=step == steps)
-    if then == "save":
-        shard_snapshots.save(folder, trainer.sync, trainer.optimizer)
-    return trainer.mean_losses()
-
-
-@pytest.mark.parametrize("way", ["zero-3", pytest.param("zero-1", marks=pytest.mark.stress)])
-def test_a_snapshot_of_four_ranks_resumes_on_two(way: str, world: Worlds, tmp_path: Path) -> None:
-    through = world(2).run(losses, way, tmp_path, 5, "")[0]
-    before = world(4).run(losses, way, tmp_path, 3, "save")[0]
-    after = world(2).run(losses, way, tmp_path, 2, "load")[0]
-    assert [*before, *after] == pytest.approx(through, abs=EXACT)
-
-
-def keep_shares(rank: int, size: int, way: str, folder: Path, then: str) -> list[float]:
-    """The parameters of a model of five numbers that the ranks train a little and `save`, or that
-    they `load`."""
-    torch.manual_seed({"save": 1, "load": 2}[then])
-    model = nn.Sequential(nn.Linear(4, 1))
-    sync: Any = SYNCS[way](model)
-    optimizer = sync.optimizer(partial(torch.optim.Adam, lr=0.1))
-    if then == "save":
-        backward(optimizer, [lambda: model(torch.full((2, 4), rank + 1.0)).sum()], sync)
-        optimizer.step()
-        sync.after_step(last=True)
-        shard_snapshots.save(folder, sync, optimizer)
-    else:
-        shard_snapshots.load(folder, sync, optimizer)
-    return torch.cat([param.detach().flatten() for param in model.parameters()]).tolist()
-
-
-@pytest.mark.parametrize("way", ["zero-1", pytest.param("zero-3", marks=pytest.mark.stress)])
-def test_parameters_are_loaded_where_a_rank_has_none(
-    way: str, world: Worlds, tmp_path: Path
-) -> None:
-    """Four ranks share five numbers by twos: for the last there is nothing, and the one before has
-    one."""
-    saved = world(4).run(keep_shares, way, tmp_path, "save")[0]
-    assert world(3).run(keep_shares, way, tmp_path, "load") == [saved] * 3
 
 
 def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from fixtures import Worlds
-from general_loop import sync_by_hand
 from hypothesis import given, strategies as st
 from ranks import small_model
 from torch import nn
@@ -23,11 +24,10 @@ from playground.algorithms import load_all_reduce
 from playground.lessons.mnist import Net
 from playground.runtime import RankFailed, UsageError
 from playground.training.averaging import buckets, per_parameter
-from playground.training.data import Images, partition_dataset, partition_test_set
+from playground.training.data import Images, batches, partition_dataset
 from playground.training.grad_syncs import OF_GRADIENTS
-from playground.training.loop import train
 from playground.training.replicas import broadcast_parameters
-from playground.training.settings import TrainingSettings
+from playground.training.step import training_step
 from playground.training.sync import (
     GradSync,
     OverlappedSync,
@@ -245,33 +245,61 @@ class Doubled(nn.Module):
         return F.log_softmax(self.inner(x.double()), dim=1)
 
 
-def trained(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train the small model with these settings ("ddp" as `sync` wraps it): its parameters in the
-    end."""
-    model: nn.Module = Doubled()
-    in_ddp = settings.get("sync") == "ddp"
-    chosen = TrainingSettings(folder=folder, **{**settings, "sync": "flat"} if in_ddp else settings)
-    train_set, _ = partition_dataset(
-        Images(chosen.folder, "train", chosen.limit), chosen.batch_size
-    )
-    sync = GradSync(DistributedDataParallel(model)) if in_ddp else sync_by_hand(model, chosen)
-    result = train(sync, train_set, partition_test_set(Images(folder, "t10k", 8)), chosen)
-    parameters = torch.cat([param.detach().flatten() for param in model.parameters()])
-    return {
-        "parameters": parameters.tolist(), "difference": result.replicas_max_difference,
-    }  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Two epochs of the small model on 96 samples, by one way to average."""
+
+    sync: str = "per-parameter"
+    """Or "ddp": DistributedDataParallel."""
+    batch_size: int = 12
+    accumulate: int = 1
+    """Batches of a step."""
+    all_reduce: str = "backend"
+    sync_every: int = 1
 
 
-def run(world: Worlds, size: int, folder: Path, **settings: Any) -> dict[str, Any]:
-    settings = {"limit": 96, "epochs": 2, "batch_size": 12, "lr": 0.1, **settings}
-    results: list[dict[str, Any]] = world(size).run(trained, folder, settings)
-    assert all(result["parameters"] == results[0]["parameters"] for result in results)
-    assert {result["difference"] for result in results} == {0.0}
-    return results[0]
+def new_sync(model: nn.Module, asked: Training) -> GradSync:
+    if asked.sync == "ddp":
+        return GradSync(DistributedDataParallel(model))
+    broadcast_parameters(model)
+    all_reduce = load_all_reduce(asked.all_reduce)
+    return new_grad_sync(asked.sync, model, all_reduce=all_reduce, sync_every=asked.sync_every)
 
 
-def max_abs_diff(one: dict[str, Any], other: dict[str, Any]) -> float:
-    return max(abs(a - b) for a, b in zip(one["parameters"], other["parameters"], strict=True))
+def trained(rank: int, size: int, folder: Path, asked: Training) -> list[float]:
+    """The parameters in the end."""
+    model = Doubled()
+    sync = new_sync(model, asked)
+    optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1, momentum=0.5))
+    train_set, _ = partition_dataset(Images(folder, "train", 96), asked.batch_size)
+    steps = 96 // (asked.batch_size * asked.accumulate)
+    for _ in range(2):
+        coming = batches(train_set, asked.batch_size)
+        for step in range(1, steps + 1):
+            taken = [*itertools.islice(coming, asked.accumulate)]
+            samples = sum(count for *_, count in taken)
+            losses = [
+                partial(part_of_loss, sync.model, images, labels, samples)
+                for images, labels, _ in taken
+            ]
+            training_step(optimizer, losses, sync, last=step == steps)
+    return torch.cat([param.detach().flatten() for param in model.parameters()]).tolist()
+
+
+def part_of_loss(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, samples: float
+) -> torch.Tensor:
+    return F.nll_loss(model(images), labels, reduction="sum") / samples
+
+
+def run(world: Worlds, size: int, folder: Path, **asked: Any) -> list[float]:
+    first, *others = world(size).run(trained, folder, Training(**asked))
+    assert all(parameters == first for parameters in others)
+    return list(first)
+
+
+def max_abs_diff(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def test_accumulated_batches_are_one_larger_batch(world: Worlds, digits_folder: Path) -> None:
@@ -314,11 +342,6 @@ def test_ddp_with_our_all_reduce(size: int, all_reduce: str, cap: float, world: 
     results = world(size).run(by_hook, all_reduce, cap)
     assert all(difference < 1e-6 for difference, _ in results)
     assert all(values == results[0][1] for _, values in results)
-
-
-def test_batches_that_would_be_left_over_are_refused(world: Worlds, digits_folder: Path) -> None:
-    with pytest.raises(UsageError, match="accumulate 3 does not divide the 8 batches"):
-        run(world, 2, digits_folder, accumulate=3)
 
 
 def test_averaging_parameters_at_every_step_is_averaging_gradients(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-from functools import partial
 from itertools import chain
 from math import ceil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from fixtures import Worlds
 from gpus import hold_the_gpu
@@ -21,30 +17,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.mnist import Net
-from playground.lessons.parameter_server.experiment import paced
-from playground.lessons.parameter_server.page import ServerSettings
-from playground.lessons.pipeline.experiment import now as now_in_pipeline
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
-from playground.runtime import PlaygroundError, RankFailed, UsageError, device
-from playground.runtime.backends import BACKENDS
-from playground.runtime.remote import Remote, remote
+from playground.runtime import PlaygroundError, UsageError, device
 from playground.testing import World
+from playground.tools.bench.steps import replicas_verdict
 from playground.training import prepare
-from playground.training.data import Images, partition_dataset, partition_test_set
+from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import OF_GRADIENTS
-from playground.training.history import History, now, summary
-from playground.training.loop import identify, run_training, train
 from playground.training.replicas import broadcast_parameters, find_largest_difference
-from playground.training.results import Epoch, TrainingResult, replicas_verdict
-from playground.training.settings import TrainingSettings
 from playground.training.step import training_step
+from playground.training.step_settings import LadderSettings
 from playground.training.sync import GradSync, new_grad_sync
 
 RUNGS = [name for name, *_ in OF_GRADIENTS]
 SYNCS = [*RUNGS, "ddp"]
-BY_HAND = Remote("general_loop", "train_by_hand")
-WITH_DDP = remote("playground.training.loop:train_with_ddp")
 
 
 def test_the_net_has_21840_parameters_and_gives_log_probabilities() -> None:
@@ -75,17 +62,14 @@ def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
 def which_samples(
     rank: int, size: int, folder: Path, samples: int, batch_size: int
 ) -> dict[str, Any]:
-    """The positions, within the whole set, of what this rank trains on in each step of two epochs,
-    and tests on."""
+    """The positions, within the whole set, of what this rank trains on in each step of two
+    epochs."""
     train_set, _ = partition_dataset(Images(folder, "train", samples), batch_size)
     index, epochs = train_set.dataset.index.tolist(), range(2)
     steps = [[index[position] for position in step] for _ in epochs for step in train_set.sampler]
-    tested = partition_test_set(Images(folder, "t10k"))
     return {
         "steps": steps,
         "lengths": [len(labels) for _, labels in train_set],
-        "tested": tested.dataset.index.tolist(),
-        "test_lengths": [len(labels) for _, labels in tested],
     }
 
 
@@ -147,9 +131,6 @@ def test_no_sample_is_dropped_or_doubled(world: Worlds, digits_folder: Path) -> 
     assert results[0]["steps"][:13] != results[0]["steps"][13:], (
         "every epoch has an order of its own"
     )
-    tested = [sample for result in results for sample in result["tested"]]
-    assert sorted(tested) == list(range(200))
-    assert sum(sum(result["test_lengths"]) for result in results) == 200
 
 
 def averaged_types(rank: int, size: int, sync: str) -> list[Any]:
@@ -274,57 +255,6 @@ def test_the_tutorial_s_partition_dataset(
     assert sum(sum(batches) for _, batches, _ in by_rank) == len(Images(digits_folder, "train"))
 
 
-def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:
-    """What the first random numbers of training are on this rank."""
-    torch.manual_seed(0)
-    train_set, _ = partition_dataset(Images(folder, "train", 64), 16)
-    test_set = partition_test_set(Images(folder, "t10k", 8))
-    drawn: list[float] = []
-    net = Net()
-    net.conv2_drop.register_forward_hook(
-        lambda module, args, output: drawn.append((output == 0).sum().item())
-    )
-    train(
-        GradSync(net), train_set, test_set, TrainingSettings(folder=folder, epochs=1, batch_size=16)
-    )
-    return drawn
-
-
-def test_dropout_masks_differ_between_ranks_and_not_between_runs(
-    world: Worlds, digits_folder: Path
-) -> None:
-    first, second = world(2).run(dropout_masks, digits_folder)
-    assert first != second
-    assert [first, second] == world(2).run(dropout_masks, digits_folder)
-
-
-def modes(rank: int, size: int, folder: Path) -> list[bool]:
-    """Whether dropout is on, in each forward of two epochs of two steps, and of a test in one
-    batch."""
-    train_set, _ = partition_dataset(Images(folder, "train", 32), 16)
-    test_set, net, found = partition_test_set(Images(folder, "t10k", 8)), Net(), list[bool]()
-    net.register_forward_hook(lambda module, args, output: found.append(module.training))
-    train(
-        GradSync(net), train_set, test_set, TrainingSettings(folder=folder, epochs=2, batch_size=16)
-    )
-    return found
-
-
-def test_dropout_is_on_in_training_and_off_in_tests(world: Worlds, digits_folder: Path) -> None:
-    assert world(2).run(modes, digits_folder) == [[True, True, False] * 2] * 2
-
-
-def test_figures_are_those_of_all_ranks_samples() -> None:
-    """Three ranks: of one, two and no samples to train on, and of four, two and one to test on."""
-    trained = torch.tensor([[6.0, 1.0, 1.0], [3.0, 1.0, 2.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    tested = torch.tensor([[1.0, 4.0], [2.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
-    assert summary(7, trained, tested, 0.5) == Epoch(
-        epoch=7, loss=3.0, loss_per_rank=[6.0, 1.5, None], train_accuracy=2 / 3,
-        test_accuracy=4 / 7, tested=7,
-        seconds=0.5, samples_per_second=6.0,
-    )  # fmt: skip
-
-
 def test_a_step_returns_the_sum_of_its_losses() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
@@ -357,111 +287,10 @@ def test_parameters_and_buffers_of_any_layout_are_broadcast(src: int, world: Wor
     assert world(2).run(start_from, src) == [True, True]
 
 
-def train_in(world: World, run: Remote, folder: Path, **changes: Any) -> list[TrainingResult]:
-    """What a function that trains returns on every rank."""
-    settings = TrainingSettings(folder=folder, **{"limit": 500, "epochs": 2, "lr": 0.05, **changes})
-    return world.run(run_training, run, settings)
-
-
-def test_a_model_learns_and_every_way_of_averaging_learns_the_same(
-    world: Worlds, digits_folder: Path
-) -> None:
-    train = partial(train_in, world(2), folder=digits_folder, limit=160, batch_size=32, lr=0.1)
-    runs = {
-        "per-parameter": train(BY_HAND),
-        "flat": train(BY_HAND, sync="flat"),
-        "ddp": train(WITH_DDP),
-    }
-    for first, second in runs.values():
-        assert list(map(without_times, first.epochs)) == list(map(without_times, second.epochs))
-        assert first.replicas_max_difference == 0.0
-        assert first.epochs[-1].loss < first.epochs[0].loss - 0.02
-        assert [epoch.tested for epoch in first.epochs] == [200] * 2
-    losses = {sync: [epoch.loss for epoch in run[0].epochs] for sync, run in runs.items()}
-    for sync in runs:
-        assert losses[sync] == pytest.approx(losses["per-parameter"], rel=1e-4), sync
-
-
-def test_by_hand_and_by_ddp_the_loss_is_the_same_where_shares_differ(
-    world: Worlds, digits_folder: Path
-) -> None:
-    """On 3 ranks, whose shares of a batch are not equal, and of the last one, 10 samples, even less
-    so."""
-    by_hand, by_ddp = (
-        train_in(world(3), run, digits_folder, limit=100, batch_size=30)
-        for run in (BY_HAND, WITH_DDP)
-    )
-    for one, other in zip(by_hand, by_ddp, strict=True):
-        assert one.replicas_max_difference == other.replicas_max_difference == 0.0
-        for first, second in zip(one.epochs, other.epochs, strict=True):
-            assert second.loss == pytest.approx(first.loss, rel=1e-5)
-            assert second.loss_per_rank == pytest.approx(first.loss_per_rank, rel=1e-5)
-
-
-def test_time_passes_until_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    monkeypatch.setattr(
-        BACKENDS["gloo"], "synchronize", lambda device: order.append("synchronized")
-    )
-    monkeypatch.setattr("time.perf_counter", lambda: order.append("read"))
-    now(torch.device("cpu"))
-    assert order == ["synchronized", "read"]
-
-
-def without_times(epoch: Epoch) -> Epoch:
-    return replace(epoch, seconds=0, samples_per_second=0)
-
-
-def test_the_global_loss_is_the_mean_over_all_samples(world: Worlds, digits_folder: Path) -> None:
-    """67 samples on 3 ranks fall as 23 + 22 + 22: the mean of the ranks' means would be another
-    number."""
-    [result, *_] = train_in(world(3), WITH_DDP, digits_folder, limit=67, epochs=1, batch_size=67)
-    epoch = result.epochs[0]
-    weighted = (
-        sum(n * (loss or 0) for n, loss in zip([23, 22, 22], epoch.loss_per_rank, strict=True)) / 67
-    )
-    assert epoch.loss == pytest.approx(weighted, rel=1e-12)
-
-
-def own_settings(rank: int, size: int, folder: Path) -> None:
-    """Rank 2 was started with another learning rate."""
-    settings = TrainingSettings(folder=folder / str(rank), lr=0.1 if rank == 2 else 0.01)
-    run_training(rank, size, BY_HAND, settings)
-
-
-def test_ranks_that_were_told_different_things_are_stopped(
-    world: Worlds, digits_folder: Path
-) -> None:
-    with pytest.raises(UsageError, match=r"lr is 0.01 on rank 0 and 0.1 on rank 2"):
-        world(3).run(own_settings, digits_folder)
-
-
-def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match=r"failed: FileNotFoundError: .*train-images"):
-        train_in(world(2), WITH_DDP, tmp_path)
-
-
-def test_what_changes_a_number_is_part_of_what_a_run_is(digits_folder: Path) -> None:
-    """It resumes from no other's snapshot."""
-    settings, sync = TrainingSettings(folder=digits_folder), GradSync(Net())
-    same: list[dict[str, Any]] = [{"epochs": 3}]
-    other: list[dict[str, Any]] = [
-        {"lr": 0.2}, {"momentum": 0.9}, {"seed": 1}, {"batch_size": 64}, {"limit": 100},
-        {"accumulate": 2},
-        {"sync": "flat"}, {"all_reduce": "ring"}, {"sync": "parameters", "sync_every": 2},
-        {"dataset": "mnist"},
-        {"sync": "bucketed", "bucket_cap": 2**20},
-    ]  # fmt: skip
-    own = identify(settings, sync)
-    assert [change for change in same if identify(replace(settings, **change), sync) != own] == []
-    assert [change for change in other if identify(replace(settings, **change), sync) == own] == []
-    assert identify(settings, GradSync(small_model(0))) != own
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sync": "telepathy"}, "sync 'telepathy' is unknown"),
+        ({"model": "telepathy"}, "model 'telepathy' is unknown"),
         ({"lr": float("nan")}, "lr nan: it must be a finite number"),
     ],
 )
@@ -469,7 +298,7 @@ def test_settings_that_cannot_be_are_refused_wherever_they_are_made(
     change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        TrainingSettings(folder=Path(), **change)
+        LadderSettings(folder=Path(), **change)
 
 
 def train_without_dropout(rank: int, size: int) -> list[torch.Tensor]:
@@ -499,33 +328,14 @@ def test_training_ends_where_it_ends_on_gloo(pair: int, nccl: World, world: Worl
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, float]:
-    """How long an epoch, a stage's forward, a call and a slow worker's step take by their clocks,
-    if each holds the GPU twice: multiples of holding it once."""
-    found, unused = {}, cast(Any, ())
-    history: Any = History(Net().to(device()), unused, unused)
-    history.started = now(device())
-    alone = hold_the_gpu()
-    found["epoch"] = history.state()["seconds"] / alone
-    started = now_in_pipeline()
-    alone = hold_the_gpu()
-    found["forward"] = (now_in_pipeline() - started) / alone
+def take_time(rank: int, size: int) -> float:
+    """How long a call takes by its clock, as a multiple of the time for which it holds the GPU."""
     called: list[float] = []
-    seconds = timed(lambda: called.append(hold_the_gpu()))()
-    found["call"] = seconds / called[0]
-    dist.barrier()
-    started = time.perf_counter()
-    with paced(settings, dist.group.WORLD):
-        alone = hold_the_gpu()
-    return found | {"slow step": (time.perf_counter() - started) / alone}
+    return timed(lambda: called.append(hold_the_gpu()))() / called[0]
 
 
 @pytest.mark.gpu
 @pytest.mark.stress
-def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_folder: Path) -> None:
-    """The slow worker, the last, takes three times as long. Ranks that share a GPU take turns on
-    it."""
-    found = nccl.run(take_times, ServerSettings(folder=digits_folder, slow_worker=3.0))
-    for name in ("epoch", "forward", "call"):
-        assert min(times[name] for times in found) > 1.5, name
-    assert found[-1]["slow step"] > 4
+def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World) -> None:
+    """Ranks that share a GPU take turns on it."""
+    assert min(nccl.run(take_time)) > 1.5

@@ -8,10 +8,9 @@ from itertools import product
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from playground.exercises.cases import Case, Cases, choose_setting, counting, predict
-from playground.lessons.bytes.further import RUNGS
-from playground.lessons.bytes.lesson import Wire
 
 
 def error_feedback(rank: int, size: int, seed: int) -> Cases:
@@ -144,23 +143,47 @@ def top_k(rank: int, size: int, seed: int) -> Cases:
 
 
 def compressed_traffic(rank: int, size: int, seed: int) -> Cases:
-    """What the board's methods send for one gradient."""
+    """What each method sends for one gradient: what it passes to collectives is sent for real."""
     for rows, columns in ((120, 120), (60, 240)):
         gradient = torch.linspace(-1, 1, rows * columns).view(rows, columns)
         counted = {}
-        for name, rung in (
-            ("float32", "DDP, SGD"),
-            ("int8", "int8"),
-            ("sign", "sign"),
-            ("top_2_percent", "top 2 %"),
-            ("rank_1", "rank 1"),
-        ):
-            compress = RUNGS[rung].compress
-            assert compress
+        for method, passed in messages_of(gradient).items():
+            collective = SENT_BY[method]
             with counting() as counter:
-                compress(gradient, Wire())
-            counted[name] = round(counter.sent)
+                for message in passed:
+                    collective(message)
+            counted[method] = round(counter.sent)
         yield predict(f"{rows} x {columns}", (size, rows, columns), counted)
+
+
+def messages_of(gradient: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+    """What each method passes to a collective, one tensor after the other."""
+    flat = gradient.flatten()
+    blocks = flat.view(-1, 64)  # of as many numbers as share a scale
+    scales = blocks.abs().amax(dim=1) / 127
+    bits = (flat > 0).view(-1, 8) * 2 ** torch.arange(8)
+    places = flat.abs().topk(len(flat) // 50).indices
+    right = torch.ones(gradient.shape[1])
+    return {
+        "float32": [gradient],
+        "int8": [(blocks / scales[:, None]).round().to(torch.int8), scales],
+        "sign": [bits.sum(dim=1).byte(), flat.abs().mean().view(1)],
+        "top_2_percent": [places.int(), flat[places]],
+        "rank_1": [gradient @ right, gradient.T @ (gradient @ right)],
+    }
+
+
+def gather(message: torch.Tensor) -> None:
+    dist.all_gather([torch.empty_like(message) for _ in range(dist.get_world_size())], message)
+
+
+SENT_BY: dict[str, Callable[[torch.Tensor], object]] = {
+    "float32": dist.all_reduce,
+    "int8": gather,
+    "sign": gather,
+    "top_2_percent": gather,
+    "rank_1": dist.all_reduce,
+}
 
 
 SENT = {

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,11 +16,39 @@ import torch
 import torch.distributed as dist
 
 from playground.exercises.cases import Case, Cases, choose_setting, predict
-from playground.lessons.checkpoint.lesson import Shard, cut, save, shared_folder
 from playground.runtime.tap import Call, Observer, observing
 
 PATIENCE = 2.0
 """Seconds that a file is held back at most."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A block of a whole tensor. It begins at the index `start` of the tensor."""
+
+    block: torch.Tensor
+    start: tuple[int, ...]
+
+
+def cut(whole: torch.Tensor, *parts: tuple[int, int]) -> Shard:
+    """Along dimension d the part `index` of `count`, if parts[d] is (index, count); further
+    dimensions stay whole."""
+    start, block = [0] * whole.dim(), whole
+    for dim, (index, count) in enumerate(parts):
+        start[dim] = whole.shape[dim] * index // count
+        stop = whole.shape[dim] * (index + 1) // count
+        block = block.narrow(dim, start[dim], stop - start[dim])
+    return Shard(block, tuple(start))
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """A temporary folder of rank 0, on all ranks, until all have left the block."""
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]
+        dist.broadcast_object_list(folder, src=0)
+        yield Path(folder[0])
+        dist.barrier()
 
 
 class Writes(Observer):
@@ -164,25 +195,40 @@ def read(
 
 
 def elements_written(rank: int, size: int, seed: int) -> Cases:
-    """The files of the board's `save`."""
+    """The files that the ranks write."""
     with shared_folder() as folder:
-        for number, tensors in enumerate(([7, 5, 3, 3, 2], [4, 9, 4, 4, 1, 1], [10])):
+        for number, elements in enumerate(([7, 5, 3, 3, 2], [4, 9, 4, 4, 1, 1], [10])):
             counted = {}
             for layout, parts in (("ddp", ()), ("zero_3", ((rank, size),))):
-                state = {
-                    f"tensor{place}": cut(torch.ones(elements), *parts)
-                    for place, elements in enumerate(tensors)
-                }
-                save(folder / layout / str(number), state)
-                counted[layout] = [*count_written(folder / layout / str(number), size)]
-            about = f"tensors of {', '.join(map(str, tensors))} elements"
-            yield predict(about, (size, tensors), counted)
+                file = folder / f"{layout}{number}"
+                save([cut(torch.ones(length), *parts) for length in elements], file)
+                counted[layout] = [
+                    sum(block.numel() for block in torch.load(f"{file}-{writer}"))
+                    for writer in range(size)
+                ]
+            about = f"tensors of {', '.join(map(str, elements))} elements"
+            yield predict(about, (size, elements), counted)
 
 
-def count_written(folder: Path, size: int) -> Iterator[int]:
-    for rank in range(size):
-        held = torch.load(folder / f"{rank}.pt")
-        yield sum(block.numel() for block in held.values())
+def save(shards: Sequence[Shard], file: Path) -> None:
+    """Write each block of one-dimensional tensors once: of the ranks that hold it, the one with the
+    fewest elements so far does so. A rank's file ends in its number. All ranks call this."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own = [(number, shard.start, len(shard.block)) for number, shard in enumerate(shards)]
+    held: list[list[tuple[int, tuple[int, ...], int]]] = [[] for _ in range(size)]
+    dist.all_gather_object(held, own)
+    holders: dict[tuple[int, tuple[int, ...], int], list[int]] = {}
+    for holder, places in enumerate(held):
+        for place in places:
+            holders.setdefault(place, []).append(holder)
+    elements, blocks = [0] * size, []
+    for (number, _, length), ranks in holders.items():
+        writer = min(ranks, key=elements.__getitem__)
+        elements[writer] += length
+        if writer == rank:
+            blocks.append(shards[number].block.clone())
+    torch.save(blocks, f"{file}-{rank}")
+    dist.barrier()
 
 
 def repeated(rank: int, size: int, seed: int) -> Cases:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
 from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.observation import OWN
 
@@ -54,3 +60,46 @@ def all_to_all(rank: int, size: int, seed: int) -> Cases:
             is_coded=False,
             most=most,
         )
+
+
+def lost_sum(rank: int, size: int, seed: int) -> Cases:
+    """Dense tables in float64, and others on one rank: transposed ones for the first fault, which
+    loses the sum of those, and float32 ones for the second. The second keeps the sum of transposed
+    ones, which another rank has."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit, other = draw.sample(range(size), 2)
+        transposed, narrow = ((culprit, None), (other, culprit))[seed % 2]
+        digits = [[draw.randrange(1, 9) for _ in range(size)] for _ in range(2)]
+        tables, sums = list[torch.Tensor](), list[torch.Tensor]()
+        dtype = torch.float32 if rank == narrow else torch.float64
+        for place, row in enumerate(digits):
+            columns = torch.arange(2).repeat(2 + place, 1)
+            table = ((row[rank] + columns) * 10**rank).to(dtype)
+            if rank == transposed:
+                table = table.t().contiguous().t()
+            tables.append(table)
+            everyones = [(digit + columns) * 10**power for power, digit in enumerate(row)]
+            sums.append(sum(everyones, torch.zeros(())).to(dtype))
+        notes = [
+            f"given to rank {each}: {'float32' if each == narrow else 'float64'}, "
+            f"{'transposed' if each == transposed else 'dense'}"
+            for each in range(size)
+        ]
+        yield Case(
+            "2 tables each",
+            (tables,),
+            returns={"largest": float(max(each.max() for each in sums))},
+            held={"table": tables},
+            expected={"table": sums},
+            run=partial(name_largest, rank, size, tables),
+            is_coded=False,
+            culprit=culprit,
+            notes=notes,
+        )
+
+
+def name_largest(
+    rank: int, size: int, tables: list[torch.Tensor], function: Callable[..., object]
+) -> dict[str, object]:
+    return {"largest": function(rank, size, tables)}

@@ -12,12 +12,8 @@ import torch.nn.functional as F
 
 from playground.exercises.cases import Case, Cases, counting, predict
 from playground.exercises.exercise import count
-from playground.lessons.context.lesson import (
-    attend,
-    attend_backward,
-    ring_attention,
-    ulysses_attention,
-)
+from playground.lessons.context.ulysses import ulysses
+from playground.training.context_parallel import attend, attend_backward, ring_attention
 
 WIDTH = 3
 
@@ -88,10 +84,10 @@ def name_all(positions: Iterable[int]) -> str:
 
 
 def attention_traffic(rank: int, size: int, seed: int) -> Cases:
-    """What the board's two attentions send, forward and backward, in float32."""
+    """What a ring and Ulysses send, forward and backward, in float32."""
     for heads, length, head_width in ((12, 24, 2), (24, 48, 3)):
         parts = []
-        for attention in (ring_attention, ulysses_attention):
+        for attention in (ring_attention, ulysses):
             shape = (1, heads, length // size, head_width)
             qkv = [torch.ones(shape, requires_grad=True) for _ in range(3)]
             with counting() as forward:
@@ -117,7 +113,7 @@ def ring_backward(rank: int, size: int, seed: int) -> Cases:
         whole = [torch.randn(tokens * size, WIDTH).double().requires_grad_() for _ in range(3)]
         dout = torch.randn(tokens * size, WIDTH).double()
         all_queries, all_keys, all_values = (each.detach() for each in whole)
-        out, lse = attend(all_queries, all_keys, all_values, None)
+        out, lse = attend(all_queries, all_keys, all_values)
         F.scaled_dot_product_attention(*(each[None] for each in whole))[0].backward(dout)
         due = tuple(each.grad.chunk(size)[rank] for each in whole)
         query, key, value, own_out, own_lse, own_dout = (
@@ -131,7 +127,7 @@ def ring_backward(rank: int, size: int, seed: int) -> Cases:
             query: torch.Tensor = query,
             rest: tuple[torch.Tensor, ...] = (own_dout, own_lse, delta),
         ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            return attend_backward(query, key, value, None, *rest)
+            return attend_backward(query, key, value, *rest)
 
         yield Case(
             f"{count(tokens, 'token')} on each rank",

@@ -239,3 +239,22 @@ def sync_batch_norm(rank: int, size: int, seed: int) -> Cases:
             is_coded=False,
             most_moved=4 * (2 * features + 1),
         )
+
+
+def counted_twice(rank: int, size: int, seed: int) -> Cases:
+    """One sample fewer than the ranks can test in turns: the last of the ranks' order has one
+    fewer."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        places = draw.sample(range(size), size)
+        samples = draw.randrange(2, 6) * size - 1
+        right = [draw.random() < 0.6 for _ in range(samples)]
+        right[:2] = True, False
+        first = places.index(rank)
+        yield Case(
+            f"{samples} samples",
+            (samples, places, right.__getitem__),
+            (len(range(first, samples, size)), sum(right) / samples),
+            is_coded=False,
+            culprit=places[-1],
+        )

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-import playground.lessons.experts.lesson as lesson
 from playground.exercises.cases import UNEVEN, Case, Cases, counting, predict
+from playground.lessons.experts import lesson
 from playground.runtime.rendezvous.agreement import all_gather_object
 
 WIDTH, K = 2, 2
@@ -71,7 +71,7 @@ def combine(rank: int, size: int, seed: int) -> Cases:
 
 
 def token_traffic(rank: int, size: int, seed: int) -> Cases:
-    """The board's dispatch and combine, with a table of how many rows go to which expert."""
+    """The lesson's exchange of rows, with a table of how many rows go to which expert."""
     each = 2
     for about, factor in (("every expert gets as many", 0), ("some experts get more", 3)):
         counts = torch.tensor(
@@ -82,11 +82,13 @@ def token_traffic(rank: int, size: int, seed: int) -> Cases:
         )
         counts[:, 0] += 5 * (factor > 0)
         rows = int(counts[rank].sum())
-        tokens, order = torch.ones(rows, WIDTH, requires_grad=True), torch.arange(rows)
+        tokens = torch.ones(rows, WIDTH, requires_grad=True)
+        to_ranks = counts.view(size, size, each).sum(2)
+        sent, received = to_ranks[rank].tolist(), to_ranks[:, rank].tolist()
         with counting() as out:
-            arrived = lesson.dispatch(tokens, order, 1, counts, None)
+            arrived = lesson.AllToAll.apply(tokens, sent, received)
         with counting() as back:
-            returned = lesson.combine(arrived, order, torch.ones(rows, 1), counts, None)
+            returned = lesson.AllToAll.apply(arrived, received, sent)
         with counting() as backward:
             returned.sum().backward()
         counted = {

@@ -99,3 +99,25 @@ def slow_rank(rank: int, size: int, seed: int) -> Cases:
             is_coded=False,
             culprit=culprit,
         )
+
+
+def mixed_gradients(rank: int, size: int, seed: int) -> Cases:
+    """Gradients in alphabetical order, of which each is larger than the one before. On the rank at
+    fault, the first and another have changed places, in the dictionary and in size."""
+    names = ("bias", "scale", "weight")
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit = draw.randrange(size)
+        places = [[*range(len(names))] for _ in range(size)]
+        swapped = draw.randrange(1, len(names))
+        places[culprit][0], places[culprit][swapped] = swapped, 0
+        digits = [sorted(draw.sample(range(1, 10), len(names))) for _ in range(size)]
+        own = {
+            names[place]: torch.full((2,), digit * 10**rank)
+            for place, digit in zip(places[rank], digits[rank], strict=True)
+        }
+        sums = {name: torch.zeros(2, dtype=torch.int64) for name in names}
+        for other in range(size):
+            for place, digit in zip(places[other], digits[other], strict=True):
+                sums[names[place]] += digit * 10**other
+        yield Case("3 parameters", (own,), sums, is_coded=False, culprit=culprit)

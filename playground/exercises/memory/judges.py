@@ -11,8 +11,8 @@ from torch import nn
 from playground.exercises.cases import Case, Cases, predict
 from playground.exercises.exercise import count
 from playground.exercises.layouts import choose
-from playground.lessons.memory.lesson import Activations, Checkpoint, run_block
-from playground.lessons.mesh.costs import Training, hosts_of_eight
+from playground.training.activations import Activations, Checkpoint
+from playground.training.mesh_costs import Training, hosts_of_eight
 
 WIDTH = 3
 
@@ -96,18 +96,18 @@ def recompute(rank: int, size: int, seed: int) -> Cases:
 
 
 def checkpoint_peak(rank: int, size: int, seed: int) -> Cases:
-    """The bytes that the board's `Activations` count of a stack of blocks, with its
-    `Checkpoint`."""
+    """The bytes that autograd keeps of a stack of blocks, with checkpoints and without."""
     for samples, width, blocks, every in ((4, 8, 6, 2), (3, 16, 6, 1), (2, 4, 16, 4), (5, 4, 3, 3)):
         layers = [nn.Linear(width, width, bias=False) for _ in range(blocks)]
         stack = nn.Sequential(*(nn.Sequential(layer, nn.Tanh()) for layer in layers))
         groups = [stack[first : first + every] for first in range(0, blocks, every)]
         counted = {}
-        for way, run in (("all", run_block), ("checkpointed", Checkpoint.apply)):
+        for way in ("all", "checkpointed"):
             hidden = torch.ones(samples, width, requires_grad=True)
             with Activations(stack) as activations:
                 for group in groups:
-                    hidden = run(group, hidden)
+                    is_kept = way == "all"
+                    hidden = group(hidden) if is_kept else Checkpoint.apply(group, hidden)
                 counted[way] = activations.held
                 hidden.sum().backward()
         counted["peak"] = activations.peak

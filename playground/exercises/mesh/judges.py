@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from playground.exercises.cases import Case, Cases, digits, predict
 from playground.exercises.layouts import POWERS, choose
-from playground.lessons.mesh.costs import Training, hosts_of_eight
-from playground.lessons.mesh.lesson import groups_along
+from playground.training.mesh_costs import Training, hosts_of_eight
 
 SHAPES = ((2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2), (4, 2), (1, 2), (2,))
 
@@ -84,7 +83,7 @@ TOKENS = 3
 def gradient_factor(rank: int, size: int, seed: int) -> Cases:
     """The gradient of one weight by four recipes, divided by that of one process."""
     for dp, cp, tp in (axes for axes in AXES if prod(axes) == size):
-        groups = groups_along(("dp", "cp"), (dp, 1, cp, tp))
+        groups = torch.arange(size).view(dp * cp, tp).T.tolist()
         group = [dist.new_group(ranks) for ranks in groups][rank % tp]
         shards = torch.arange(1.0, dp * cp * TOKENS + 1).view(dp * cp, TOKENS)
         own = shards[rank // tp]

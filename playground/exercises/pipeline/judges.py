@@ -10,12 +10,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-import playground.lessons.pipeline.lesson as lesson
-from playground.exercises.cases import Case, Cases, counting, gradients, predict
+from playground.exercises.cases import Case, Cases, gradients, predict
 from playground.exercises.exercise import count
 from playground.exercises.layouts import POWERS, choose
-from playground.lessons.mesh.costs import Training, hosts_of_eight
 from playground.runtime.rendezvous.agreement import all_gather_object
+from playground.training.mesh_costs import Training, hosts_of_eight
 
 WIDTH = 3
 
@@ -117,20 +116,26 @@ class StageProgram:
             request.wait()
 
 
+def order_of(room: int, microbatches: int) -> list[str]:
+    """A stage's order if it goes forward as long as there is room for this many microbatches: of
+    GPipe with room for all, of 1F1B with room for S - s on stage s of S."""
+    order, forwards, backwards = list[str](), 0, 0
+    while backwards < microbatches:
+        if forwards < microbatches and forwards - backwards < room:
+            order.append(f"F{forwards}")
+            forwards += 1
+        else:
+            order.append(f"B{backwards}")
+            backwards += 1
+    return order
+
+
 def one_forward_one_backward(rank: int, size: int, seed: int) -> Cases:
     """The order of 1F1B: what a stage keeps is bounded by its place, and no stage waits for one
     that waits for it."""
     for microbatches in (4, 2, 1):
         *mine, due = new_pipeline(rank, size, seed, microbatches)
-        stage = StageProgram(rank, size, *mine)
-        order, forwards, backwards = list[str](), 0, 0
-        while backwards < microbatches:  # forward, while there is room for its activations
-            if forwards < microbatches and forwards - backwards < size - rank:
-                order.append(f"F{forwards}")
-                forwards += 1
-            else:
-                order.append(f"B{backwards}")
-                backwards += 1
+        stage, order = StageProgram(rank, size, *mine), order_of(size - rank, microbatches)
         yield Case(
             count(microbatches, "microbatch", "es"),
             (stage, microbatches),
@@ -176,22 +181,22 @@ def clip(rank: int, size: int, seed: int) -> Cases:
 
 
 def activations_held(rank: int, size: int, seed: int) -> Cases:
-    """The most microbatches that each of the board's stages holds, and the messages it sends."""
-    groups = lesson.new_groups(range(size))
+    """The most microbatches that each stage holds, by GPipe and 1F1B, and the messages it sends."""
     for microbatches in (3, 1, 6):
-        stage = lesson.Stage(nn.Linear(WIDTH, WIDTH), range(size), groups)
-        images = torch.ones(microbatches, WIDTH)
         held = []
-        for schedule in (lesson.gpipe, lesson.one_forward_one_backward):
-            stage.load(images, torch.zeros(microbatches, dtype=torch.long), microbatches)
-            with counting() as counter:
-                schedule(stage, microbatches)
-                stage.finish()
-            held.append(stage.most_held)
+        for room in (microbatches, size - rank):
+            stage = StageProgram(rank, size, *new_pipeline(rank, size, seed, microbatches)[:3])
+            most = 0
+            for step in order_of(room, microbatches):
+                work = stage.forward if step[0] == "F" else stage.backward
+                work(int(step[1:]))
+                most = max(most, len(stage.held))
+            stage.finish()
+            held.append(most)
         counted = {
             "gpipe": all_gather_object(held[0]),
             "one_forward_one_backward": all_gather_object(held[1]),
-            "messages": all_gather_object(counter.calls["isend"] + counter.calls["send"]),
+            "messages": all_gather_object(len(stage.sending)),
         }
         yield predict(count(microbatches, "microbatch", "es"), (size, microbatches), counted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from functools import partial
 
@@ -109,4 +110,34 @@ def noise_scale(rank: int, size: int, seed: int) -> Cases:
             due,
             is_coded=False,
             most_moved=2 * (parameters + size),
+        )
+
+
+def short_batch(rank: int, size: int, seed: int) -> Cases:
+    """12 samples each, in three micro-batches, or in two on one rank. The rank at fault has fewer:
+    its last micro-batch is short."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit, other = draw.sample(range(size), 2)
+        lengths = [[4, 4, 4] for _ in range(size)]
+        lengths[culprit][-1], lengths[other] = draw.randrange(1, 3), [6, 6]
+        everyones = [
+            [
+                torch.tensor([draw.randrange(1, 99) for _ in range(length)], dtype=torch.float64)
+                for length in own
+            ]
+            for own in lengths
+        ]
+        notes = [
+            f"given to rank {place}: micro-batches of {', '.join(map(str, own))} samples"
+            for place, own in enumerate(lengths)
+        ]
+        samples = torch.cat([torch.cat(own) for own in everyones])
+        yield Case(
+            "1 step",
+            (everyones[rank],),
+            samples.mean().item(),
+            is_coded=False,
+            culprit=culprit,
+            notes=notes,
         )

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from playground.exercises.cases import ENOUGH, Case, Cases, predict
 from playground.lessons.all_reduce.lesson import measure, ring
-from playground.lessons.mesh.costs import Training, cost_of, hosts_of_eight
+from playground.training.mesh_costs import Training, cost_of, hosts_of_eight
 
 MICROBATCHES = 4
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 
 import torch
@@ -106,3 +107,58 @@ def average(rank: int, size: int, seed: int) -> Cases:
             },
             is_coded=False,
         )
+
+
+def late_load(rank: int, size: int, seed: int) -> Cases:
+    """A checkpoint on one rank, which is not rank 0. All numbers are integers, divided by powers of
+    two only: float64 holds each result exactly."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit, steps = draw.randrange(1, size), draw.randrange(2, 4)
+        saved = [float(draw.randrange(20, 40)), float(draw.randrange(2, 9))]
+        rows = [[draw.randrange(1, 9) for _ in range(size)] for _ in range(steps)]
+        weight, velocity = saved
+        for row in rows:
+            velocity = velocity / 2 + sum(row) / size
+            weight -= velocity
+        given = torch.tensor(saved, dtype=torch.float64) if rank == culprit else None
+        yield Case(
+            count(steps, "step"),
+            (given, [torch.tensor(row[rank], dtype=torch.float64) for row in rows]),
+            returns=weight,
+            is_coded=False,
+            culprit=culprit,
+        )
+
+
+def own_order(rank: int, size: int, seed: int) -> Cases:
+    """One sample is damaged, and cannot be used. At fault is the rank that has it in the first
+    epoch."""
+    for each, epochs in ((seed, 2), (seed + 1, 3)):
+        draw = random.Random(each)
+        samples = 3 * size
+        damaged = draw.randrange(samples)
+        shuffles, order = random.Random(0), list(range(samples))
+        due, owners = list[list[int]](), list[int]()
+        for _ in range(epochs):
+            shuffles.shuffle(order)
+            owners.append(order.index(damaged) % size)
+            due.append([number for number in order[rank::size] if number != damaged])
+        seen = list[int]()
+        yield Case(
+            f"{samples} samples, {epochs} epochs",
+            (samples, epochs, partial(augment, damaged, seen)),
+            returns=due,
+            held=lambda seen=seen: {"calls of augment": len(seen)},
+            expected={"calls of augment": samples // size * epochs},
+            is_coded=False,
+            culprit=owners[0],
+        )
+
+
+def augment(damaged: int, seen: list[int], number: int, generator: random.Random) -> bool:
+    """Draw for the damaged sample, and say whether a sample can be used. `seen`: those so far."""
+    seen.append(number)
+    if number == damaged:
+        generator.random()
+    return number != damaged

@@ -10,9 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import playground.lessons.tensor.lesson as lesson
 from playground.exercises.cases import Case, Cases, counting, predict
 from playground.exercises.exercise import count
+from playground.training.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    copy_to_region,
+    gather_from_sequence_region,
+    reduce_from_region,
+    reduce_scatter_to_sequence_region,
+)
 
 HEAD_WIDTH = 2
 
@@ -104,21 +111,24 @@ def vocabulary_loss(rank: int, size: int, seed: int) -> Cases:
 
 
 def mlp_traffic(rank: int, size: int, seed: int) -> Cases:
-    """A stack of MLPs, sharded with the board's layers, forward and backward, with a counter."""
+    """A stack of sharded MLPs, forward and backward, with a counter."""
     for layers, length, width in ((1, 12, 12), (3, 24, 12)):
         counters = []
         for enter, leave in (
-            (lesson.copy_to_region, lesson.reduce_from_region),
-            (lesson.gather_from_sequence_region, lesson.reduce_scatter_to_sequence_region),
+            (copy_to_region, reduce_from_region),
+            (
+                gather_from_sequence_region,
+                reduce_scatter_to_sequence_region,
+            ),
         ):
             mlps = [
                 (
-                    lesson.ColumnParallelLinear(nn.Linear(width, 4 * width), None),
-                    lesson.RowParallelLinear(nn.Linear(4 * width, width), None, leave),
+                    ColumnParallelLinear(nn.Linear(width, 4 * width)),
+                    RowParallelLinear(nn.Linear(4 * width, width), leave),
                 )
                 for _ in range(layers)
             ]
-            is_sequence = enter is lesson.gather_from_sequence_region
+            is_sequence = enter is gather_from_sequence_region
             own = length // size if is_sequence else length
             hidden = torch.ones(1, own, width, requires_grad=True)
             with counting() as counter:

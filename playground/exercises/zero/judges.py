@@ -15,7 +15,7 @@ from playground.exercises.cases import Case, Cases, coded, gradients, predict
 from playground.exercises.exercise import count
 from playground.exercises.ladder.judges import Shapes, average_gradients, give_gradients
 from playground.exercises.layouts import choose
-from playground.lessons.mesh.costs import Training, hosts_of_eight
+from playground.training.mesh_costs import Training, hosts_of_eight
 from playground.training.sharding import METHODS, train
 
 EQUAL: Shapes = ((4,),) * 4

@@ -255,7 +255,7 @@ class Meter(Observer):
         for call in calls:
             self.calls.pop(call.number, None)
 
-    def backward_begun(self) -> None:
+    def backward_begun(self, root: Any) -> None:
         self.backwards.append([])
 
     def backward_ended(self) -> None:

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
+from enum import Enum
 
-from playground.runtime.event_log import BEGUN, Format, LogReader, read_lines
+from playground.runtime.event_log import Format
 from playground.runtime.flight_recorder.sources import Line
-from playground.runtime.untrusted import expect_int, expect_list, expect_text
 
 STATE, FULL = range(2)
 """The log's words: how the program ended, and whether there was no room for all that was seen."""
@@ -29,14 +27,17 @@ FORMAT = Format(
     title=b"plgright", record=STEP, mark=struct.Struct("<16xq"), capacity=2**15, words=2,
     text=2**21,
 )  # fmt: skip
-LINE, OPTIMIZER, MODEL, LATE, LOOK, FINAL, DRAW, BATCH, MISUSE, THREADS, UNKNOWN = (
-    "line", "optimizer", "model", "late", "look", "final", "draw", "batch", "misuse", "threads",
-    "unknown",
+LINE, OPTIMIZER, MODEL, LATE, LOOK, FINAL = (
+    "line", "optimizer", "model", "late", "look", "final",
+)  # fmt: skip
+DRAW, BATCH, SHARES, SAMPLES, FILE, MISUSE, THREADS, MESSAGES, UNKNOWN = (
+    "draw", "batch", "shares", "samples", "file", "misuse", "threads", "messages", "unknown",
 )  # fmt: skip
 """Subjects of the lines of a log's text."""
-FIRST_STEPS = 12
-"""The first steps of each optimizer are looked at, then those whose number is a power of two, and
-their successors."""
+FIRST_STEPS, PERIOD = 12, 512
+"""The first steps of each optimizer are looked at; then those whose number is a power of two; from
+`PERIOD` on, one of so many, or, if that is more, an eighth as many as the steps so far; and their
+successors."""
 NO_GRADIENT = 0
 """In the place of a gradient's fingerprint."""
 Prints = list[int | None]
@@ -49,9 +50,11 @@ def file_name(rank: int) -> str:
 
 
 def is_looked_at(step: int) -> bool:
-    """Whether the step of this number is looked at: of n steps, about 10 + 2·log₂ n. Pairs tell
-    what a step has changed from what was changed after it."""
-    return step < FIRST_STEPS or step & (step - 1) == 0 or (step - 1) & (step - 2) == 0
+    """Whether the step of this number is looked at: 22 of 512 steps, 56 of 10,000. Pairs tell what
+    a step has changed from what was changed after it."""
+    if step < FIRST_STEPS or step & (step - 1) == 0 or (step - 1) & (step - 2) == 0:
+        return True
+    return step >= PERIOD and step % max(PERIOD, 1 << step.bit_length() - 4) < 2
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,9 @@ class Optimizer:
     """Numbers of their elements."""
     ranks: list[int]
     """Those of the group whose clock its looks have."""
+    shards: list[tuple[bool, list[int]] | None] = field(default_factory=list)
+    """Whether a parameter that is a DTensor is divided among ranks, and which ranks hold the same
+    part as this one; None for another parameter."""
 
 
 JOINS = "joins"
@@ -122,13 +128,20 @@ class Event:
     parameters: list[int]
     """CALLED: those of the parameters that it took. LOADED: those that were loaded."""
     size: int
-    """CALLED: the number of elements."""
+    """CALLED: the number of elements. BACKWARD: the number of elements of which its root, the
+    output of a loss function, is the mean; 0 if it is none, or that is not known."""
     ranks: int
     """CALLED: the size of the group."""
     line: int
     prints: Prints
     """FORWARD: fingerprints of the inputs. BUCKET: that of the gradients, before the average. Empty
     if nobody has looked."""
+    generator: int = 0
+    """FORWARD: the fingerprint of the random generator's state, if the model has dropout at work;
+    else 0."""
+    values: list[float] = field(default_factory=list)
+    """CALLED: two elements of the gradient that the call took, before it, if it took one and
+    nothing else."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +177,20 @@ class Look:
     wrapped: list[str]
     """The keys of the wrapped models that are alive."""
     line: int
+    trains: bool = True
+    """Whether a parameter of the optimizer requires a gradient."""
+    raw_values: list[list[float]] = field(default_factory=list)
+    """Two elements of each of the first gradients at the end of the last backward pass."""
+    gradient_values: list[list[float]] = field(default_factory=list)
+    """The same elements just before the step."""
+    statistics: list[tuple[int, int | None]] = field(default_factory=list)
+    """BatchNorm layers, but for those in wrapped models that broadcast their buffers: the number of
+    the layer's weight among the optimizer's parameters, and the fingerprint of the running mean."""
+
+    shards: Prints = field(default_factory=list)
+    """The parts of DTensors that this rank holds, before the step; None of other parameters."""
+    gradients_of_shards: Prints = field(default_factory=list)
+    """The parts of their gradients."""
 
     @property
     def moment(self) -> tuple[int, int]:
@@ -187,6 +214,10 @@ class Draw:
     shuffles: bool
     length: int
     """The number of samples in the data set."""
+    total: int
+    """The number of samples of all parts together."""
+    chosen: int
+    """The fingerprint of the samples, if the data set is a `Subset`; else 0."""
     clock: int
     """The world's, -1 if it is not known."""
     steps: dict[int, int]
@@ -202,9 +233,37 @@ class Batch:
     draw: int
     number: int
     prints: Prints
+    trains: bool
+    """Whether gradients were recorded."""
 
 
-GAPS, WRITTEN = "gaps", "written"
+@dataclass(frozen=True)
+class Shares:
+    """The first batches of a data loader over an `IterableDataset` with several workers."""
+
+    workers: int
+    prints: list[Prints]
+    """Those of two batches of each worker, in the order in which they came."""
+    line: int
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The first samples of a pass of training over a data loader, but for one over a
+    `DistributedSampler`."""
+
+    number: int
+    """Among the passes that the rank has told."""
+    prints: list[int]
+    """Fingerprints of the first tensor of each sample."""
+    is_whole: bool
+    """Whether these are all samples of the pass."""
+    line: int
+
+
+GAPS, WRITTEN, UNWAITED, CUT, LOST, COPY = (
+    "gaps", "written", "unwaited", "cut", "lost", "copy",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -213,12 +272,31 @@ class Misuse:
 
     kind: str
     """GAPS: it has gaps in memory, and gloo goes through the memory as if it had none. WRITTEN: the
-    program has written it before it waited for the call."""
+    program has written it before it waited for the call. UNWAITED: the program has let go of the
+    call without waiting for it. CUT: it has a gradient, which does not pass through the call. LOST:
+    it is a dense copy of a variable, which nobody else has. COPY: it is another copy of one."""
     operation: str
     line: int
     """That of the call."""
     step: int
     """How many steps the optimizer with the most had made."""
+
+
+@dataclass(frozen=True)
+class FileUse:
+    """A file that `torch.save` has written, or `torch.load` has read."""
+
+    is_read: bool
+    path: str
+    identity: list[str | int]
+    """The host, the device, the inode and the path without links."""
+    clocks: list[tuple[str, list[int], int]]
+    """The name of each group of the rank, its ranks, and how many collectives it had started."""
+    step: int
+    """How many steps the optimizer with the most had made."""
+    line: int
+    is_part: bool = False
+    """Whether parts of DTensors were written that are divided among ranks."""
 
 
 @dataclass(frozen=True)
@@ -241,10 +319,17 @@ class RankFacts:
     draws: list[Draw] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     misuses: list[Misuse] = field(default_factory=list)
+    shares: list[Shares] = field(default_factory=list)
+    files: list[FileUse] = field(default_factory=list)
+    samples: list[Samples] = field(default_factory=list)
     has_loader: bool = False
     """Whether a data loader has returned batches."""
+    is_full: bool = False
+    """Whether its log has no more room: what came later is not known."""
     has_all_steps: bool = True
     """Whether `steps` has all of them."""
+    has_messages: bool = False
+    """Whether it has sent or received: then ranks may agree otherwise than by collectives."""
     has_threads: bool = False
     """Whether other threads than the main one communicate, step or run backward passes."""
 
@@ -256,14 +341,27 @@ class RankFacts:
         return f"{os.path.basename(file)}:{number}"
 
 
+class Level(Enum):
+    """How sure a finding is, the surest first, and how it is told."""
+
+    CERTAIN = "wrong"
+    """No right program does this."""
+    PROBABLE = "probably wrong"
+    """Only rare programs do so on purpose."""
+    HINT = "perhaps wrong"
+    """A program may do so on purpose."""
+
+
+CERTAIN, PROBABLE, HINT = Level
+
+
 @dataclass(frozen=True)
 class Finding:
     """A silent mistake."""
 
     rule: str
     """The name of the rule that found it."""
-    is_certain: bool
-    """Whether no right program does this. Else it is a hint: a program may do so on purpose."""
+    level: Level
     what: str
     ranks: tuple[int, ...]
     since: int
@@ -273,75 +371,6 @@ class Finding:
     why: str
     fix: str
 
-
-def read_ranks(folder: Path, size: int) -> list[RankFacts]:
-    """What ranks have left in a folder, in rank order."""
-    return [read_rank(folder / file_name(rank), rank) for rank in range(size)]
-
-
-def read_rank(log: Path, rank: int) -> RankFacts:
-    try:
-        reader = LogReader(os.open(log, os.O_RDONLY), FORMAT)
-        return read_facts(reader, rank)
-    except OSError:
-        return RankFacts(rank, RUNNING, "it has not begun")
-    except (ValueError, TypeError, LookupError, struct.error):
-        return RankFacts(rank, RUNNING, "its log cannot be read")
-
-
-def read_facts(reader: LogReader, rank: int) -> RankFacts:
-    """Raises `ValueError`, `TypeError`, `LookupError` or `struct.error` for what no rank writes."""
-    state, full, *_ = struct.unpack_from("<2q", reader.read_words())
-    facts = RankFacts(rank, state, "its log is full" if full else "")
-    optimizers: list[Optimizer] = []
-    has_threads = has_loader = False
-    for subject, thing in read_lines(reader.read_text()):
-        fields = expect_list(thing)
-        if subject == LINE:
-            file, line, function, path = fields
-            facts.lines.append(
-                (expect_text(file), expect_int(line), expect_text(function), expect_text(path))
-            )
-        elif subject == OPTIMIZER:
-            optimizers.append(Optimizer(*fields))  # type: ignore[arg-type]
-        elif subject == MODEL:
-            facts.models.append(Model(*fields))  # type: ignore[arg-type]
-        elif subject == LATE:
-            facts.late.append(Late(*fields))  # type: ignore[arg-type]
-        elif subject == LOOK:
-            facts.looks.append(read_look(optimizers, fields))
-        elif subject == FINAL:
-            for each in fields:
-                name, found = expect_list(each)
-                facts.final[expect_text(name)] = None if found is None else expect_int(found)
-        elif subject == UNKNOWN:
-            return RankFacts(rank, state, expect_text(fields[0]))
-        elif subject == DRAW:
-            *plain, steps, line = fields
-            counts = {}
-            for each in expect_list(steps):
-                number, count = expect_list(each)
-                counts[expect_int(number)] = expect_int(count)
-            facts.draws.append(Draw(*plain, counts, line))  # type: ignore[call-arg, arg-type]
-        elif subject == BATCH and fields:
-            facts.batches.append(Batch(*fields))  # type: ignore[arg-type]
-        elif subject == BATCH:
-            has_loader = True
-        elif subject == MISUSE:
-            facts.misuses.append(Misuse(*fields))  # type: ignore[arg-type]
-        elif subject == THREADS:
-            has_threads = True
-    numbers = range(reader.count_records())
-    for record in reader.read_records(numbers).values():
-        number, clock, _ = STEP.unpack(record)
-        facts.steps.setdefault(number, []).append(clock)
-    has_all = reader.read_header()[BEGUN] <= len(numbers)
-    return replace(facts, has_all_steps=has_all, has_threads=has_threads, has_loader=has_loader)
-
-
-def read_look(optimizers: Sequence[Optimizer], fields: Sequence[object]) -> Look:
-    number, *rest = fields
-    look = Look(optimizers[expect_int(number)], *rest)  # type: ignore[arg-type]
-    events = [Event(*expect_list(each)) for each in look.events]  # type: ignore[arg-type]
-    look.events[:] = events
-    return look
+    @property
+    def is_certain(self) -> bool:
+        return self.level is CERTAIN

@@ -18,8 +18,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from playground.explain.right import BACKWARD, CALLED, NO_GRADIENT, Event, Finding, Look, RankFacts
-from playground.explain.right.replicas import Replica, Team, find_teams
+from playground.explain.right import (
+    BACKWARD,
+    CALLED,
+    CERTAIN,
+    HINT,
+    NO_GRADIENT,
+    PROBABLE,
+    Event,
+    Finding,
+    Level,
+    Look,
+    RankFacts,
+)
+from playground.explain.right.replicas import ROUNDING, Replica, Team, find_teams
 
 EXCHANGES = {"send", "recv", "isend", "irecv", "all_to_all", "all_to_all_single"}
 """Operations by which ranks exchange activations: then parameters may be shards or stages."""
@@ -92,14 +104,14 @@ class Averaging:
 
     def finding(
         self, rule: str, replicas: Sequence[Replica], what: str, where: str, why: str, fix: str,
-        is_certain: bool = True,
+        level: Level = CERTAIN,
     ) -> Finding:  # fmt: skip
         told = [self.names[each.name] for each in replicas]
         kind = self.team.first.optimizer.kind.rpartition(".")[2]
         more = f" and {len(told) - 3} more" * (len(told) > 3)
         since = min((each.sights[each.drift or 0].step for each in replicas), default=0)
         return Finding(
-            rule, is_certain, f"{what}: parameters {', '.join(told[:3])}{more} of {kind}",
+            rule, level, f"{what}: parameters {', '.join(told[:3])}{more} of {kind}",
             self.team.ranks, since, where, why, fix,
         )  # fmt: skip
 
@@ -117,8 +129,9 @@ def is_drifting(replica: Replica) -> bool:
 def find_start(seen: Averaging) -> Finding | None:
     """M1-start: replicas whose gradients are averaged start equal.
 
-    Certain: gradients are equal on all ranks before each step, and were seen to be averaged; the
-    parameters differ from the first look to the end. Unknown: another parameter of the optimizer
+    Probable: gradients are equal on all ranks before each step, and were seen to be averaged; the
+    parameters differ from the first look to the end. (Each rank may add noise of its own to one
+    model.) Unknown: another parameter of the optimizer
     has gradients of its own on each rank, as in tensor parallelism; nothing was seen to average
     them; another call may average parameters, which brings replicas closer that are never equal.
     """
@@ -138,6 +151,7 @@ def find_start(seen: Averaging) -> Finding | None:
         "others",
         "broadcast the parameters of rank 0 before the first step, or seed all ranks alike before "
         "the model is made",
+        level=PROBABLE,
     )  # fmt: skip
 
 
@@ -186,7 +200,7 @@ def find_after(seen: Averaging) -> Finding | None:
     return seen.finding(
         "M2-after", found, "the replicas of a model drift apart", seen.where(first),
         "the gradients are reduced after the step that uses them",
-        "reduce them between backward() and step()", is_certain=False,
+        "reduce them between backward() and step()", level=HINT,
     )  # fmt: skip
 
 
@@ -232,7 +246,7 @@ def find_parameter(seen: Averaging) -> Finding | None:
         "all_reduce within backward() takes the parameter: a hook of "
         "register_post_accumulate_grad_hook is given the parameter, not its gradient",
         "reduce param.grad in the hook",
-        is_certain=False,
+        level=HINT,
     )  # fmt: skip
 
 
@@ -278,7 +292,7 @@ def find_part(seen: Averaging) -> Finding | None:
         seen.where(calls[-1]) if calls else "",
         "gradients of other parameters of the optimizer are averaged, and theirs are not",
         "average the gradients of all parameters, unless each rank is to have a part of its own",
-        is_certain=False,
+        level=HINT,
     )  # fmt: skip
 
 
@@ -315,8 +329,9 @@ def find_order(seen: Averaging) -> Finding | None:
     """K1-order: one collective reduces the same parameter on all ranks.
 
     Certain: in two steps the calls that take one gradient each are as many on all ranks, of the
-    same operations and sizes, and a call takes another parameter's gradient on some rank.
-    Unknown: the gradients lie in flat buffers.
+    same operations and sizes, and a call takes another parameter's gradient on some rank; and these
+    parameters were equal on all ranks at first. A hint: they were not. Unknown: the gradients lie
+    in flat buffers.
     """
     wrong: list[Event] = []
     exchanged: set[int] = set()
@@ -342,27 +357,163 @@ def find_order(seen: Averaging) -> Finding | None:
         "calls meet in the order in which they are made, and the ranks go through the parameters "
         "in another order",
         "go through the parameters in the same order on all ranks: a set has none",
+        level=CERTAIN
+        if all(
+            bool(sights := seen.replicas[place].sights) and sights[0].are_equal
+            for place in exchanged
+        )
+        else HINT,
+    )  # fmt: skip
+
+
+def find_sum(seen: Averaging) -> Finding | None:
+    """M9-sum: the sum of the ranks' gradients is divided.
+
+    A hint: in two steps all backward passes begin at a mean that a loss function of torch's has
+    returned, a call takes the gradient afterwards, and the step uses the sum of the ranks'
+    gradients, as two of their elements tell. A program may divide the learning rate. Unknown: the
+    loss is scaled or composed; a call takes the gradient within backward.
+    """
+    if any(call.gradients and call.flag for call in seen.calls):
+        return None
+    found = [each for each in seen.replicas if count_sums(seen, each) >= 2]
+    if not found or seen.exchanges:
+        return None
+    calls = [call for call in seen.calls if found[0].place in call.gradients]
+    return seen.finding(
+        "M9-sum", found, "the step uses the sum of the ranks' gradients",
+        seen.where(calls[-1]) if calls else "",
+        "each rank's loss is a mean, and the sum of N means is N times the mean: as if the "
+        "learning rate were N times as large",
+        "divide the gradients by the number of ranks",
+        level=HINT,
+    )  # fmt: skip
+
+
+def count_sums(seen: Averaging, replica: Replica) -> int:
+    """In how many steps the gradient is the sum of the gradients after backward."""
+    count = 0
+    for looks in seen.looks:
+        passes = [each for look in looks.values() for each in look.events if each.kind == BACKWARD]
+        raw = [look.raw_values[replica.place : replica.place + 1] for look in looks.values()]
+        used = [look.gradient_values[replica.place : replica.place + 1] for look in looks.values()]
+        if not passes or not all(each.size for each in passes) or not all(map(any, raw + used)):
+            continue
+        sums = [sum(column) for column in zip(*(values for [values] in raw), strict=True)]
+        count += all(is_sum(values, sums) for [values] in used)
+    return count
+
+
+def is_sum(values: Sequence[float], sums: Sequence[float]) -> bool:
+    """Whether the values are these sums, but for rounding, and are not 0."""
+    pairs = [*zip(values, sums, strict=True)]
+    return any(values) and all(abs(one - two) <= ROUNDING * abs(two) for one, two in pairs)
+
+
+def find_equal_gradients(seen: Averaging) -> Finding | None:
+    """E2-equal: the ranks that average do different work.
+
+    A hint: in three steps all gradients are equal on all ranks at the end of backward, and differ
+    from step to step; data loaders have returned batches; and a call takes the gradients then. A
+    test with one batch looks the same.
+    """
+    if not all(each.has_loader for each in seen.team.facts):
+        return None
+    looks = [
+        looks for looks in seen.looks
+        if all(look.raw and None not in look.raw for look in looks.values())
+    ]  # fmt: skip
+    steps = [{tuple(look.raw) for look in looks.values()} for looks in looks]
+    calls = [call for call in seen.calls if call.gradients]
+    if len(steps) < 3 or not calls or any(len(each) > 1 for each in steps):
+        return None
+    if len({min(each) for each in steps}) < len(steps) or seen.exchanges:
+        return None
+    return seen.finding(
+        "E2-equal", seen.replicas, "all ranks compute the same gradients", seen.where(calls[0]),
+        "the gradients are equal on all ranks before they are averaged: the ranks do the work of "
+        "one",
+        "give each rank its own part of the data",
+        level=HINT,
+    )  # fmt: skip
+
+
+def find_alone(seen: Averaging) -> Finding | None:
+    """N1-alone: the model is averaged if the data are cut.
+
+    A hint: each rank draws one part of as many parts as there are ranks from DistributedSampler;
+    all gradients differ; all parameters were equal and drift; and no call is as large as the
+    largest parameter. Unknown: ranks exchange messages; the samplers have other parts (a model for
+    each part).
+    """
+    facts = seen.team.facts
+    largest = max(seen.team.first.optimizer.sizes)
+    parts = {(each.parts, each.rank) for rank in facts for each in rank.draws}
+    is_cut = parts == {(len(facts), rank.rank) for rank in facts}
+    is_averaged = any(each.kind == CALLED and each.size >= largest for each in seen.events)
+    if not is_cut or is_averaged or seen.exchanges:
+        return None
+    if not all(is_drifting(each) and seen.are_own(each) for each in seen.replicas):
+        return None
+    return seen.finding(
+        "N1-alone", seen.replicas, "each rank trains a model of its own, on its part of the data",
+        facts[0].where(seen.team.first.line),
+        "DistributedSampler gives each rank a part of the data, and neither gradients nor "
+        "parameters are averaged",
+        "wrap the model by DistributedDataParallel, or average the gradients between backward() "
+        "and step()",
+        level=HINT,
+    )  # fmt: skip
+
+
+def find_parts(seen: Averaging) -> Finding | None:
+    """M13-parts: the groups that average make one world.
+
+    A hint: all calls that take gradients are of groups smaller than the world, and of two ranks at
+    least; no call of the world is as large as the largest parameter; the parameters were equal, and
+    drift; and the settings of the optimizers are equal. Unknown: a model is wrapped; ranks exchange
+    messages.
+    """
+    team = seen.team
+    largest = max(team.first.optimizer.sizes)
+    sizes = {call.ranks for call in seen.calls if call.gradients}
+    is_joined = any(
+        each.kind == CALLED and each.size >= largest and each.ranks == len(team.ranks)
+        for each in seen.events
+    )
+    settings = {str(look.settings) for looks in team.looks[:1] for look in looks.values()}
+    if is_joined or seen.exchanges or len(settings) > 1 or any(each.models for each in team.facts):
+        return None
+    if not sizes or min(sizes) < 2 or max(sizes) >= len(team.ranks):
+        return None
+    if not all(map(is_drifting, seen.replicas)):
+        return None
+    calls = [call for call in seen.calls if call.gradients]
+    return seen.finding(
+        "M13-parts", seen.replicas, "groups of ranks train models apart", seen.where(calls[0]),
+        f"gradients are averaged in groups of {max(sizes)} ranks, and nothing joins the groups",
+        "average over all ranks that train the model",
+        level=HINT,
     )  # fmt: skip
 
 
 RULES: Sequence[Callable[[Averaging], Finding | None]] = (
     find_start, find_after, find_parameter, find_reduce, find_part, find_skip, find_order,
+    find_alone, find_equal_gradients, find_sum,
 )  # fmt: skip
 
 
 def find_averaging(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """What is wrong where a program averages by hand: of each optimizer the first that is found."""
     for team in find_teams(facts):
-        wrapped = {model.key for each in team.facts for model in each.models}
-        names = team.first.optimizer.parameters
         if len(team.ranks) < len(facts) or len(team.looks) < 2 or team.has_threads:
             continue
-        if any(name.rpartition("/")[0] in wrapped for name in names):
+        if team.wrapped:
             continue
-        seen = Averaging(team, [team.replica(name) for name in names])
+        seen = Averaging(team, [team.replica(name) for name in team.first.optimizer.parameters])
         if any(look.has_closure for look in team.all_looks):
             continue
-        if any(call.ranks < len(team.ranks) for call in seen.calls):
-            continue
-        found = (finding for rule in RULES if (finding := rule(seen)))
-        yield from [finding for finding in [next(found, None)] if finding]
+        in_parts = any(call.ranks < len(team.ranks) for call in seen.calls)
+        rules = [find_parts] if in_parts else RULES
+        if found := next((finding for rule in rules if (finding := rule(seen))), None):
+            yield found

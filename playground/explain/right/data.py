@@ -12,7 +12,10 @@ from itertools import pairwise
 
 from playground.explain.right import (
     BUCKET,
+    FIRST_STEPS,
     FORWARD,
+    HINT,
+    PROBABLE,
     Draw,
     Finding,
     Look,
@@ -28,18 +31,21 @@ LEAST_LOOKS = 3
 def find_equal_batches(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """E1-batches: the ranks of a wrapped model are fed different batches.
 
-    Certain: in each step that was looked at, and in three at least, the inputs of the forward
+    Probable: in each step that was looked at, and in three at least, the inputs of the forward
     passes are equal on all ranks, and so are the gradients before they are averaged; the inputs of
-    the steps differ; and data loaders have returned batches on all ranks. A hint: no data loader
-    was seen. Unknown: all steps have one batch (a test whether the model can learn); gradients
-    differ (other nodes of one graph, or noise of their own); older versions of torch do not tell
-    of the gradients.
+    the steps differ; data loaders have returned batches on all ranks; and the program has ended on
+    all of them, or as many steps were looked at as at first. (Ranks may train redundantly, to find
+    a machine that computes wrongly.) A hint: no data loader was seen, or the program was ended
+    sooner (it may begin so). Unknown: all steps have one batch (a test whether the model can
+    learn); gradients differ (other nodes of one graph, or noise of their own); the optimizer has
+    parameters that are not averaged (tensor parallelism); older versions of torch do not tell of
+    the gradients.
     """
     for team in find_teams(facts):
         whole = [looks for looks in team.looks if all(each.is_whole for each in looks.values())]
         for model in team.facts[0].models:
             names = team.first.optimizer.parameters
-            if not any(name.startswith(f"{model.key}/") for name in names):
+            if not all(name.startswith(f"{model.key}/") for name in names):
                 continue
             inputs = [inputs_of(looks, model.key) for looks in whole]
             if len(inputs) < LEAST_LOOKS or None in inputs or len({*inputs}) < 2:
@@ -48,7 +54,10 @@ def find_equal_batches(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             lines = [each.line for each in last.events if each.kind == FORWARD]
             yield Finding(
                 rule="E1-batches",
-                is_certain=all(each.has_loader for each in team.facts),
+                level=PROBABLE
+                if all(each.has_loader for each in team.facts)
+                and (team.have_ended or len(inputs) >= FIRST_STEPS)
+                else HINT,
                 what="all ranks of a model that DistributedDataParallel wraps train on the same "
                 "batches",
                 ranks=team.ranks,
@@ -80,13 +89,14 @@ def inputs_of(looks: Mapping[int, Look], model: str) -> tuple[int | None, ...] |
 
 
 def find_other_draws(facts: Sequence[RankFacts]) -> Iterator[Finding]:
-    """S2-seed and S3-epoch: the samplers of the ranks cut one order of the samples.
+    """S2-seed, S3-epoch and S8-split: the samplers of the ranks cut one order of the samples.
 
-    Certain: each rank of the world draws one part of as many parts from a data set of one length;
-    shuffling is on; seeds differ, or epochs do at one clock; and all ranks train one model that
-    DistributedDataParallel wraps. A hint: they do not (then they may train models apart). Unknown:
-    the ranks draw different numbers of times; there are fewer or more parts than ranks (a data set
-    for each node).
+    Probable: each rank of the world draws one part of as many parts from a data set of one length;
+    shuffling is on; seeds differ, or epochs do at one clock, or the samples of their `Subset`; and
+    all ranks train one model that DistributedDataParallel wraps, on these samples. (Each rank may
+    have samples of its own.) A hint: they do not (then they may train models apart). Unknown: the
+    ranks draw different numbers of times; there are fewer or more parts than ranks (a data set for
+    each node).
     """
     world = [each.rank for each in facts]
     train_one = any(model.ranks == world for each in facts[:1] for model in each.models)
@@ -94,23 +104,41 @@ def find_other_draws(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         for rule, name, fix in (
             ("S2-seed", "seed", "give DistributedSampler the same seed on all ranks"),
             ("S3-epoch", "epoch", "call set_epoch on all ranks with the same number"),
+            ("S8-split", "chosen", "split the data set with the same seed on all ranks"),
         ):
             values = [getattr(each, name) for each in draws]
             if len({*values}) < 2:
                 continue
             told = [f"rank {rank}: {value}" for rank, value in enumerate(values)]
+            why = f"their DistributedSamplers differ in the {name} ({', '.join(told)})"
+            if name == "chosen":
+                why = "their data sets are a Subset of each rank's own choice"
             yield Finding(
                 rule=rule,
-                is_certain=train_one,
+                level=PROBABLE if train_one and all(map(trains_wrapped, facts, draws)) else HINT,
                 what="ranks draw their parts of the data from different orders, so that samples "
                 "come twice or not at all",
                 ranks=tuple(each.rank for each in facts),
                 since=max(draws[0].steps.values(), default=0),
                 where=facts[0].where(draws[0].line),
-                why=f"their DistributedSamplers differ in the {name} ({', '.join(told)})",
+                why=why,
                 fix=fix,
             )
             return
+
+
+def trains_wrapped(rank: RankFacts, draw: Draw) -> bool:
+    """Whether an optimizer of a wrapped model has stepped between this draw and the next one."""
+    keys = {model.key for model in rank.models}
+    numbers = {
+        look.optimizer.number
+        for look in rank.looks
+        if any(name.rpartition("/")[0] in keys for name in look.optimizer.parameters)
+    }
+    place = rank.draws.index(draw)
+    end = {number: len(clocks) for number, clocks in rank.steps.items()}
+    later = rank.draws[place + 1].steps if place + 1 < len(rank.draws) else end
+    return any(later.get(number, 0) > draw.steps.get(number, 0) for number in numbers)
 
 
 def common_draws(facts: Sequence[RankFacts]) -> Iterator[list[Draw]]:
@@ -132,11 +160,11 @@ def common_draws(facts: Sequence[RankFacts]) -> Iterator[list[Draw]]:
 def find_one_order(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """S4-setepoch: `set_epoch` changes the order in each epoch.
 
-    Certain: on all ranks, all draws of a sampler that shuffles have one epoch; the first two
+    Probable: on all ranks, all draws of a sampler that shuffles have one epoch; the first two
     batches of two draws are equal, and differ from each other; and one optimizer has stepped after
-    each of both. Unknown: the batches differ (the data set shuffles itself); other optimizers step
-    (several models are to see one order); the epoch changes at times (several passes are to be
-    alike).
+    each of both. (Several trials may be to see one order.) Unknown: the batches differ (the data
+    set shuffles itself); other optimizers step (several models are to see one order); the epoch
+    changes at times (several passes are to be alike).
     """
     if any(rank.unknown for rank in facts):
         return
@@ -146,7 +174,7 @@ def find_one_order(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         return
     yield Finding(
         rule="S4-setepoch",
-        is_certain=True,
+        level=PROBABLE,
         what="the samples come in the same order in each epoch",
         ranks=tuple(each.rank for each in facts),
         since=max(first.steps.values(), default=0),
@@ -195,8 +223,66 @@ def first_batches(rank: RankFacts, draw: Draw) -> list[Prints]:
     ]
 
 
+def find_padding(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """S6-pad: a metric counts each sample once.
+
+    A hint: batches of a DistributedSampler come while no gradients are recorded, and the sampler
+    repeats samples so that all ranks have as many. Unknown: gradients are recorded in evaluation.
+    """
+    for rank in facts:
+        for draw in rank.draws if not rank.unknown else ():
+            batches = [
+                each for each in rank.batches
+                if (each.sampler, each.draw) == (draw.sampler, draw.number)
+            ]  # fmt: skip
+            if batches and draw.total > draw.length and not any(each.trains for each in batches):
+                twice = draw.total - draw.length
+                yield Finding(
+                    rule="S6-pad",
+                    level=HINT,
+                    what=f"an evaluation counts {twice} of {draw.length} samples twice",
+                    ranks=tuple(each.rank for each in facts),
+                    since=max(draw.steps.values(), default=0),
+                    where=rank.where(draw.line),
+                    why="DistributedSampler repeats samples, so that all ranks have as many",
+                    fix="cut the data set without a sampler, into parts whose sizes may differ, "
+                    "and add up sums and counts over the ranks",
+                )
+                return
+
+
+def find_repeated_shares(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """S7-workers: the workers of a data loader share the samples of an `IterableDataset`.
+
+    Probable: the first batches of all workers are equal, and so are their second batches, which
+    differ from the first. (Workers may begin alike.) Source: the documentation of
+    `torch.utils.data.IterableDataset`: each worker has a copy of the data set.
+    """
+    found: dict[tuple[int, str], list[int]] = {}
+    for rank in facts:
+        for each in rank.shares if not rank.unknown else ():
+            first, second = each.prints[: each.workers], each.prints[each.workers :]
+            is_known = not any(None in prints or not prints for prints in each.prints)
+            are_one = len({*map(tuple, first)}) == len({*map(tuple, second)}) == 1
+            if is_known and are_one and first[0] != second[0]:
+                found.setdefault((each.workers, rank.where(each.line)), []).append(rank.rank)
+    for (workers, where), ranks in found.items():
+        yield Finding(
+            rule="S7-workers",
+            level=PROBABLE,
+            what=f"each batch comes {workers} times, from each worker of the data loader",
+            ranks=tuple(sorted({*ranks})),
+            since=0,
+            where=where,
+            why="each worker has a copy of the IterableDataset, and yields all of its samples",
+            fix="let each worker yield a part, by torch.utils.data.get_worker_info()",
+        )
+
+
 RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
     find_equal_batches,
     find_other_draws,
     find_one_order,
+    find_padding,
+    find_repeated_shares,
 )

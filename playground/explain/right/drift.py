@@ -22,12 +22,16 @@ from dataclasses import dataclass
 
 from playground.explain.right import (
     BACKWARD,
+    CERTAIN,
     FORWARD,
+    HINT,
     JOINS,
     LOADED,
     NO_GRADIENT,
+    PROBABLE,
     Event,
     Finding,
+    Level,
     Look,
     Model,
     RankFacts,
@@ -100,6 +104,12 @@ class Drift:
         ]
 
     @property
+    def train_together(self) -> bool:
+        """Whether, on all ranks, the step has a forward pass of the model after which gradients are
+        averaged. Else they may train apart for a while, or from then on."""
+        return all(any(each.flag for each in self.forwards(look)) for look in self.looks)
+
+    @property
     def notes(self) -> str:
         """The notes of all forward passes of the model that were seen."""
         return " ".join(each.note for look in self.team.all_looks for each in self.forwards(look))
@@ -134,7 +144,7 @@ class Cause:
     why: str
     fix: str
     where: str = ""
-    is_certain: bool = True
+    level: Level = CERTAIN
 
 
 Rule = Callable[[Drift], "Cause | None"]
@@ -150,8 +160,8 @@ def find_lines(drift: Drift, kind: str) -> str:
 def find_late(drift: Drift) -> Cause | None:
     """D3-late: all parameters exist when the model is wrapped.
 
-    Certain: a forward pass finds a parameter in the module that was not there, and its gradients
-    differ. Unknown: it does not drift.
+    Probable: a forward pass finds a parameter in the module that was not there, and its gradients
+    differ. Each rank may have a part of its own, as an adapter. Unknown: it does not drift.
     """
     if not drift.is_late or not drift.have_other_gradients:
         return None
@@ -165,14 +175,16 @@ def find_late(drift: Drift) -> Cause | None:
         "gradients of the parameters that it finds when it is made",
         "add them before DistributedDataParallel wraps the model, or wrap it again",
         drift.where(lines[0]) if lines else "",
+        level=PROBABLE,
     )
 
 
 def find_unfrozen(drift: Drift) -> Cause | None:
     """D3-unfrozen: all trained parameters require a gradient when the model is wrapped.
 
-    Certain: it did not on any rank, it is trained, and its gradients differ. Unknown: it does not
-    drift, or the model was wrapped again, and has other names since.
+    Probable: it did not on any rank, it is trained, and its gradients differ. Each rank may have a
+    part of its own, as a head. Unknown: it does not drift, or the model was wrapped again, and has
+    other names since.
     """
     if drift.is_late or not drift.have_other_gradients:
         return None
@@ -192,6 +204,7 @@ def find_unfrozen(drift: Drift) -> Cause | None:
         "DistributedDataParallel does not average theirs",
         "set requires_grad before DistributedDataParallel wraps the model, or wrap it again",
         drift.where(drift.model.line),
+        level=PROBABLE,
     )
 
 
@@ -199,8 +212,9 @@ def find_skip(drift: Drift) -> Cause | None:
     """D5-skip: all ranks make a step between the same two collectives, or none does.
 
     The clocks of all steps are kept, so that a step that was not looked at is seen, too. Certain:
-    the numbers differ at a clock before the first difference and not before the last equal look.
-    Unknown: more steps were made than are kept, or the optimizer has another number on some ranks.
+    the numbers differ at a clock before the first difference and not before the last equal look,
+    and the ranks train together. Unknown: more steps were made than are kept, or the optimizer has
+    another number on some ranks.
     """
     found = drift.team.find_skip()
     if found is None or not drift.sight.looks:
@@ -222,6 +236,7 @@ def find_skip(drift: Drift) -> Cause | None:
         "let all ranks decide alike whether to make a step: all_reduce what the decision depends "
         "on",
         drift.where(drift.looks[0].line),
+        level=CERTAIN if drift.train_together else HINT,
     )
 
 
@@ -229,8 +244,9 @@ def find_write(drift: Drift) -> Cause | None:
     """D6-load and D6-write: nothing but the optimizer changes the parameters of some ranks.
 
     Certain: they were equal when the model was wrapped, or after a step, and differ before the next
-    step, which was looked at, too. `load_state_dict` of some ranks between the two is told as the
-    cause. Unknown: the two looks do not follow each other; a call took the parameters.
+    step, which was looked at, too, and in which the ranks train together. `load_state_dict` of some
+    ranks between the two is told as the cause. Unknown: the two looks do not follow each other; a
+    call took the parameters.
     """
     previous = drift.previous
     if drift.sight.when != BEFORE or previous is None or not drift.are_known:
@@ -257,6 +273,7 @@ def find_write(drift: Drift) -> Cause | None:
             "load on all ranks, or before DistributedDataParallel wraps the model: it sends what "
             "rank 0 has",
             facts.where(loads[loading[0]][-1].line),
+            level=CERTAIN if drift.train_together else HINT,
         )
     if loading:
         return None
@@ -266,6 +283,7 @@ def find_write(drift: Drift) -> Cause | None:
         "change the parameters of all ranks alike, or before DistributedDataParallel wraps the "
         "model",
         drift.where(drift.model.line if previous.when == MADE else drift.looks[0].line),
+        level=CERTAIN if drift.train_together else HINT,
     )
 
 
@@ -298,15 +316,16 @@ def find_hook(drift: Drift) -> Cause | None:
         "between ranks",
         "return what was reduced",
         find_lines(drift, BACKWARD),
-        is_certain=False,
+        level=HINT,
     )
 
 
 def find_bypass(drift: Drift) -> Cause | None:
     """D1-bypass: a backward belongs to a forward pass through the wrapped model.
 
-    Certain: no forward pass of the model that trains was ever seen on any rank, gradients differ,
-    no call was seen that may average parameters, and the program has ended on all ranks. A hint: it
+    Probable: no forward pass of the model that trains was ever seen on any rank, gradients differ,
+    no call was seen that may average parameters, and the program has ended on all ranks. (The
+    wrapper may serve to send the parameters of rank 0 to models that are trained apart.) A hint: it
     was called with the wrapped model earlier (then ranks may train apart on purpose).
     """
     if not drift.have_other_gradients or not drift.are_known:
@@ -319,7 +338,7 @@ def find_bypass(drift: Drift) -> Cause | None:
         "no forward pass went through the wrapped model, so that nothing averaged the gradients",
         "call the wrapped model, not its .module or the model inside",
         find_lines(drift, BACKWARD),
-        is_certain=not ever and not drift.exchanges and drift.team.have_ended,
+        level=PROBABLE if not ever and not drift.exchanges and drift.team.have_ended else HINT,
     )
 
 
@@ -327,9 +346,10 @@ def find_nosync(drift: Drift) -> Cause | None:
     """D2-nosync-all and D2-nosync-last: the last forward pass before a step is outside of
     `no_sync`.
 
-    Certain: gradients differ, and the last forward pass was inside, after one outside; or all that
-    were ever seen were inside, no call was seen that may average parameters, and the program has
-    ended on all ranks. A hint: all of this step were inside, and not all others.
+    Certain: gradients differ, and the last forward pass was inside, after one outside. Probable:
+    all that were ever seen were inside, no call was seen that may average parameters, and the
+    program has ended on all ranks. (Files may bring the models together.) A hint: all of this step
+    were inside, and not all others.
     """
     if not drift.have_other_gradients or not drift.are_known:
         return None
@@ -352,7 +372,7 @@ def find_nosync(drift: Drift) -> Cause | None:
         "nothing averaged the gradients",
         "run the forward pass of the last micro-batch outside of no_sync: the forward pass decides",
         where,
-        is_certain=not ever and not drift.exchanges and drift.team.have_ended,
+        level=PROBABLE if not ever and not drift.exchanges and drift.team.have_ended else HINT,
     )
 
 
@@ -379,8 +399,8 @@ def find_later_backward(drift: Drift) -> Cause | None:
 def find_settings(drift: Drift) -> Cause | None:
     """D9-hyper: hyperparameters are equal on all ranks.
 
-    Certain: gradients are equal, and a hyperparameter differs. Those that change nothing but the
-    implementation are left out.
+    Certain: gradients are equal, a hyperparameter differs, and the ranks train together. Those that
+    change nothing but the implementation are left out.
     """
     if drift.replica.have_equal_gradients(drift.sight.looks) is not True:
         return None
@@ -404,6 +424,7 @@ def find_settings(drift: Drift) -> Cause | None:
         f"the gradients are equal, and hyperparameters of the optimizer differ ({'; '.join(told)})",
         "step schedulers, and set hyperparameters, on all ranks alike",
         drift.where(drift.looks[0].line),
+        level=CERTAIN if drift.train_together else HINT,
     )
 
 
@@ -411,8 +432,9 @@ def find_state(drift: Drift) -> Cause | None:
     """D10-state: the optimizer makes the same of the same gradients.
 
     Certain: parameters, gradients and hyperparameters are equal before a step, and the parameters
-    differ after it. A hint: they differ by rounding; the optimizer is not one of torch.optim (it
-    may draw numbers of its own), or has hooks after its step. Unknown: the step was not looked at.
+    differ after it, and the ranks train together. A hint: they differ by rounding; the optimizer is
+    not one of torch.optim (it may draw numbers of its own), or has hooks after its step. Unknown:
+    the step was not looked at.
     """
     equal = drift.replica.have_equal_gradients(drift.sight.looks)
     if not drift.is_made_by_step or not equal or not drift.are_known:
@@ -426,10 +448,13 @@ def find_state(drift: Drift) -> Cause | None:
         "differ after it: the state of the optimizer differs",
         "load the state of the optimizer on all ranks",
         drift.where(drift.looks[0].line),
-        is_certain=all(
+        level=CERTAIN
+        if drift.train_together
+        and all(
             look.optimizer.kind.startswith("torch.optim.") and not look.has_hooks
             for look in drift.looks
-        ),
+        )
+        else HINT,
     )
 
 
@@ -451,7 +476,7 @@ UNEXPLAINED = Cause(
     "D-drift",
     "the cause lies between two steps that were looked at",
     "compare the ranks at each step from there on",
-    is_certain=False,
+    level=HINT,
 )
 
 
@@ -492,7 +517,7 @@ def describe(cause: Cause, drifts: Sequence[Drift]) -> Finding:
     rounds = all(each.replica.differ_by_rounding(each.sight.looks) for each in drifts)
     return Finding(
         rule=cause.rule,
-        is_certain=cause.is_certain and not rounds,
+        level=HINT if rounds else cause.level,
         what=f"the replicas of a model drift apart: {list_names(names)} of the model that "
         f"DistributedDataParallel wraps in {first.where(first.model.line) or 'a package'}",
         ranks=first.team.ranks,
@@ -526,7 +551,7 @@ def find_other_orders(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         others = tuple(rank for rank, found in same.items() if found.names != model.names)
         yield Finding(
             rule="D11-order",
-            is_certain=True,
+            level=CERTAIN,
             what="the parameters of a model have another order on some ranks, and "
             "DistributedDataParallel averages them by their position",
             ranks=others,

@@ -19,6 +19,8 @@ from playground.runtime.upstream import without_modes
 
 MOST = 65_536
 """Elements of which a fingerprint is made."""
+MOST_OF_ROW = 4096
+"""Bytes of a row of which its fingerprint is made."""
 VALUES = {torch.float32: "f", torch.float64: "d", torch.float16: "e"}
 """Types whose elements can be told as numbers, and their formats."""
 UNSIGNED: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -29,6 +31,19 @@ def find_fingerprint(tensor: Any) -> int | None:
     another device than CPU and CUDA, or one that a CUDA graph is being made of."""
     memory = read_memory(tensor)
     return None if memory is None else zlib.crc32(memory) or 1
+
+
+def find_row_fingerprints(tensor: Any) -> list[int] | None:
+    """Those of its rows, of each the first `MOST_OF_ROW` bytes. None if they cannot be read."""
+    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or not tensor.numel():
+        return None
+    if tensor.layout != torch.strided or not tensor.dim() or not tensor.is_contiguous():
+        return None
+    width = tensor.numel() * tensor.element_size() // len(tensor)
+    memory = (ctypes.c_char * (width * len(tensor))).from_address(tensor.data_ptr())
+    octets, most = memoryview(memory).cast("B"), min(width, MOST_OF_ROW)
+    starts = range(0, len(octets), width)
+    return [zlib.crc32(octets[start : start + most]) or 1 for start in starts]
 
 
 def read_memory(tensor: Any) -> bytes | memoryview | None:
@@ -70,6 +85,8 @@ def has_gaps(tensor: Any) -> bool:
     """Whether there is memory between its elements that is not its own. False if that is not known,
     and if elements share memory."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        return False
+    if not tensor.numel():
         return False
     dims = sorted(
         (stride, size)

@@ -98,6 +98,19 @@ class Team:
         return self.looks[0][self.ranks[0]]
 
     @property
+    def since(self) -> int:
+        """The number of the first step that all have looked at, on the rank that made the
+        fewest."""
+        return min(look.step for look in self.looks[0].values())
+
+    @property
+    def wrapped(self) -> list[int]:
+        """The numbers of the optimizer's parameters that are in wrapped models."""
+        keys = {model.key for each in self.facts for model in each.models}
+        names = self.first.optimizer.parameters
+        return [place for place, name in enumerate(names) if name.rpartition("/")[0] in keys]
+
+    @property
     def have_ended(self) -> bool:
         """Whether the program has ended on all ranks, and without an error."""
         return all(each.state == ENDED for each in self.facts)

@@ -16,9 +16,8 @@ def tell(finding: Finding) -> str:
     ranks = f"rank{'s' * (len(finding.ranks) > 1)} {format_ranks(finding.ranks)}"
     since = f", since step {finding.since}" if finding.since >= 0 else ""
     where = f" ({finding.where})" if finding.where else ""
-    said = "wrong" if finding.is_certain else "perhaps wrong"
     sentences = (
-        f"playground: {said} [{finding.rule}]: {finding.what} ({ranks}{since}).",
+        f"playground: {finding.level.value} [{finding.rule}]: {finding.what} ({ranks}{since}).",
         f"Why: {finding.why}{where}.",
         f"To fix it: {finding.fix}.",
     )
@@ -30,7 +29,11 @@ def tell_all(findings: Sequence[Finding], facts: Sequence[RankFacts]) -> str:
     if findings:
         return "\n\n".join(map(tell, findings))
     steps = sum(len(each.looks) for each in facts)
-    unknown = [f"rank {each.rank}: {each.unknown}" for each in facts if each.unknown]
+    unknown = [
+        f"rank {each.rank}: {each.unknown or 'its log is full, and has the first steps'}"
+        for each in facts
+        if each.unknown or each.is_full
+    ]
     seen = f"{steps} steps of optimizers were compared" if steps else "no optimizer made a step"
     return "\n".join(
         textwrap.fill(each, WIDTH)

@@ -21,10 +21,10 @@ four numbers (32 bytes). Their last column is the number of bytes that the rank 
     ring                 6       6        12000   12000    48000   48000 9e-16
     all_reduce           -       -            -       -        -       - 0e+00
 
-Each number is counted, and next to it computed by a formula. `a rank sends` is the rank that sends
-most. The messages of all_reduce, the library's call, are not seen here, so they are not counted.
-The error is the largest difference from the result of all_reduce. It is rounding, because the sums
-are added in another order.
+Each counted number stands before the number by its formula. `a rank sends` counts the bytes of the
+rank that sends most. The backend sends the messages of all_reduce, the library's call: the program
+cannot count them. The error is the largest difference from the result of all_reduce. It is
+rounding, because each function adds in another order.
 
 Sources: Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations,
 2009; Gibiansky, Bringing HPC Techniques to Deep Learning, Baidu, 2017.
@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 ELEMENTS = 1000  # of the tensor that is summed, 8 bytes each
 
-bytes_per_step: list[int] = []  # a number for each step: the bytes that this rank sends in it
+bytes_per_step: list[int] = []  # one number for each step: the bytes that this rank sends in it
 
 
 def send(tensor, dst):
@@ -51,7 +51,7 @@ def recv(tensor, src):
 
 
 def exchange(outgoing, dst, incoming, src):
-    """One step: a message goes out while another one comes in."""
+    """One step: a message goes out, and another one comes in at the same time."""
     operations = [dist.P2POp(dist.isend, outgoing, dst), dist.P2POp(dist.irecv, incoming, src)]
     for request in dist.batch_isend_irecv(operations):
         request.wait()
@@ -76,10 +76,10 @@ def reduce_broadcast(tensor):
 def everyone_adds(tensor):
     """No root: every rank sends its tensor to every other rank, and adds all tensors itself.
 
-    All ranks add in the order of the ranks, so that they round alike.
+    All ranks add the tensors in the same order, so that all sums are rounded in the same way.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    tensors = [tensor.clone() for _ in range(size)]  # the others' tensors replace the clones
+    tensors = [tensor.clone() for _ in range(size)]  # clone r is replaced by rank r's tensor
     for distance in range(1, size):
         source, target = (rank - distance) % size, (rank + distance) % size
         exchange(tensor, target, tensors[source], source)
@@ -87,7 +87,7 @@ def everyone_adds(tensor):
 
 
 def tutorial_ring(tensor):
-    """Only neighbours talk. A rank first sends its own tensor, then the one that arrived last."""
+    """Only neighbours talk. A rank sends its own tensor first, then what it has just received."""
     rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
     outgoing, incoming = tensor.clone(), torch.zeros_like(tensor)
@@ -112,10 +112,10 @@ def ring_reduce_scatter(tensor):
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
-    chunks = tensor.tensor_split(size)  # views: whoever changes a chunk changes the tensor
+    chunks = tensor.tensor_split(size)  # views: to change a chunk is to change the tensor
     for step in range(1, size):  # rank r begins with chunk r - 1
         outgoing = chunks[(rank - step) % size]
-        chunk = chunks[(rank - step - 1) % size]
+        chunk = chunks[(rank - step - 1) % size]  # the left neighbour sends this one
         incoming = torch.zeros_like(chunk)
         exchange(outgoing, right, incoming, left)
         chunk += incoming
@@ -124,7 +124,7 @@ def ring_reduce_scatter(tensor):
 def ring_all_gather(tensor):
     """The ring's second phase: a sum makes N - 1 hops, and each rank on its way keeps a copy.
 
-    Rank r must start with the sum of chunk r.
+    Before it, rank r must have the sum of chunk r.
 
     | rank | before                           | after                            | sent |
     |------|----------------------------------|----------------------------------|------|
@@ -163,8 +163,8 @@ def measure(algorithm, tensor):
     return len(bytes_per_step), sum(bytes_per_step)
 
 
-def over_ranks(number, op):
-    """The largest of all ranks' numbers, or their sum."""
+def reduce_number(number, op):
+    """Return the largest of all ranks' numbers (MAX), or their sum (SUM)."""
     tensor = torch.tensor(float(number))
     dist.all_reduce(tensor, op=op)
     return tensor.item()
@@ -175,14 +175,14 @@ def compare(algorithm, start, expected, formulas):
     tensor = start.clone()
     steps, nbytes = measure(algorithm, tensor)
     counted = (
-        over_ranks(steps, dist.ReduceOp.MAX),
-        over_ranks(nbytes, dist.ReduceOp.MAX),
-        over_ranks(nbytes, dist.ReduceOp.SUM),
+        reduce_number(steps, dist.ReduceOp.MAX),
+        reduce_number(nbytes, dist.ReduceOp.MAX),
+        reduce_number(nbytes, dist.ReduceOp.SUM),
     )
-    error = over_ranks((tensor - expected).abs().max(), dist.ReduceOp.MAX)
+    error = reduce_number((tensor - expected).abs().max(), dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
         cells = 6 * ["-"]
-        if formulas:
+        if formulas:  # all_reduce has none
             pairs = zip(counted, formulas, strict=True)
             cells = [round(number) for pair in pairs for number in pair]
         row = "{:>5} {:>7} {:>12} {:>7} {:>8} {:>7}".format(*cells)
@@ -190,7 +190,7 @@ def compare(algorithm, start, expected, formulas):
 
 
 def run(rank, size):
-    tensor = torch.full((size,), 10.0**rank)  # each digit of a sum tells whose number is in it
+    tensor = torch.full((size,), 10.0**rank)  # the digits of a sum tell whose numbers are in it
     for phase in (ring_reduce_scatter, ring_all_gather):
         phase(tensor)
         print(f"Rank {rank} has {tensor.tolist()} after {phase.__name__}")
@@ -207,13 +207,13 @@ def run(rank, size):
         (everyone_adds, n - 1, (n - 1) * s, n * (n - 1) * s),
         (tutorial_ring, n - 1, (n - 1) * s, n * (n - 1) * s),
         (ring, 2 * (n - 1), 2 * (n - 1) / n * s, 2 * (n - 1) * s),
-        (dist.all_reduce,),  # the backend sends its messages: they are not counted here
+        (dist.all_reduce,),  # the backend sends its messages: they cannot be counted here
     ):
         compare(algorithm, start, expected, formulas)
 
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)  # so that rounding cannot hide an error
-    dist.init_process_group()
+    dist.init_process_group("gloo")
     run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

@@ -1,270 +1,146 @@
-"""BERT on sentence pairs, the workload of the tutorials: three ways to train it on several devices.
+"""Three ways to train an encoder such as BERT on N devices. They differ in what comes together.
 
-    torchrun --nproc-per-node 2 lesson.py
+    gather_logits        one process, logits come together on a device
+    gather_losses        one process, losses come together on a device
+    average_gradients    N processes, gradients come together on all devices
+
     python -m playground bert
-    python -m playground bert --way ddp -n 4
-    python -m playground bert --weights bert-base-cased --dataset multinli
+    torchrun --nproc-per-node 2 lesson.py
 
-Does a premise entail a hypothesis, contradict it, or neither? DataParallel gathers the replicas'
-logits on the first device or, with the loss in forward, one loss per device; with
-DistributedDataParallel each rank has a replica of its own. All three take the same batches, so
-their losses are the same.
-The board makes its own pairs, of a few words. The command has a grammar's, or MultiNLI, and
-measures what each way costs in memory, time and messages.
-Source: Devlin et al., BERT, 2019, arXiv 1810.04805; Williams et al., MultiNLI, 2018, arXiv
-1704.05426; Vaswani et al., Attention Is All You Need, 2017, arXiv 1706.03762
+                       first   last loss, kB held by each device, difference
+    one_device        1.3232 0.4225  7,089      0e+00
+    gather_logits     1.3232 0.4225  3,900  3,357      7e-12
+    gather_losses     1.3232 0.4225  3,900  3,357      7e-12
+    average_gradients 1.3232 0.4225  4,347  4,347      7e-12
+
+Each way trains on the same batches. multinli.py trains the real BERT.
+Sources: Devlin et al., BERT, 2019, arXiv 1810.04805; Vaswani et al., Attention Is All You Need,
+2017, arXiv 1706.03762; https://github.com/tunib-ai/large-scale-lm-tutorials
 """
-
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import count, islice
-from random import Random
-from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.nn.utils import parameters_to_vector
 
-CLASSES = 3  # entailment, neutral, contradiction
+from playground.lessons.data_parallel.lesson import data_parallel
+from playground.lessons.devices import copy_to, find_devices, place, track_memory, use
 
-
-@dataclass(frozen=True)
-class BertConfig:
-    """Sizes of an encoder. Parameters are called as those of `transformers` are, so that published
-    weights load by name."""
-
-    vocabulary: int
-    width: int = 128  # features of a token between two layers
-    layers: int = 2
-    heads: int = 4
-    intermediate: int = 512  # features inside a layer's feed-forward part
-    max_length: int = 64
-    segments: int = 2
-    dropout: float = 0.1
-    layer_norm_eps: float = 1e-12
+STEPS = 20  # of each training
+BATCH = 48  # texts of a step, on all devices together; the number of ranks must divide it
+LR = 4e-3
+LENGTH, WORDS, CLASSES = 16, 60, 3  # tokens of a text; words and classes that there are
+WIDTH, HEADS, LAYERS = 32, 4, 2  # of the encoder
 
 
-class Embeddings(nn.Module):
-    """Token ids and segments, both [batch, length] → [batch, length, width]."""
+class Encoder(nn.Module):
+    """Tokens [B, LENGTH] to logits [B, CLASSES]. As in BERT, the first token has the answer."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self):
         super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocabulary, config.width, padding_idx=0)
-        self.position_embeddings = nn.Embedding(config.max_length, config.width)
-        self.token_type_embeddings = nn.Embedding(config.segments, config.width)
-        self.LayerNorm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.dropout)
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.positions = nn.Parameter(torch.randn(LENGTH, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, LAYERS)
+        self.classify = nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        words = self.word_embeddings(input_ids)
-        positions = self.position_embeddings.weight[: input_ids.shape[1]]
-        segments = self.token_type_embeddings(token_type_ids)
-        return self.dropout(self.LayerNorm(words + positions + segments))
+    def forward(self, tokens):
+        return self.classify(self.layers(self.words(tokens) + self.positions)[:, 0])
 
 
-class SelfAttention(nn.Module):
-    """Every token takes a mean of all values, weighted by how well its query fits their keys."""
+class LossModel(nn.Module):
+    """A model that returns its loss."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, model):
         super().__init__()
-        self.heads = config.heads
-        self.dropout = config.dropout
-        self.query = nn.Linear(config.width, config.width)
-        self.key = nn.Linear(config.width, config.width)
-        self.value = nn.Linear(config.width, config.width)
+        self.model = model
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        query, key, value = (  # each [batch, heads, length, width / heads]
-            project(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for project in (self.query, self.key, self.value)
-        )
-        dropout = self.dropout if self.training else 0.0
-        heads = F.scaled_dot_product_attention(query, key, value, mask, dropout)
-        return heads.transpose(1, 2).flatten(2)
+    def forward(self, tokens, labels):
+        return cross_entropy(self.model(tokens), labels)
 
 
-class Residual(nn.Module):
-    """The end of both halves of a layer: `dense`, dropout, the half's own input added, the norm."""
-
-    def __init__(self, features: int, config: BertConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(features, config.width)
-        self.LayerNorm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, hidden: Tensor, before: Tensor) -> Tensor:
-        return self.LayerNorm(before + self.dropout(self.dense(hidden)))
+def one_device(model, tokens, labels, devices):
+    """The whole batch on one device."""
+    logits = model(copy_to(tokens, devices[0], "scatter"))
+    return cross_entropy(logits, copy_to(labels, devices[0], "targets"))
 
 
-class Layer(nn.Module):
-    """Attention between tokens, then two matrices on each: [batch, length, width] → the same."""
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        attention = {"self": SelfAttention(config), "output": Residual(config.width, config)}
-        self.attention = nn.ModuleDict(attention)
-        self.intermediate = nn.ModuleDict({"dense": nn.Linear(config.width, config.intermediate)})
-        self.output = Residual(config.intermediate, config)
-
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        attended = self.attention["output"](self.attention["self"](hidden, mask), hidden)
-        return self.output(F.gelu(self.intermediate["dense"](attended)), attended)
+def gather_logits(model, tokens, labels, devices):
+    """Gather the logits, and compute the loss on the first device."""
+    logits = data_parallel(model, [tokens], devices, devices[0])
+    return cross_entropy(logits, copy_to(labels, devices[0], "targets"))
 
 
-class Bert(nn.Module):
-    """Token ids, segments and mask, which is False at padding, all [batch, length] → the pooled
-    first token, [batch, width]."""
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.embeddings = Embeddings(config)
-        layers = [Layer(config) for _ in range(config.layers)]
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
-        self.pooler = nn.ModuleDict({"dense": nn.Linear(config.width, config.width)})
-        self.apply(partial(initialize, width=config.width))
-
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        hidden = self.embeddings(input_ids, token_type_ids)
-        mask = attention_mask[:, None, None, :]  # the same for every head and every query
-        for layer in self.encoder["layer"]:
-            hidden = layer(hidden, mask)
-        return torch.tanh(self.pooler["dense"](hidden[:, 0]))
+def gather_losses(model, tokens, labels, devices):
+    """Compute a loss on each device, and gather the losses. Their mean is that of the batch."""
+    return data_parallel(LossModel(model), [tokens, labels], devices, devices[0]).mean()
 
 
-def initialize(module: nn.Module, width: int) -> None:
-    """Draw weights with BERT's deviation, 0.02 at a width of 768, and more in a narrower model, so
-    that what a layer puts out is not smaller. Biases are zero."""
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=0.02 * (768 / width) ** 0.5)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
-    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-        nn.init.zeros_(module.weight[module.padding_idx])
+def average_gradients(model, tokens, labels, devices):
+    """Compute the loss of this rank's part. DDP averages the gradients in backward."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return one_device(model, tokens.chunk(size)[rank], labels.chunk(size)[rank], devices)
 
 
-class Model(nn.Module):
-    """The encoder, dropout and a linear layer: logits, [batch, 3], or with `labels` their loss."""
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.bert = Bert(config)
-        self.dropout = nn.Dropout(config.dropout)
-        self.classifier = nn.Linear(config.width, CLASSES)
-        initialize(self.classifier, config.width)
-
-    def forward(self, ids: Tensor, segments: Tensor, mask: Tensor, labels: Any = None) -> Tensor:
-        logits = self.classifier(self.dropout(self.bert(ids, segments, mask)))
-        return logits if labels is None else F.cross_entropy(logits, labels)
+def make_batch():
+    """Random tokens [BATCH, LENGTH], and as labels [BATCH] the classes of their first tokens."""
+    tokens = torch.randint(WORDS, (BATCH, LENGTH))
+    return tokens, tokens[:, 0] % CLASSES
 
 
-def loss_of_logits(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    """The logits come together on the first device, which computes the loss; or, with a device for
-    each rank, do not leave it."""
-    *inputs, labels = batch
-    return F.cross_entropy(model(*inputs), labels)
-
-
-def loss_in_forward(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    """Each device computes the loss of its part of the batch, and only these come together: one
-    number per device. The parts must be of one size."""
-    return model(*batch).mean()
-
-
-METHODS: dict[str, tuple[Any, Any]] = {
-    "data-parallel": (nn.DataParallel, loss_of_logits),
-    "loss-in-forward": (nn.DataParallel, loss_in_forward),
-    "ddp": (DistributedDataParallel, loss_of_logits),
-}
-"""What wraps the model, and how to get its mean loss over a batch."""
-
-
-def train(model: nn.Module, loss_of: Any, batches: Any, lr: float = 1e-3) -> list[Tensor]:
-    """Take a step on each batch. Returns this rank's loss before each."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
+def train(compute_loss, wrap, devices):
+    """Train on one device or on several. Return parameters, losses, and what each device held."""
+    torch.manual_seed(1234)
     losses = []
-    for batch in batches:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses
+    with track_memory(devices) as memory, use(devices[0]):
+        model = place(Encoder(), devices[0])
+        optimizer = torch.optim.Adam(model.parameters(), LR, fused=True)
+        wrapped = wrap(model)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = compute_loss(wrapped, *make_batch(), devices)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    held = [memory.peak(device) for device in devices]
+    return parameters_to_vector(model.parameters()).detach(), torch.stack(losses), held
 
 
-def batches(
-    data: Any, batch_size: int, rank: int, size: int, seed: int = 1234, **options: Any
-) -> Iterator[Any]:
-    """This rank's part of every global batch, without end. In every epoch `DistributedSampler`
-    shuffles all samples, on every rank alike, and gives rank r each `size`-th of them from the r-th
-    on. So the ranks' batches of a step are, together, what one process gets as its batch."""
-    sampler = DistributedSampler(data, size, rank, seed=seed, drop_last=True)
-    own = torch.Generator()  # so that the loader draws none of dropout's numbers
-    options = {"sampler": sampler, "drop_last": True, "generator": own, **options}
-    loader = DataLoader(data, batch_size // size, **options)
-    for epoch in count():
-        sampler.set_epoch(epoch)  # without it every epoch has the order of the first
-        yield from loader
+def keep(model):
+    return model
 
 
-KINDS = {"dog": "animal", "cat": "animal", "car": "vehicle", "ship": "vehicle"}
-OPPOSITE = {"waits": "leaves", "leaves": "waits"}
-WORDS = ["[PAD]", "[CLS]", "[SEP]", "the", *KINDS, "animal", "vehicle", *OPPOSITE, "at", "night"]
+def print_row(name, losses, held, difference):
+    counts = " ".join(f"{count / 1000:6,.0f}" for count in held)
+    print(f"{name:17} {losses[0]:.4f} {losses[-1]:.4f} {counts} {difference:10.0e}")
 
 
-def draw_pair(random: Random) -> tuple[str, str, int]:
-    """(premise, hypothesis, label). Exchange the two sentences, and an entailment is neutral."""
-    noun, verb = random.choice([*KINDS]), random.choice([*OPPOSITE])
-    time = random.choice(("", " at night"))
-    more, less = f"the {noun} {verb}{time}", f"the {KINDS[noun]} {verb}"
-    other = f"the {KINDS[noun]} {OPPOSITE[verb]}{time}"
-    return random.choice([(more, less, 0), (less, more, 1), (more, other, 2)])
-
-
-def collate(pairs: Sequence[tuple[str, str, int]]) -> tuple[Tensor, ...]:
-    """Ids, segments and mask, [batch, length], and labels, [batch]."""
-    texts = [f"[CLS] {premise} [SEP] {hypothesis} [SEP]" for premise, hypothesis, _ in pairs]
-    ids = [torch.tensor([WORDS.index(word) for word in text.split()]) for text in texts]
-    return *pad(ids), torch.tensor([label for *_, label in pairs])
-
-
-def pad(
-    texts: Sequence[Tensor], padding: int = 0, sep: int = WORDS.index("[SEP]")
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids of each pair → ids, segments and mask, all [batch, length of the longest]."""
-    ids = pad_sequence(texts, batch_first=True, padding_value=padding).long()
-    mask = torch.arange(ids.shape[1]) < torch.tensor([len(text) for text in texts]).unsqueeze(1)
-    ends = (ids == sep).long()  # of the sentences; before a token there is one, or none
-    segments = (ends.cumsum(1) - ends) * mask
-    return ids, segments.clamp(max=1), mask
-
-
-def run(rank: int, size: int, steps: int = 60, batch_size: int = 48) -> dict[str, list[float]]:
-    """Train by each method, on the same batches; print and return the losses."""
-    random, found = Random(1234), {}
-    data = [draw_pair(random) for _ in range(2000)]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    for name, (wrap, loss_of) in METHODS.items():
-        torch.manual_seed(1234)
-        model = Model(BertConfig(len(WORDS), dropout=0.0)).to(device, torch.float64)
-        part = (rank, size) if name == "ddp" else (0, 1)  # one process, or each rank its part
-        coming = islice(batches(data, batch_size, *part, collate_fn=collate), steps)
-        moved = ([each.to(device) for each in batch] for batch in coming)
-        mean = torch.stack(train(wrap(model), loss_of, moved)) / size
-        dist.all_reduce(mean)
-        found[name] = mean.tolist()
-        if rank == 0:
-            print(f"{name:16} loss {mean[0]:.4f}, after {steps} steps {mean[-1]:.4f}")
-    return found
+def run(rank, size):
+    assert BATCH % size == 0, f"{size} ranks cannot divide a batch of {BATCH} equally"
+    devices = find_devices(size)
+    # what the others must equal: the training of one device
+    expected, losses, held = train(one_device, keep, [devices[rank]])
+    if rank == 0:  # this process drives all devices, while the other ranks wait
+        print("                   first   last loss, kB held by each device, difference")
+        print_row("one_device", losses, held, 0)
+        for way in gather_logits, gather_losses:
+            params, losses, held = train(way, keep, devices)
+            print_row(way.__name__, losses, held, (params - expected).abs().max())
+    params, losses, held = train(average_gradients, DistributedDataParallel, [devices[rank]])
+    dist.all_reduce(losses)
+    difference = (params - expected).abs().max()
+    dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+    held_by_rank = [None] * size
+    dist.all_gather_object(held_by_rank, held[0])
+    if rank == 0:
+        print_row("average_gradients", losses / size, held_by_rank, difference)
 
 
 if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)  # so that rounding cannot hide an error
+    torch.set_default_device("cpu")  # batches come from the host's memory
     dist.init_process_group("gloo")
     run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

@@ -3,7 +3,7 @@
 Each function below shows a collective, or a way to call one. All have the same arguments, rank and
 world size, and return a list of numbers: the result on this rank. An empty list means that this
 rank gets no result. The table of a function shows four ranks: what each has before the call, and
-what the function returns after it.
+what the function returns. In the code, r is the number of any rank, and rank is this rank's number.
 
     python -m playground collectives
     torchrun --nproc-per-node 4 lesson.py
@@ -18,7 +18,7 @@ what the function returns after it.
 Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions
 """
 
-from functools import reduce as fold
+from functools import reduce as fold  # "reduce" is a function below
 from math import prod
 from operator import and_, or_, xor
 
@@ -168,7 +168,7 @@ def all_gather_into_tensor(rank, size):
 
 
 def reduce_scatter_tensor(rank, size):
-    """reduce_scatter with one tensor instead of a list. Its table is the same."""
+    """reduce_scatter with one tensor instead of a list, and with the same numbers."""
     tensor = (rank + 1) * torch.arange(1.0, size + 1)
     shard = torch.zeros(1)
     dist.reduce_scatter_tensor(shard, tensor, op=dist.ReduceOp.SUM)
@@ -176,7 +176,7 @@ def reduce_scatter_tensor(rank, size):
 
 
 def all_to_all_single(rank, size):
-    """all_to_all with one tensor, in parts of different lengths: rank r gets r numbers from each.
+    """all_to_all with one tensor, in parts of different lengths: r numbers for rank r.
 
     A number says who sends and who receives: 31 goes from rank 3 to rank 1.
 
@@ -187,8 +187,8 @@ def all_to_all_single(rank, size):
     | 2    | [21, 22, 22, 23, 23, 23] | [2, 2, 12, 12, 22, 22, 32, 32]                |
     | 3    | [31, 32, 32, 33, 33, 33] | [3, 3, 3, 13, 13, 13, 23, 23, 23, 33, 33, 33] |
     """
-    lengths_sent = [*range(size)]  # r numbers to rank r
-    lengths_received = [rank] * size
+    lengths_sent = list(range(size))  # r numbers to each rank r
+    lengths_received = [rank] * size  # this rank gets `rank` numbers from each rank
     tensor = torch.tensor([10 * rank + r for r in range(size) for _ in range(r)])
     received = torch.zeros(sum(lengths_received), dtype=tensor.dtype)
     dist.all_to_all_single(
@@ -198,7 +198,7 @@ def all_to_all_single(rank, size):
 
 
 def groups(rank, size):
-    """Ranks 0 and 1 form a group, and only they add up ones. All ranks call new_group.
+    """Ranks 0 and 1 form a group, and add up their tensors. All ranks call new_group.
 
     | rank | before | after |
     |------|--------|-------|
@@ -218,7 +218,7 @@ def asynchronous(rank, size):
     """With async_op=True, a call returns a handle at once. The result is there after wait().
 
     Two all_reduces run at the same time: a sum and a maximum. All ranks must start them in the same
-    order, because the backend matches the first call of a rank with the first of the others.
+    order, because the backend takes the first calls of all ranks as one collective.
 
     | rank | before     | after       |
     |------|------------|-------------|
@@ -230,14 +230,14 @@ def asynchronous(rank, size):
     total, largest = torch.tensor([rank + 1.0]), torch.tensor([rank + 1.0])
     total_handle = dist.all_reduce(total, op=dist.ReduceOp.SUM, async_op=True)
     largest_handle = dist.all_reduce(largest, op=dist.ReduceOp.MAX, async_op=True)
-    # here the rank may compute, with any other tensor
+    # here the rank may compute with other tensors
     total_handle.wait()
     largest_handle.wait()
     return [total.item(), largest.item()]
 
 
 def operations(rank, size):
-    """all_reduce by four operations: the sum, product, minimum and maximum of a number per rank.
+    """all_reduce with four operations: the sum, product, minimum and maximum over the ranks.
 
     | rank | before | after                |
     |------|--------|----------------------|
@@ -255,7 +255,7 @@ def operations(rank, size):
 
 
 def bitwise(rank, size):
-    """all_reduce by bits: AND, OR and XOR. Bit 0 is set on every rank, bit r + 1 on rank r only.
+    """all_reduce of bits: AND, OR and XOR. Rank r has bit 0 set, and bit r + 1.
 
     | rank | before | after       |
     |------|--------|-------------|
@@ -288,7 +288,7 @@ def broadcast_object(rank, size):
 
 
 def all_gather_object(rank, size):
-    """all_gather of objects, whose sizes may differ: strings, of which the lengths are returned.
+    """all_gather of objects, here strings of different lengths. The lengths are returned.
 
     | rank | before | the list afterwards    | after        |
     |------|--------|------------------------|--------------|
@@ -299,15 +299,15 @@ def all_gather_object(rank, size):
     """
     received = [""] * size
     dist.all_gather_object(received, "x" * rank)
-    return [len(each) for each in received]
+    return [len(string) for string in received]
 
 
 def expected_lists(rank, size):
-    """The functions, and the list that each is to return on this rank."""
+    """The functions, each with the list that it should return on this rank."""
     numbers = [r + 1.0 for r in range(size)]
     total = sum(numbers)
-    mixed = [1.0 + r % 2 for r in range(size)]  # what the ranks have in operations
-    bits = [1 + 2 ** (r + 1) for r in range(size)]  # and in bitwise
+    mixed = [1.0 + r % 2 for r in range(size)]  # the numbers of the ranks in `operations`
+    bits = [1 + 2 ** (r + 1) for r in range(size)]  # the numbers of the ranks in `bitwise`
     return [
         (broadcast, [1.0]),
         (reduce, [total] if rank == 0 else []),
@@ -325,7 +325,7 @@ def expected_lists(rank, size):
         (operations, [sum(mixed), prod(mixed), min(mixed), max(mixed)]),
         (bitwise, [fold(op, bits) for op in (and_, or_, xor)]),
         (broadcast_object, [0.1]),
-        (all_gather_object, [*range(size)]),
+        (all_gather_object, list(range(size))),
     ]
 
 
@@ -337,13 +337,13 @@ def run(rank, size):
         if dist.get_backend() == "nccl" and function is bitwise:
             continue
         data = function(rank, size)
-        for value, right in zip(data, expected, strict=True):
-            difference = max(difference, abs(value - right))
+        for number, expected_number in zip(data, expected, strict=True):
+            difference = max(difference, abs(number - expected_number))
         print(f"Rank {rank} has {data} after {function.__name__}, expected {expected}")
     print(f"Rank {rank}: largest difference from the expected numbers {difference}")
 
 
 if __name__ == "__main__":
-    dist.init_process_group()
+    dist.init_process_group("gloo")
     run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

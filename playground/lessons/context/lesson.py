@@ -1,282 +1,232 @@
-"""Context parallelism: the sequence is sharded over the ranks, and attention still sees all of it.
+"""Context parallelism: each of N ranks has T / N tokens of every sequence, and the whole model.
 
-    torchrun --nproc-per-node 2 lesson.py
+Norms, MLPs and embeddings treat each token by itself. Only attention needs tokens of other ranks.
+In a ring, blocks of keys and values go from rank to rank, until all queries have met all keys. The
+attention to two blocks is merged by what their softmaxes divide by, exp(lse):
+
+    out = (out1 · exp(lse1) + out2 · exp(lse2)) / (exp(lse1) + exp(lse2))
+
     python -m playground context
-    python -m playground context -n 4 --steps 5
+    torchrun --nproc-per-node 3 lesson.py
 
-Everything in a transformer but attention treats each token by itself: a rank computes with its own
-tokens, and only attention communicates. In ring attention, queries stay where they are, and blocks
-of keys and values go round the ring; each rank merges its attention to one block with that to the
-next. Ulysses exchanges tokens for heads by an all_to_all, computes attention as usual, and
-exchanges them back.
+    …
+    Rank 0, zigzag: 0 1 2 3 20 21 22 23, pairs 36+32+32, difference 6e-17
+    Rank 1, zigzag: 4 5 6 7 16 17 18 19, pairs 36+32+32, difference 6e-17
+    Rank 2, zigzag: 8 9 10 11 12 13 14 15, pairs 36+32+32, difference 6e-17
 
-In causal attention a token does not see later keys. If each rank has one chunk of the sequence,
-rank 0 needs the first block alone, and the last rank needs all. In the zigzag order, rank r has the
-chunks r and 2N - 1 - r of 2N, and all ranks have equal work.
-Sources: Liu et al., Ring Attention, 2023, arXiv 2310.01889; Dao et al., FlashAttention, 2022, arXiv
-2205.14135; Jacobs et al., DeepSpeed Ulysses, 2023, arXiv 2309.14509; Grattafiori et al., Llama 3,
-2024, arXiv 2407.21783 (3.3.2)
+A row has the positions of this rank's tokens in a sequence of 24. Pairs counts the pairs of a query
+and a key that it may see: in the rank's own block, then in those that come in hops 1 and 2. The
+largest difference of a gradient from one process, on any rank, is rounding.
+Sources: Liu et al., Ring Attention, 2023, arXiv 2310.01889; Dao et al., FlashAttention, NeurIPS
+2022, arXiv 2205.14135; Grattafiori et al., The Llama 3 Herd of Models, 2024, arXiv 2407.21783
+(section 3.3.2: the zigzag order).
 """
-
-from __future__ import annotations
-
-from collections.abc import Iterator
-from functools import partial
-from itertools import product
-from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parameters_to_vector
 
-from playground.lessons.tensor.lesson import GPTConfig, copying, copying_loss, new_gpt
+from playground.lessons.gpt import GPT, T, causal_attention, make_batch, next_token_loss
 
-Group: TypeAlias = dist.ProcessGroup | None  # None: all ranks
-
-
-def position_ids(length: int, size: int, rank: int, zigzag: bool) -> Tensor:
-    """The positions of a rank's tokens in a sequence of `length`, [length / N]. Raises `ValueError`
-    if the chunks cannot be equally long."""
-    count = 2 * size if zigzag else size
-    if length % count:
-        rule = f"choose or pad to a multiple of {count}"
-        raise ValueError(f"{length} tokens cannot be split into {count} equal chunks: {rule}")
-    chunks = torch.arange(length).view(count, -1)
-    return torch.cat([chunks[rank], chunks[count - 1 - rank]]) if zigzag else chunks[rank]
+SEQUENCES = 4  # in a batch: each rank has a part of all of them
+ALL = slice(None)  # as an index: all queries, keys or numbers
+pairs: list[int] = []  # for each block in forward: pairs of a query and a key that it may see
 
 
-def tiles(
-    queries: Tensor, keys: Tensor, zigzag: bool, causal: bool
-) -> Iterator[tuple[slice, slice, Tensor | None]]:
-    """Yield each chunk of queries with each chunk of keys, both given by their positions: two
-    slices, and which keys a query sees, [queries, keys], None for all. A tile in which no query
-    sees a key is left out."""
-    chunk = len(queries) // 2 if zigzag else len(queries)
-    chunks = [slice(start, start + chunk) for start in range(0, len(queries), chunk)]
-    for rows, columns in product(chunks, chunks):
-        visible = keys[columns] <= queries[rows, None]
-        if not causal or visible.all():
-            yield rows, columns, None
-        elif visible.any():
-            yield rows, columns, visible
+def compute_scores(q, k, causal):
+    """All queries times all keys, by the root of D. A key that a query must not see: -infinity."""
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    if causal:
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)  # above the diagonal
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores
 
 
-def attention_scores(q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
-    """[..., queries, keys]: minus infinity where a query does not see a key."""
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    return scores if visible is None else scores.masked_fill_(~visible.to(q.device), -torch.inf)
+def count_pairs(scores):
+    """Pairs of a query and a key that it may see, in one head. The others have -infinity."""
+    return int(scores[0, 0].isfinite().sum())
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Attention to these keys alone, and its lse, [..., queries, 1]: the logarithm of the sum of
-    exponentials that the softmax divides by."""
-    scores = attention_scores(q, k, visible)
+def attend(q, k, v, causal):
+    """Attention to a block of keys, and lse: the logarithm of the sum its softmax divides by.
+    Counts its pairs in ``pairs``."""
+    scores = compute_scores(q, k, causal)
+    pairs.append(count_pairs(scores))
     lse = scores.logsumexp(-1, keepdim=True)
-    return scores.sub_(lse).exp_() @ v, lse
+    return (scores - lse).exp() @ v, lse
 
 
-def attend_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    visible: Tensor | None,
-    dout: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What these queries and keys add to dq, dk and dv. `lse` and `delta`, [..., queries, 1], are
-    those of attention to all keys."""
-    weights = attention_scores(q, k, visible).sub_(lse).exp_()
-    dscores = weights * (dout @ v.transpose(-1, -2) - delta) * q.shape[-1] ** -0.5
-    return dscores @ k, dscores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ dout
+def merge(out, lse, block_out, block_lse):
+    """Attention to two sets of keys together. No exponent is above 0, so nothing overflows."""
+    both_lse = torch.logaddexp(lse, block_lse)
+    return out * (lse - both_lse).exp() + block_out * (block_lse - both_lse).exp(), both_lse
 
 
-def merge(out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """The attention to two sets of keys, from the attention to each: each is weighted by its part
-    of the common sum. The exponents are never positive."""
-    both = torch.logaddexp(lse, block_lse)
-    return out * (lse - both).exp() + block_out * (block_lse - both).exp(), both
+def attend_backward(q, k, v, dout, lse, delta, causal):
+    """What a block adds to the gradients of q, k and v. lse and delta are of all blocks' keys."""
+    weights = (compute_scores(q, k, causal) - lse).exp()
+    dscores = weights * (dout @ v.transpose(-1, -2) - delta)
+    dproducts = dscores / q.shape[-1] ** 0.5  # of queries and keys: scores are their quotient
+    return dproducts @ k, dproducts.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ dout
 
 
-def pass_on(block: Tensor, group: Group) -> tuple[Tensor, list[dist.Work]]:
-    """Start to send a block to the next rank. Returns the tensor in which the previous rank's block
-    arrives, and the work to wait for."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    if size == 1:
-        return block, []
+def pass_on(block):
+    """Send the block to the next rank. Returns the block of the rank before."""
+    rank, size = dist.get_rank(), dist.get_world_size()
     received = torch.empty_like(block)
-    send = dist.P2POp(dist.isend, block, group=group, group_peer=(rank + 1) % size)
-    receive = dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size)
-    return received, dist.batch_isend_irecv([send, receive])
-
-
-def wait(works: list[dist.Work]) -> None:
-    for work in works:
-        work.wait()
+    messages = [
+        dist.P2POp(dist.isend, block, (rank + 1) % size),
+        dist.P2POp(dist.irecv, received, (rank - 1) % size),
+    ]
+    for handle in dist.batch_isend_irecv(messages):
+        handle.wait()
+    return received
 
 
 class RingAttention(torch.autograd.Function):
-    """Blocks travel round the ring in forward and again in backward: a rank keeps only its own."""
+    """Causal attention to the tokens of all ranks. Takes and returns [B, heads, T / N, D].
+
+    visible(rank, source) returns two slices: which of our queries see keys of the source rank, and
+    which keys. Each of these queries sees each of these keys, so only our own block needs a mask.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: Group, zigzag: bool, causal: bool
-    ) -> Tensor:
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
-        positions = [position_ids(size * q.shape[-2], size, r, zigzag) for r in range(size)]
-        out = torch.zeros_like(q)
-        lse = q.new_full((*q.shape[:-1], 1), -torch.inf)
+    def forward(ctx, q, k, v, visible):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        out, lse = attend(q, k, v, causal=True)  # hop 0: our own block
         block = torch.stack([k, v])
-        for hop in range(size):
-            received, works = pass_on(block, group) if hop + 1 < size else (block, [])
-            theirs = positions[(rank - hop) % size]
-            for rows, columns, visible in tiles(positions[rank], theirs, zigzag, causal):
-                keys, values = block[..., columns, :]
-                part = attend(q[..., rows, :], keys, values, visible)
-                merged = merge(out[..., rows, :], lse[..., rows, :], *part)
-                out[..., rows, :], lse[..., rows, :] = merged
-            wait(works)
-            block = received
-        ctx.arguments = positions, group, zigzag, causal
+        for hop in range(1, size):
+            block = pass_on(block)
+            queries, keys = visible(rank, (rank - hop) % size)
+            block_k, block_v = block[..., keys, :]
+            rows = (..., queries, ALL)  # an index: those of our queries that see these keys
+            out[rows], lse[rows] = merge(
+                out[rows], lse[rows], *attend(q[rows], block_k, block_v, causal=False)
+            )
         ctx.save_for_backward(q, k, v, out, lse)
+        ctx.visible = visible
         return out
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        """The weights are computed again: the square of queries and keys is never stored. The
-        gradients of a block travel one hop behind it, and reach its owner after N hops."""
+    def backward(ctx, dout):
+        """The blocks go round again, now with their gradients. Each rank adds its part to these."""
         q, k, v, out, lse = ctx.saved_tensors
-        positions, group, zigzag, causal = ctx.arguments
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
-        delta = (dout * out).sum(-1, keepdim=True)  # FlashAttention's D
-        dq, block = torch.zeros_like(q), torch.stack([k, v])
-        dblock, grad_works = torch.zeros_like(block), list[dist.Work]()
-        for hop in range(size):
-            received, works = pass_on(block, group) if hop + 1 < size else (block, [])
-            theirs, own = positions[(rank - hop) % size], torch.zeros_like(block)
-            for rows, columns, visible in tiles(positions[rank], theirs, zigzag, causal):
-                keys, values = block[..., columns, :]
-                of_rows = (each[..., rows, :] for each in (dout, lse, delta))
-                added = attend_backward(q[..., rows, :], keys, values, visible, *of_rows)
-                dq[..., rows, :] += added[0]
-                own[0, ..., columns, :] += added[1]
-                own[1, ..., columns, :] += added[2]
-            wait(grad_works)  # for the sum of the ranks that had this block before
-            dblock, grad_works = pass_on(own + dblock, group)
-            wait(works)
-            block = received
-        wait(grad_works)
-        return dq, *dblock, None, None, None
+        rank, size = dist.get_rank(), dist.get_world_size()
+        delta = (dout * out).sum(-1, keepdim=True)
+        dq, dk, dv = attend_backward(q, k, v, dout, lse, delta, causal=True)
+        block = torch.stack([k, v, dk, dv])
+        for hop in range(1, size):
+            block = pass_on(block)
+            queries, keys = ctx.visible(rank, (rank - hop) % size)
+            rows = (..., queries, ALL)
+            block_k, block_v = block[:2, ..., keys, :]
+            added_dq, added_dk, added_dv = attend_backward(
+                q[rows], block_k, block_v, dout[rows], lse[rows], delta[rows], causal=False
+            )
+            dq[rows] += added_dq
+            block[2:, ..., keys, :] += torch.stack([added_dk, added_dv])
+        if size > 1:
+            dk, dv = pass_on(block[2:])  # the last hop takes the gradients to their owner
+        return dq, dk, dv, None
 
 
-def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, group: Group = None, zigzag: bool = True, causal: bool = True
-) -> Tensor:
-    """Attention to the keys of all ranks, from and to [batch, heads, length / N, head width], those
-    of this rank's positions. Raises `ValueError` as `position_ids` does."""
-    return RingAttention.apply(q, k, v, group, zigzag, causal)
+def compute_gradients(attention, batch, positions):
+    """The gradients of a batch [SEQUENCES, T + 1]. This rank computes the tokens at positions."""
+    torch.manual_seed(1234)  # the same parameters on every rank, and for every method
+    gpt = GPT(attention)
+    logits, targets = gpt(batch[:, positions], positions), batch[:, positions + 1]
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    (loss / (SEQUENCES * T)).backward()  # the mean is over the tokens of all ranks
+    gradients = parameters_to_vector([param.grad for param in gpt.parameters()])
+    dist.all_reduce(gradients)  # the sum: each rank has the gradients of its tokens
+    return gradients
 
 
-class SeqAllToAll(torch.autograd.Function):
-    """Split a tensor along one dimension, a part for each rank, and join what arrives along
-    another. The gradient goes back the same way."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, split_dim: int, join_dim: int, group: Group) -> Tensor:
-        ctx.way_back = join_dim, split_dim, group
-        sent = torch.stack(tensor.chunk(dist.get_world_size(group), split_dim))
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=group)
-        return torch.cat(received.unbind(), join_dim)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return SeqAllToAll.apply(gradient, *ctx.way_back), None, None, None
+def ring_gradients(visible, batch, positions):
+    return compute_gradients(
+        lambda q, k, v: RingAttention.apply(q, k, v, visible), batch, positions
+    )
 
 
-def ulysses_attention(
-    q: Tensor, k: Tensor, v: Tensor, group: Group = None, zigzag: bool = False, causal: bool = True
-) -> Tensor:
-    """As `ring_attention`; between two exchanges a rank has all tokens, and 1 / N of the heads.
-    Raises `ValueError` if N does not divide the heads."""
-    size, (heads, length) = dist.get_world_size(group), q.shape[1:3]
-    if heads % size:
-        raise ValueError(f"{heads} heads for {size} ranks: choose a divisor of {heads}")
-    shards = [position_ids(length * size, size, rank, zigzag) for rank in range(size)]
-    order = torch.cat(shards).to(q.device)
-    qkv = SeqAllToAll.apply(torch.stack([q, k, v]), -3, -2, group)
-    q, k, v = qkv.index_select(-2, order.argsort())
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return SeqAllToAll.apply(out.index_select(-2, order), -2, -3, group)
+def contiguous_visible(rank, source):
+    """All of our queries see all keys of an earlier rank. None sees a key of a later rank."""
+    queries = ALL if source < rank else slice(0)
+    return queries, ALL
 
 
-def shard_sequence(
-    model: nn.Module, group: Group = None, zigzag: bool = True, attention: Any = ring_attention
-) -> None:
-    """Let a GPT, or some of its layers, work on this rank's tokens, in place."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-
-    def place(ids: Tensor) -> Tensor:
-        return position_ids(ids.shape[1] * size, size, rank, zigzag).to(ids.device)
-
-    for module in model.modules():
-        if hasattr(module, "place"):
-            module.place = place
-        if hasattr(module, "attend"):
-            module.attend = partial(attention, group=group, zigzag=zigzag)
+def contiguous(batch, rank, size):
+    """Ring attention. Rank 0 has the beginning of a sequence, and the last rank its end."""
+    positions = torch.arange(T).chunk(size)[rank]
+    return ring_gradients(contiguous_visible, batch, positions), positions
 
 
-def backward(model: nn.Module, positions: Tensor, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The loss of a whole batch [batch, length] and its gradients, on a rank that computes with
-    these positions. The mean is over the targets of all ranks: one may have none."""
-    logits = model(tokens[:, positions])
-    total = F.cross_entropy(logits.flatten(0, 1), targets[:, positions].flatten(), reduction="sum")
-    loss = total / (targets >= 0).sum()
-    loss.backward()
-    gradients = [param.grad for param in model.parameters()]
-    flat = parameters_to_vector([*gradients, loss.detach()])
-    dist.all_reduce(flat)  # a sum, and no mean: each rank has seen its own tokens
-    vector_to_parameters(flat[:-1], gradients)
-    return flat[-1]
+def zigzag_positions(rank, size):
+    """Rank r has two of 2N chunks: an early one, r, and a late one, 2N - 1 - r."""
+    chunks = torch.arange(T).chunk(2 * size)
+    return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]])
 
 
-class CountSent(TorchDispatchMode):
-    """Counts the bytes that this rank sends to others, by isend and all_to_all_single."""
-
-    count = 0
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if op is torch.ops.c10d.send.default:
-            self.count += args[0][0].nbytes
-        if op is torch.ops.c10d.alltoall_base_.default:
-            self.count += args[1].nbytes * (dist.get_world_size() - 1) // dist.get_world_size()
-        return op(*args, **(kwargs or {}))
+def zigzag_visible(rank, source):
+    """All of our queries see an earlier rank's early chunk. Only our late chunk sees the keys of a
+    later rank: both of its chunks."""
+    chunk = T // (2 * dist.get_world_size())  # tokens in each of the two chunks of a rank
+    if source < rank:
+        return ALL, slice(chunk)
+    return slice(chunk, None), ALL
 
 
-def compare(rank: int, size: int) -> None:
-    """Print how far loss and gradients are from one process's, and what attention sends."""
-    tokens, targets = copying(4, torch.Generator().manual_seed(1234))
-    whole = new_gpt(GPTConfig(), 1234).double()
-    expected = copying_loss(whole(tokens), targets)
-    expected.backward()
-    for order, attention in product(("contiguous", "zigzag"), (ring_attention, ulysses_attention)):
-        model = new_gpt(GPTConfig(), 1234).double()
-        shard_sequence(model, None, order == "zigzag", attention)
-        positions = position_ids(tokens.shape[1], size, rank, order == "zigzag")
-        with CountSent() as sent:
-            loss = backward(model, positions, tokens, targets)
-        pairs = zip(model.parameters(), whole.parameters(), strict=True)
-        differences = [(one.grad - other.grad).abs().max() for one, other in pairs]
-        apart = max(abs(loss - expected), *differences)
-        if rank == 0:
-            name = f"{order} {attention.__name__}"
-            print(f"{name:28} {apart:.10f} from one process, {sent.count:,} bytes sent")
+def zigzag(batch, rank, size):
+    """Ring attention with the same work on each rank."""
+    positions = zigzag_positions(rank, size)
+    return ring_gradients(zigzag_visible, batch, positions), positions
+
+
+def masked_attention(q, k, v):
+    """Attention by the function that context_parallel replaces. On CPUs, the library gathers all
+    keys, and must be given the mask."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    keys = torch.cat([zigzag_positions(source, size) for source in range(size)])  # positions, [T]
+    mask = keys <= zigzag_positions(rank, size).unsqueeze(1)  # [T / N, T]
+    with sdpa_kernel(SDPBackend.MATH):
+        # the library takes dimension 2 of q, k, v and mask for this rank's part of the tokens
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None, None])
+
+
+def library(batch, rank, size):
+    """PyTorch's context_parallel: it replaces F.scaled_dot_product_attention."""
+    positions = torch.arange(T)
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))  # "cpu" or "cuda"
+    with context_parallel(mesh, buffers=[positions], buffer_seq_dims=[0]):
+        # positions has only this rank's until the block ends, so a copy is returned
+        return compute_gradients(masked_attention, batch, positions), positions.clone()
+
+
+def run(rank, size):
+    assert T % (2 * size) == 0, f"2N chunks must be equal: choose a number that divides {T // 2}"
+    batch = make_batch(SEQUENCES, seed=0)
+    torch.manual_seed(1234)  # the same parameters on every rank, and for every method
+    gpt = GPT(causal_attention)
+    next_token_loss(gpt, batch).backward()
+    expected = parameters_to_vector([param.grad for param in gpt.parameters()])
+    for method in (contiguous, zigzag, library):
+        pairs.clear()
+        gradients, positions = method(batch, rank, size)
+        difference = (gradients - expected).abs().max()
+        dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+        print(  # the pairs are of the first layer; all layers have the same
+            f"Rank {rank}, {method.__name__}: {' '.join(map(str, positions.tolist()))}, "
+            f"pairs {'+'.join(map(str, pairs[:size])) or 'not known'}, "
+            f"difference {difference:.0e}"
+        )
 
 
 if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)  # so that rounding cannot hide an error
     dist.init_process_group("gloo")
-    compare(dist.get_rank(), dist.get_world_size())
+    run(dist.get_rank(), dist.get_world_size())
+    dist.barrier()  # so that gloo's threads have freed the last tensors before Python ends
     dist.destroy_process_group()

@@ -36,22 +36,22 @@ MAX_NORM = 1.0  # of all gradients together: longer ones are scaled down
 CHECKPOINT = "checkpoint.pt"
 
 
-def train_step(model, optimizer, images, labels):
+def train_step(ddp, optimizer, images, labels):
     """A step of all ranks together. Return the loss of this rank's images."""
     optimizer.zero_grad()
     *first, last = zip(images.chunk(MICROBATCHES), labels.chunk(MICROBATCHES), strict=True)
-    with model.no_sync():  # around forward, too: backward only adds to the gradients
-        loss = sum(add_gradients(model, part, len(images)) for part in first)
-    loss += add_gradients(model, last, len(images))  # averages what has been added up
-    clip_grad_norm_(model.parameters(), MAX_NORM)
+    with ddp.no_sync():  # forward is inside, because it decides whether backward averages
+        loss = sum(add_gradients(ddp, part, len(images)) for part in first)
+    loss += add_gradients(ddp, last, len(images))  # averages what has been added up
+    clip_grad_norm_(ddp.parameters(), MAX_NORM)
     optimizer.step()
     return loss
 
 
-def add_gradients(model, part, samples):
-    """Add the gradients of a microbatch, of a batch of `samples`. Return its share of the loss."""
+def add_gradients(ddp, part, samples):
+    """Backward of one microbatch. Return its share of the mean loss over `samples` images."""
     images, labels = part
-    loss = F.nll_loss(model(images), labels, reduction="sum") / samples
+    loss = F.nll_loss(ddp(images), labels, reduction="sum") / samples
     loss.backward()
     return loss.detach()
 
@@ -75,19 +75,20 @@ def save(model, optimizer, epoch):
 
 
 def difference_from_one_process(rank, size, data):
-    """The largest difference of a parameter after a step, on any rank, from one process's step."""
+    """The largest difference of a parameter after two steps, on any rank, from one process."""
     ddp = DistributedDataParallel(Net().double().eval())  # in float64, and without dropout
-    model = deepcopy(ddp.module)
-    images, labels = (tensor[:BATCH_SIZE] for tensor in data.tensors)
-    images = 10 * images.double()  # so large that the gradients are clipped
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    F.nll_loss(model(images), labels).backward()
-    clip_grad_norm_(model.parameters(), MAX_NORM)
-    optimizer.step()
-    part = (tensor.chunk(size)[rank] for tensor in (images, labels))
-    train_step(ddp, torch.optim.SGD(ddp.parameters(), lr=LR), *part)
+    model = deepcopy(ddp.module)  # DDP has given all ranks the parameters of rank 0
+    ours, expected = (torch.optim.SGD(each.parameters(), lr=LR) for each in (ddp, model))
+    labels = data.tensors[1][:BATCH_SIZE]
+    for factor in (0.1, 10):  # of the images: only the second gradient is long enough to be clipped
+        images = factor * data.tensors[0][:BATCH_SIZE].double()
+        train_step(ddp, ours, images.chunk(size)[rank], labels.chunk(size)[rank])
+        expected.zero_grad()
+        F.nll_loss(model(images), labels).backward()
+        clip_grad_norm_(model.parameters(), MAX_NORM)
+        expected.step()
     pairs = zip(ddp.parameters(), model.parameters(), strict=True)
-    difference = max((param - expected).detach().abs().max() for param, expected in pairs)
+    difference = max((param - other).detach().abs().max() for param, other in pairs)
     dist.all_reduce(difference, op=dist.ReduceOp.MAX)
     return difference.item()
 
@@ -99,25 +100,25 @@ def run(rank, size):
     sampler = DistributedSampler(train_set, seed=1234)
     batches = DataLoader(train_set, BATCH_SIZE // size, sampler=sampler)
     model = Net().to(memory_format=torch.channels_last)  # CPUs convolve faster in this layout
-    model = DistributedDataParallel(model)
+    ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
     for epoch in range(1, EPOCHS + 1):
         sampler.set_epoch(epoch)
         epoch_loss = torch.zeros(())
         for images, labels in batches:
-            epoch_loss += train_step(model, optimizer, images, labels)
+            epoch_loss += train_step(ddp, optimizer, images, labels)
         dist.all_reduce(epoch_loss)
         loss = epoch_loss.item() / size / len(batches)
-        test_accuracy = accuracy(model.module, test_set, rank, size)
+        test_accuracy = accuracy(model, test_set, rank, size)
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.4f}, test accuracy {test_accuracy:.2%}")
-            save(model.module, optimizer, epoch)
+            save(model, optimizer, epoch)
     difference = difference_from_one_process(rank, size, train_set)
     if rank == 0:
         print(f"largest difference of any rank from one process {difference:.0e}")
 
 
 if __name__ == "__main__":
-    dist.init_process_group()
+    dist.init_process_group("gloo")
     run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

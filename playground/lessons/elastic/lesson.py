@@ -1,164 +1,166 @@
-"""A training that saves its state and resumes from it: killed, it continues where it was.
+"""A training that is killed, and resumed from a snapshot, ends with the bits of one that is not.
 
-    torchrun --nproc-per-node 2 --max-restarts 3 lesson.py FOLDER
+A snapshot has all that the next step depends on: the parameters, the optimizer's momentum, each
+rank's random state, and the number of steps done. It does not say which images come next: their
+order follows from the seed and the epoch. A snapshot is written to another file, forced to the
+disk, then renamed.
+
     python -m playground elastic
-    python -m playground elastic --kills 10 --seed 7 --way ddp
+    torchrun --standalone --nproc-per-node 4 --max-restarts 2 lesson.py
 
-The training is sgd's. When a rank is gone, the others cannot continue: torchrun ends them and
-starts as many new ones. These resume from the newest snapshot, and the end has the same bits as
-without the failure. The snapshot is one file for all ranks, whole or absent:
+    Start 0 begins after step 0
+    Rank 3 is killed after step 7
+    Start 1 begins after step 4
+    Rank 3 is killed after step 11
+    Start 2 begins after step 8
+    largest difference from a training that was not killed 0e+00
 
-    {"epoch": 1, "step": 40, "model": …, "optimizer": …,
-     "own": [{"totals": …, "rng": …}, …]}
-
-`own` has an entry for each rank. Who gets which sample is not stored: it follows from the seed, the
-epoch and the step. FOLDER holds MNIST as torchvision stores it. With `FOLDER snapshot.pt 47`, that
-file holds the snapshot, and a rank is killed after step 47.
+When a rank is gone, torchrun ends the other ranks and starts all ranks again, --max-restarts times
+at most. As long as there are restarts left, the program kills its last rank. --standalone gives
+each run an id of its own, which is in the name of the snapshot. Set PLAYGROUND_DATA_DIR to the
+folder of MNIST, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: each start then has a new store.
 Source: https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
-from __future__ import annotations
-
 import os
 import signal
-import sys
-from collections.abc import Callable
-from functools import partial
+import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import DataLoader
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from playground.lessons.mnist import Net
-from playground.lessons.partition import (
-    broadcast_parameters,
-    count,
-    load_mnist,
-    partition_dataset,
-    print_epoch,
-)
-from playground.lessons.sgd.lesson import average_gradients
+from playground.lessons.mnist import Net, load_mnist
 
-
-def write(file: Path, state: object) -> None:
-    """Save `state` in `file`. Whenever the process is killed or the power fails, the file holds all
-    of it, or all that it held before."""
-    part = file.with_suffix(".part")
-    with part.open("wb") as stream:
-        torch.save(state, stream)
-        stream.flush()
-        os.fsync(stream.fileno())  # the content is on the disk before it gets its name
-    os.replace(part, file)
+EPOCHS = 2
+IMAGES = 480  # of the training set
+BATCH_SIZE = 48  # images of all ranks together
+LR = 0.01
+MOMENTUM = 0.5
+SAVE_EVERY = 4  # steps
+KILL_AFTER = 7  # steps of a start
 
 
-def save(
-    file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int, step: int,
-    own: object,
-) -> None:  # fmt: skip
-    """Write what is the same on all ranks, and what each has of its own. All must call this."""
-    owns = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(own, owns)
-    if owns:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        write(file, {"epoch": epoch, "step": step, **state, "own": owns})
+def new_training(rank, size):
+    """What every start makes again, from the same seeds: model, optimizer and batches."""
+    data = Subset(load_mnist(), range(IMAGES))
+    sampler = DistributedSampler(data, size, rank, seed=1234)
+    batches = DataLoader(data, BATCH_SIZE // size, sampler=sampler)
+    torch.manual_seed(1234)  # the same parameters on all ranks
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    torch.manual_seed(1234 + rank)  # from here on, different dropout masks on each rank
+    return model, optimizer, batches
 
 
-def load(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int, Any]:
-    """Restore model and optimizer. Returns the epoch, how many of its steps are done, and what is
-    this rank's own; 1, 0 and None if there is no file.
-
-    Raises `ValueError` if a different number of ranks took the snapshot.
-    """
-    if not file.exists():
-        return 1, 0, None
-    state = torch.load(file, map_location="cpu", weights_only=True)
-    before, size = len(state["own"]), dist.get_world_size()
-    if before != size:
-        raise ValueError(f"{before} ranks took the snapshot {file}, and {size} are to resume")
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return state["epoch"], state["step"], state["own"][dist.get_rank()]
-
-
-def take_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor,
-    samples: float,
-) -> torch.Tensor:  # fmt: skip
-    """sgd's step, where a rank has `samples` of the global batch on average. Returns its counts."""
+def train_step(model, optimizer, images, labels):
+    """A step of all ranks together, as in sgd."""
     optimizer.zero_grad()
-    output = model(images)
-    loss = F.nll_loss(output, labels, reduction="sum")
-    (loss / samples).backward()
-    average_gradients(model)
+    F.nll_loss(model(images), labels).backward()
+    for param in model.parameters():
+        dist.all_reduce(param.grad)
+        param.grad /= dist.get_world_size()
     optimizer.step()
-    return count(loss, output, labels)
 
 
-def print_resumed(step: int) -> None:
-    if dist.get_rank() == 0:
-        print(f"Resumed after step {step}", flush=True)
-
-
-def run(
-    rank: int, size: int, data: Any, file: Path, every: int = 20, batch_size: int = 128,
-    epochs: int = 10, lr: float = 0.01, momentum: float = 0.5, seed: int = 1234,
-    loader: Any = DataLoader, rng: Any = torch,
-    after_resume: Callable[[int], object] = print_resumed,
-    after_step: Callable[[int], object] = lambda step: None,
-    after_epoch: Callable[..., object] = print_epoch,
-) -> nn.Module:  # fmt: skip
-    """Train `Net` on this rank's part of `data`, from the snapshot in `file` on, and return it.
-
-    One is taken every `every` steps, and at the end. `rng`: torch, or torch.cuda on a GPU.
-    """
-    torch.manual_seed(seed)
-    train_set, _ = partition_dataset(data, batch_size, seed, loader)
-    model = Net().to(memory_format=torch.channels_last)
-    broadcast_parameters(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    torch.manual_seed(seed + 1 + rank)  # from here on, each rank draws different dropout masks
-    first, done, own = load(file, model, optimizer)
-    for _ in range(first - 1):
-        next(iter(train_set.sampler))  # draws the order of an epoch that is over
-    for epoch in range(first, epochs + 1):
-        model.train()
-        totals = torch.zeros(3, dtype=torch.float64)
-        before = (epoch - 1) * len(train_set)
-        batches = iter(train_set)
-        if done:
-            for _ in range(done):
-                next(batches)
-            totals.copy_(own["totals"])
-            rng.set_rng_state(own["rng"])  # not earlier: the loader, too, has drawn some
-            after_resume(before + done)
-        for step, (images, labels) in enumerate(batches, done + 1):
-            samples = min(batch_size, len(data) - (step - 1) * batch_size)
-            totals += take_step(model, optimizer, images, labels, samples / size)
-            after_step(before + step)
-            if (before + step) % every == 0 or before + step == epochs * len(train_set):
-                own = {"totals": totals.cpu(), "rng": rng.get_rng_state()}
-                save(file, model, optimizer, epoch, step, own)
-        done = 0
-        after_epoch(epoch, model, totals)
+def train(rank, size):
+    """The training that is not killed."""
+    model, optimizer, batches = new_training(rank, size)
+    for epoch in range(EPOCHS):
+        batches.sampler.set_epoch(epoch)
+        for images, labels in batches:
+            train_step(model, optimizer, images, labels)
     return model
 
 
-def die_after(last: int, step: int) -> None:
-    """In the first start, the last rank is killed after step `last`, without any warning."""
-    first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-    if first_start and step == last and dist.get_rank() == dist.get_world_size() - 1:
-        print(f"Rank {dist.get_rank()} is killed after step {step}", flush=True)
-        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
+def write(file, state):
+    """Save the state. Whenever the process is killed or the power fails, the file holds all of
+    this state, or all of what it held before."""
+    part = file.with_suffix(".part")
+    with part.open("wb") as stream:
+        torch.save(state, stream)
+        stream.flush()  # from Python's buffer to the operating system
+        os.fsync(stream.fileno())  # and to the disk, before the file gets its name
+    os.replace(part, file)
+
+
+def random_generator():
+    """Torch's module with the random state from which dropout draws: of the GPU or of the CPU."""
+    return torch.cuda if torch.get_default_device().type == "cuda" else torch
+
+
+def save(file, model, optimizer, step):
+    """Rank 0 writes a snapshot with the random states of all ranks. All ranks must call this."""
+    random_states = [None] * dist.get_world_size()
+    dist.all_gather_object(random_states, random_generator().get_rng_state())
+    if dist.get_rank() == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        write(file, {**state, "random_states": random_states})
+
+
+def load(file, model, optimizer):
+    """Restore model and optimizer. Return the step of the snapshot and this rank's random state."""
+    if not file.exists():
+        return 0, None
+    state = torch.load(file, map_location="cpu")
+    size = len(state["random_states"])
+    assert size == dist.get_world_size(), f"the snapshot is of {size} ranks"
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"], state["random_states"][dist.get_rank()]
+
+
+def train_from_snapshot(rank, size, file):
+    """The same training, from the snapshot on if there is one."""
+    model, optimizer, batches = new_training(rank, size)
+    done, random_state = load(file, model, optimizer)
+    if rank == 0:
+        print(f"Start {restart_count()} begins after step {done}", flush=True)
+    step = 0
+    for epoch in range(EPOCHS):
+        batches.sampler.set_epoch(epoch)
+        for images, labels in batches:
+            step += 1
+            if step == done:  # not before the loop: its start draws what the snapshot has counted
+                random_generator().set_rng_state(random_state)
+            if step > done:
+                train_step(model, optimizer, images, labels)
+                if step % SAVE_EVERY == 0:
+                    save(file, model, optimizer, step)
+                if step == done + KILL_AFTER:
+                    kill_last_rank(rank, size, step)
+    return model
+
+
+def restart_count():
+    """How often torchrun has started the ranks again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def kill_last_rank(rank, size, step):
+    """Kill the last rank by SIGKILL, if torchrun has a restart left."""
+    if rank == size - 1 and restart_count() < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
+        print(f"Rank {rank} is killed after step {step}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run(rank, size):
+    assert BATCH_SIZE % size == 0, f"{size} ranks cannot divide a batch of {BATCH_SIZE} equally"
+    # all starts of a run have one id, and so one file
+    file = Path(tempfile.gettempdir(), f"elastic-{os.environ.get('TORCHELASTIC_RUN_ID')}.pt")
+    models = [train_from_snapshot(rank, size, file), train(rank, size)]
+    vectors = [parameters_to_vector(model.parameters()).detach() for model in models]
+    difference = (vectors[0] - vectors[1]).abs().max()
+    dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        file.unlink(missing_ok=True)  # missing if there are fewer than SAVE_EVERY steps
+        print(f"largest difference from a training that was not killed {difference:.0e}")
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    data = load_mnist(sys.argv[1] if sys.argv[1:] else "data")
-    file = Path(sys.argv[2] if sys.argv[2:] else "snapshot.pt")
-    last = int(sys.argv[3] if sys.argv[3:] else 0)
-    run(dist.get_rank(), dist.get_world_size(), data, file, after_step=partial(die_after, last))
+    run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

@@ -189,7 +189,7 @@ def compare(rank, size):
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)  # so that rounding hides no difference
-    dist.init_process_group()
+    dist.init_process_group("gloo")
     programs = {program.__name__: program for program in (compare, *TRAIN, *WAIT)}
     programs[PROGRAM](dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

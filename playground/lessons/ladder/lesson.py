@@ -88,7 +88,7 @@ def bucketed(model):
 def split_into_buckets(model):
     """Lists of parameters, the last layer first: backward computes its gradients first.
 
-    A bucket is full when it has BUCKET_MB, or up to one parameter more.
+    A bucket takes parameters until it has at least BUCKET_MB.
     """
     buckets: list[list[nn.Parameter]] = [[]]
     for param in reversed(list(model.parameters())):
@@ -163,7 +163,7 @@ class BucketOfViews:
 
 
 def ddp(model):
-    """PyTorch's averaging, all of it during backward. Forward must call the wrapper."""
+    """PyTorch's averaging, which backward also waits for. Forward must call the wrapper."""
     return DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=True), []
 
 
@@ -223,6 +223,6 @@ def run(rank, size):
 
 
 if __name__ == "__main__":
-    dist.init_process_group()
+    dist.init_process_group("gloo")
     run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

@@ -1,229 +1,248 @@
-"""Where the bytes of a training step are, and how to need fewer: by computing again.
+"""Where the bytes of a training step are, and how to need fewer of them.
 
-    torchrun --nproc-per-node 2 lesson.py
+    parameters, gradients, Adam    16 bytes for each parameter, in float32
+    activations                    64·C bytes for each token and block
+
+Activations are what forward keeps for backward. RecomputedBlock keeps only its input, and computes
+the rest again.
+
     python -m playground memory
+    torchrun --nproc-per-node 2 lesson.py
 
-Parameters, gradients and the optimizer's state grow with the model; activations, which backward
-needs, grow with the batch. Activation checkpointing keeps a block's input alone and computes the
-rest a second time.
-Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, arXiv 1604.06174
+    a rank has 288 tokens, and 3 · C is 288
+    Block: largest difference of a gradient from one process 6e-17
+    RecomputedBlock: largest difference of a gradient from one process 6e-17
+    CheckpointedBlock: largest difference of a gradient from one process 6e-17
+    a step with Block:
+    forward   4510 KiB PPPPPPPOOOOOOOOOOOOOOAAAAAAAAAAAAAA
+    forward   6256 KiB PPPPPPPOOOOOOOOOOOOOOAAAAAAAAAAAAAAAAAAAAAAAAAAA
+    backward  4966 KiB PPPPPPPGGGGOOOOOOOOOOOOOOAAAAAAAAAAAAAA
+    backward  3657 KiB PPPPPPPGGGGGGGOOOOOOOOOOOOOO
+    step      3679 KiB PPPPPPPGGGGGGGOOOOOOOOOOOOOO
+    a step with RecomputedBlock:
+    forward   2764 KiB PPPPPPPOOOOOOOOOOOOOO
+    forward   2872 KiB PPPPPPPOOOOOOOOOOOOOOA
+    forward   4637 KiB PPPPPPPOOOOOOOOOOOOOOAAAAAAAAAAAAAAA
+    backward  3436 KiB PPPPPPPGGGGOOOOOOOOOOOOOOAA
+    forward   4966 KiB PPPPPPPGGGGOOOOOOOOOOOOOOAAAAAAAAAAAAAA
+    backward  3765 KiB PPPPPPPGGGGGGGOOOOOOOOOOOOOOA
+    step      3679 KiB PPPPPPPGGGGGGGOOOOOOOOOOOOOO
+                       loss  changed parameters  bytes/parameter  kept, KiB
+    float32            3.08                 99%               16       3771
+    bfloat16           3.45                 40%                8       1903
+    bfloat16, masters  3.08                 99%               16       2373
+    autocast           3.08                 99%               16       2646
+
+A line of the picture shows what rank 0 holds when a block has been computed, in KiB and in letters
+of 128 KiB: P parameters, G gradients, O optimizer's state, A activations. The table compares four
+trainings. Updates that are too small for bfloat16 are lost, unless the parameters are float32.
+"kept" is what forward keeps for backward: activations, and bfloat16 copies of parameters.
+Sources: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, arXiv 1604.06174;
+Micikevicius et al., Mixed Precision Training, 2018, arXiv 1710.03740
 """
 
-from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+from torch.nn.utils import parameters_to_vector
+from torch.utils.checkpoint import checkpoint
 
-from playground.lessons.sgd.lesson import average_gradients
+from playground.lessons.gpt import GPT, LAYERS, Block, C, T, make_batch, next_token_loss
 
-WIDTH, HEADS, BLOCKS, VOCABULARY, LENGTH = 32, 4, 4, 64, 32
-KEPT_WIDTHS = 16
-"""What a block keeps of a token, in widths: its input, normed, 3 queries, keys and values, what is
-attended to; the input of its second half, normed, 4 before GELU, 4 behind it. Dropout adds two.
-Compare Korthikanti et al., 2022, arXiv 2205.05198"""
+SEQUENCES = 24  # of a batch of all ranks; the number of ranks must divide it
+STEPS = 30  # of each training in the table, on one sequence for each rank
+LR = 1e-4  # of these trainings
+LETTER = 128 * 1024  # bytes for which a letter of the picture stands
 
-
-class Activations(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes that autograd keeps for backward in this block: `held` now, `peak` at most.
-
-    Memory that several operations keep counts once, and the parameters' not at all.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(self.pack, lambda saved: saved.tensor)
-        self.own = {param.untyped_storage().data_ptr() for param in model.parameters()}
-        self.uses: Counter[int] = Counter()
-        self.held = 0
-        self.peak = 0
-
-    def __enter__(self) -> Activations:
-        super().__enter__()
-        return self
-
-    def pack(self, tensor: torch.Tensor) -> Saved:
-        self.count(tensor.untyped_storage(), 1)
-        return Saved(tensor, self)
-
-    def count(self, storage: torch.UntypedStorage, change: int) -> None:
-        before = self.uses[storage.data_ptr()]
-        self.uses[storage.data_ptr()] += change
-        if storage.data_ptr() not in self.own and 0 in (before, before + change):
-            self.held += change * storage.nbytes()
-            self.peak = max(self.peak, self.held)
+# the tensors that autograd keeps now: it forgets what nobody uses
+kept = WeakValueDictionary()  # by id, because a WeakSet would compare tensors with ==
 
 
-class Saved:
-    """A tensor that autograd keeps, until backward has used it."""
-
-    def __init__(self, tensor: torch.Tensor, activations: Activations) -> None:
-        self.tensor = tensor
-        self.activations = activations
-
-    def __del__(self) -> None:
-        self.activations.count(self.tensor.untyped_storage(), -1)
+def say(text):
+    if dist.get_rank() == 0:
+        print(text)
 
 
-class Block(nn.Module):
-    """A block of a transformer: attention, then two layers, each added to its input."""
-
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(dropout))
-        up, down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), up, nn.GELU(), down, nn.Dropout(dropout))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x`: [batch, length, width]."""
-        x = self.attend(x)
-        return x + self.mlp(x)
-
-    def attend(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1))
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.out(attended.transpose(1, 2).flatten(2))
-
-
-def new_model(dropout: float = 0.0) -> nn.Sequential:
-    """A GPT: an embedding, blocks, and a layer that predicts the next token."""
+def make_model(block_class):
+    """A GPT with blocks of this class, and the same parameters on every rank."""
     torch.manual_seed(1234)
-    embedding = nn.Embedding(VOCABULARY, WIDTH)
-    blocks = [Block(dropout) for _ in range(BLOCKS)]
-    return nn.Sequential(embedding, *blocks, nn.Linear(WIDTH, VOCABULARY))
+    model = GPT()
+    model.blocks = torch.nn.ModuleList(block_class() for _ in range(LAYERS))
+    return model
 
 
-def run_block(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return block(x)
+def pack(tensor):
+    """Called with each tensor that autograd keeps. Returns a second tensor with the same memory."""
+    alias = tensor.detach()  # not tensor: an output refers to its operation, which would keep it
+    kept[id(alias)] = alias
+    return alias
 
 
-def loss_of(model: Any, tokens: torch.Tensor, run: Callable[..., Any] = run_block) -> torch.Tensor:
-    """The mean loss of `tokens`, [batch, length + 1]. `run` calls each of the blocks."""
-    embedding, *blocks, head = model
-    x = embedding(tokens[:, :-1])
-    for block in blocks:
-        x = run(block, x)
-    return F.cross_entropy(head(x).float().flatten(0, 1), tokens[:, 1:].flatten())
+def unpack(alias):
+    """Called when backward needs what pack has returned. Autograd drops it afterwards."""
+    return alias
 
 
-def tokens_of(rank: int, batch: int = 8) -> torch.Tensor:
-    """[batch, length + 1], the same in every call."""
-    torch.manual_seed(rank)
-    return torch.randint(VOCABULARY, (batch, LENGTH + 1))
+def count_bytes(tensors):
+    """Bytes of these tensors' memory. Tensors that share memory count once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def nbytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+def bytes_held(model, optimizer):
+    """Bytes of parameters, of gradients, of Adam's two averages, and of what else is kept."""
+    params = [*model.parameters()]
+    grads = [param.grad for param in params if param.grad is not None]
+    averages = [  # the state of a parameter also has a count of steps, which is left out
+        tensor for state in optimizer.state.values() for tensor in state.values() if tensor.dim()
+    ]
+    counts = [count_bytes(tensors) for tensors in (params, grads, averages)]
+    activations = count_bytes([*params, *kept.values()]) - count_bytes(params)
+    return [*counts, activations]
 
 
-def adam_state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    moments = ("exp_avg", "exp_avg_sq")
-    return [each[moment] for each in optimizer.state.values() for moment in moments]
-
-
-def account(rank: int, size: int) -> dict[str, object]:
-    """The bytes of a training step in float32 with Adam, counted, and what a formula says.
-
-    A parameter has 16 bytes: 4 of its own, 4 of its gradient, 8 of Adam's two moments. Activations
-    grow with the tokens of a batch. DDP divides neither by the number of ranks.
-    """
-    model, tokens = new_model(), tokens_of(rank)
+def draw_step(block_class, batch):
+    """Print a line after each forward and each backward of a block, and one after the step."""
+    say(f"a step with {block_class.__name__}:")
+    model = make_model(block_class)
     optimizer = torch.optim.Adam(model.parameters())
-    with Activations(model) as activations:
-        loss = loss_of(model, tokens)
-        held = activations.held
-        loss.backward()
-    average_gradients(model)
+
+    def draw(event):
+        counts = bytes_held(model, optimizer)
+        bar = "".join(
+            kind * round(count / LETTER) for kind, count in zip("PGOA", counts, strict=True)
+        )
+        say(f"{event:9} {sum(counts) / 1024:4.0f} KiB {bar}")
+
+    next_token_loss(model, batch).backward()
+    optimizer.step()  # creates Adam's averages, so that the next step is like all others
+    optimizer.zero_grad()
+    for block in model.blocks:
+        block.mlp.register_forward_hook(lambda *_: draw("forward"))  # mlp runs last in forward
+        block.norm1.register_full_backward_hook(lambda *_: draw("backward"))  # norm1 in backward
+    with saved_tensors_hooks(pack, unpack):  # around backward, too: it may run a forward again
+        next_token_loss(model, batch).backward()
     optimizer.step()
-    params = list(model.parameters())
-    values = {
-        "parameters": nbytes(params),
-        "gradients": nbytes(param.grad for param in params),
-        "optimizer": nbytes(adam_state(optimizer)),
-    }
-    per_parameter = sum(values.values()) / sum(param.numel() for param in params)
-    per_token = BLOCKS * KEPT_WIDTHS * WIDTH + WIDTH + VOCABULARY  # the last two of the head
-    formula = 4 * per_token * tokens[:, 1:].numel()
-    return {**values, "per_parameter": per_parameter, "activations": held, "by_formula": formula}
+    draw("step")
 
 
-class Checkpoint(torch.autograd.Function):
-    """Run a block without a graph, and keep its input; backward runs it once more, with a graph.
-
-    Dropout must drop the same elements again, so the state of the random numbers is kept, too.
-    (torch's function also keeps autocast, and runs blocks of several inputs.)
-    """
+class Recompute(torch.autograd.Function):
+    """Keep only the input of a block. Backward computes everything else again."""
 
     @staticmethod
-    def forward(ctx: Any, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        ctx.block = block
-        ctx.random = torch.cuda if x.is_cuda else torch
-        ctx.state = ctx.random.get_rng_state()
+    def forward(ctx, forward_block, x):
+        ctx.forward_block = forward_block
         ctx.save_for_backward(x)
-        return block(x)  # without a graph: so autograd calls every forward
+        return forward_block(x)  # autograd is off in a Function's forward: nothing else is kept
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx, grad):
         x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.random.fork_rng(), torch.enable_grad():
-            ctx.random.set_rng_state(ctx.state)
-            output = ctx.block(x)
+        with torch.enable_grad():
+            output = ctx.forward_block(x)
         output.backward(grad)  # adds to the gradients of the block's parameters
-        return None, x.grad
+        return None, x.grad  # the gradients of forward_block and x
 
 
-def checkpointing(rank: int, size: int) -> dict[str, dict[str, dict[str, object]]]:
-    """Keep all activations, or each block's input alone: the KiB kept after forward, and at most.
+class RecomputedBlock(Block):
+    """A block that keeps only its input, by hand."""
 
-    Gradients are equal bit for bit, although dropout draws random numbers. `work` is that of the
-    matrix products: backward has twice that of forward, and now a forward more. At its peak it
-    holds the activations of one block besides the inputs.
+    def forward(self, x):
+        return Recompute.apply(super().forward, x)
+
+
+class CheckpointedBlock(Block):
+    """A block that keeps only its input, by torch."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def compute_gradients(block_class, batch):
+    """The gradients of all parameters, in float64, so that rounding cannot hide a mistake."""
+    model = make_model(block_class).double()
+    next_token_loss(model, batch).backward()
+    return [param.grad for param in model.parameters()]
+
+
+def average(grads):
+    """Replace each gradient by its mean over the ranks."""
+    for grad in grads:
+        dist.all_reduce(grad)
+        grad /= dist.get_world_size()
+
+
+def master_loss(model, batch):
+    """Compute in bfloat16, with rounded copies of the float32 parameters, the masters.
+
+    Backward converts the gradients of the copies to float32 gradients of the masters.
     """
-    return {"ways": compare(rank, {"all": run_block, "by_hand": Checkpoint.apply})}
+    copies = {name: param.bfloat16() for name, param in model.named_parameters()}
+    # only the loss is computed in float32: it needs more digits
+    return next_token_loss(lambda tokens: functional_call(model, copies, tokens).float(), batch)
 
 
-def compare(rank: int, ways: Mapping[str, Callable[..., Any]]) -> dict[str, dict[str, object]]:
-    """Take a step with each function that runs a block; work and gradients beside the first's."""
-    rows, flops, gradients = {}, [], []
-    for way, run in ways.items():
-        model = new_model(dropout=0.1)
-        with Activations(model) as activations, FlopCounterMode(display=False) as counter:
-            torch.manual_seed(rank)
-            loss = loss_of(model, tokens_of(rank), run)
-            kept = activations.held
-            loss.backward()
-        average_gradients(model)
-        flops.append(counter.get_total_flops())
-        gradients.append([param.grad for param in model.parameters()])
-        rows[way] = {
-            "kept": kept // 1024,
-            "at_most": activations.peak // 1024,
-            "work": round(flops[-1] / flops[0], 2),
-            "equal_bits": all(map(torch.equal, gradients[-1], gradients[0])),
-        }
-    return rows
+def autocast_loss(model, batch):
+    """torch chooses the dtype of each operation, and bfloat16 for products of matrices."""
+    with torch.autocast(batch.device.type, torch.bfloat16):
+        return next_token_loss(model, batch)
 
 
-def print_steps(rank: int, world_size: int) -> None:
-    """Run every step, and print what it returns on rank 0."""
-    values, ways = account(rank, world_size), checkpointing(rank, world_size)["ways"]
-    if rank == 0:
-        print("\n".join(f"account, {name}: {value}" for name, value in values.items()))
-        for way, row in ways.items():
-            found = ", ".join(f"{name} {value}" for name, value in row.items())
-            print(f"checkpointing, {way}: {found}")
+def train(model, compute_loss, batch):
+    """Return last loss, share of changed parameters, bytes per parameter, and kept bytes."""
+    start = parameters_to_vector(model.parameters()).detach()  # a copy
+    optimizer = torch.optim.Adam(model.parameters(), LR)
+    with saved_tensors_hooks(pack, unpack):
+        loss = compute_loss(model, batch)  # loss keeps the graph alive, and so the kept tensors
+    *_, kept_bytes = bytes_held(model, optimizer)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = compute_loss(model, batch[:1])  # one sequence for each rank, always the same
+        loss.backward()
+        average([param.grad for param in model.parameters()])
+        optimizer.step()
+    changed = (parameters_to_vector(model.parameters()) != start).double().mean()
+    held = sum(bytes_held(model, optimizer))  # kept is empty: no hooks; the first graph is gone
+    return loss, changed, held / start.numel(), kept_bytes
+
+
+def compare_dtypes(batch):
+    say("                   loss  changed parameters  bytes/parameter  kept, KiB")
+    for name, dtype, compute_loss in (
+        ("float32", torch.float32, next_token_loss),
+        ("bfloat16", torch.bfloat16, next_token_loss),
+        ("bfloat16, masters", torch.float32, master_loss),
+        ("autocast", torch.float32, autocast_loss),
+    ):
+        loss, changed, held, kept_bytes = train(make_model(Block).to(dtype), compute_loss, batch)
+        say(f"{name:17} {loss:5.2f} {changed:19.0%} {held:16.0f} {kept_bytes / 1024:10.0f}")
+
+
+def run(rank, size):
+    assert SEQUENCES % size == 0, f"{size} ranks cannot divide a batch of {SEQUENCES} equally"
+    batch = make_batch(SEQUENCES, seed=0)
+    part = batch.chunk(size)[rank]
+    say(f"a rank has {len(part) * T} tokens, and 3 · C is {3 * C}")
+    expected = parameters_to_vector(compute_gradients(Block, batch))
+    for block_class in (Block, RecomputedBlock, CheckpointedBlock):
+        grads = compute_gradients(block_class, part)
+        average(grads)
+        difference = (parameters_to_vector(grads) - expected).abs().max()
+        dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+        say(
+            f"{block_class.__name__}: "
+            f"largest difference of a gradient from one process {difference:.0e}"
+        )
+    draw_step(Block, part)
+    draw_step(RecomputedBlock, part)
+    compare_dtypes(part)
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    print_steps(dist.get_rank(), dist.get_world_size())
-    dist.barrier()  # gives gloo's threads time to free the last tensors: they need the GIL
+    run(dist.get_rank(), dist.get_world_size())
+    dist.barrier()  # all ranks finish before one takes its connections down
     dist.destroy_process_group()

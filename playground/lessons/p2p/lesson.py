@@ -1,9 +1,9 @@
 """Point to point: one rank sends a tensor, and another rank receives it.
 
-Each function below sends in a different way. It returns the number that this rank has afterwards.
-Its table shows this number before and after, on each of three ranks. All functions have the same
-arguments, rank and world size. Where the ranks start with different numbers, rank r has 10 + r. The
-library that carries the messages is the backend: gloo between CPUs, nccl between GPUs.
+Each function below sends in a different way. It returns a tensor with the number that this rank has
+afterwards. Its table shows the number before and after, on each of three ranks. All functions have
+the same arguments: rank and world size. If ranks start with different numbers, rank r has 10 + r.
+The library that carries the messages is the backend: gloo between CPUs, nccl between GPUs.
 
     python -m playground p2p -n 3
     torchrun --nproc-per-node 3 lesson.py
@@ -20,7 +20,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-com
 import torch
 import torch.distributed as dist
 
-PARCEL = 7  # a tag: recv(tag=7) takes only a message that was sent with tag=7 (default 0)
+PARCEL = 7  # a tag: recv(tag=7) takes only a message that was sent with tag=7
 LETTER = 8  # another tag
 
 
@@ -47,8 +47,8 @@ def blocking(rank, size):
 def immediate(rank, size):
     """The same with isend and irecv, which return a request at once, before the data has moved.
 
-    The rank may compute before it calls wait(). Before wait(), the sender must not change its
-    tensor, and the receiver must not read or change its own.
+    The rank may compute before it calls wait(). Until wait() returns, the sender must not change
+    its tensor, and the receiver must not read or change its tensor.
 
     | rank | before | after |
     |------|--------|-------|
@@ -64,7 +64,7 @@ def immediate(rank, size):
         request.wait()
     elif rank == 1:
         request = dist.irecv(tensor, src=0)
-        # here, too
+        # here the rank may compute, too
         request.wait()
     return tensor
 
@@ -72,8 +72,8 @@ def immediate(rank, size):
 def exchange(rank, size):
     """Every rank sends its number to the right, and receives its left neighbour's number.
 
-    With send instead of isend, every rank may wait until its right neighbour calls recv, and no
-    rank reaches its own recv.
+    With send instead of isend, every rank would wait until its right neighbour calls recv, and no
+    rank would reach its own recv.
 
     | rank | before | after |
     |------|--------|-------|
@@ -93,8 +93,8 @@ def exchange(rank, size):
 def batch(rank, size):
     """The same exchange as a batch, whose messages start together.
 
-    On nccl, a rank may finish its send before it starts to receive: exchange may hang, but a batch
-    cannot.
+    On nccl, a rank may have to finish its send before it starts to receive. So exchange may hang,
+    and a batch cannot.
 
     | rank | before | after |
     |------|--------|-------|
@@ -111,7 +111,7 @@ def batch(rank, size):
 
 
 def ring(rank, size):
-    """A token visits all ranks, and each adds 1 to it. It comes back to rank 0 as the world size.
+    """A token visits all ranks, and each adds 1 to it. It comes back to rank 0 with the world size.
 
     | rank | before | after |
     |------|--------|-------|
@@ -205,6 +205,6 @@ def run(rank, size):
 
 
 if __name__ == "__main__":
-    dist.init_process_group()
+    dist.init_process_group("gloo")
     run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

@@ -1,212 +1,219 @@
-"""Pipeline parallelism: a model in stages over ranks, and three orders in which they can work.
+"""Pipeline parallelism: each of S ranks holds one stage, which is a part of the model's layers.
 
-    torchrun --nproc-per-node 4 lesson.py
+A batch is cut into M microbatches. Each microbatch goes forward from stage to stage as activations,
+and its gradients come back. A schedule is the order in which a stage works. It decides how long the
+stages are idle and how many microbatches they hold. The gradients are always the same.
+
     python -m playground pipeline
-    python -m playground pipeline -n 4 --schedule 1f1b --microbatches 16
+    torchrun --nproc-per-node 3 lesson.py
 
-Each rank holds one stage of the model. A batch is split into microbatches: each goes forward
-through the stages as activations, and its gradients come back. A schedule is the order in which a
-stage does that; whatever the order, the gradients are those of one process with the whole batch.
-Source: Narayanan et al., Megatron-LM on GPU clusters, 2021, arXiv 2104.04473
+    gpipe: 25% of slots idle, largest difference 6e-17
+      abcdef......AABBCCDDEEFF  holds 6
+      .abcdef...AABBCCDDEEFF..  holds 6
+      ..abcdefAABBCCDDEEFF....  holds 6
+
+A row is a stage: a is the forward of the first microbatch, AA its backward, and a dot is idle time.
+Sources: Huang et al., GPipe, NeurIPS 2019, arXiv 1811.06965, and Narayanan et al., Megatron-LM on
+GPU clusters, SC 2021, arXiv 2104.04473.
 """
 
-from __future__ import annotations
-
-import copy
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from string import ascii_lowercase, ascii_uppercase
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.utils import parameters_to_vector
+
+from playground.lessons.gpt import GPT, Block, C, T, make_batch
+
+MICROBATCHES = 6
+SEQUENCES = 4  # of each microbatch
+BLOCKS = 12  # of the GPT: 2, 3 or 4 stages have equally many
 
 
-def new_groups(ranks: Sequence[int]) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """A group for each direction between neighbours, by (from, to); stage s is on `ranks[s]`.
+class Embedding(nn.Module):
+    """The beginning of the GPT. Maps tokens [B, T] to activations [B, T, C]."""
 
-    Every rank calls this, also one that is not among `ranks`, as with `new_group`. NCCL carries out
-    the messages of a group one after another: in a common group, a receive that is posted early
-    would hold up the send that its message depends on. gloo could do with one group.
-    """
-    groups = {}
-    for s, pair in enumerate(pairwise(ranks)):
-        groups[s, s + 1] = dist.new_group(pair)
-        groups[s + 1, s] = dist.new_group(pair)
-    return groups
+    def __init__(self, token, position):
+        super().__init__()
+        self.token = token
+        self.position = position
+
+    def forward(self, tokens):
+        return self.token(tokens) + self.position(torch.arange(T))
+
+
+def make_model():
+    """A GPT in BLOCKS parts, of which a stage gets a few: blocks, with what comes at the ends."""
+    torch.manual_seed(1234)  # the same parameters on every rank, and for every schedule
+    gpt = GPT()  # we keep its embeddings and its head, and put BLOCKS blocks between them
+    return nn.Sequential(
+        nn.Sequential(Embedding(gpt.token_embedding, gpt.position_embedding), Block()),
+        *(Block() for _ in range(BLOCKS - 2)),
+        nn.Sequential(Block(), gpt.final_norm, gpt.lm_head),
+    )
+
+
+def token_loss(logits, targets):
+    """The mean cross-entropy of the next token."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 class Stage:
-    """This rank's layers of a model whose stages are on `ranks`, in this order.
+    """This rank's layers at work on a batch of M microbatches [SEQUENCES, T + 1]."""
 
-    `model` takes [samples, width] and returns as much; the last stage's returns logits. For other
-    models, override `compute` and `new_buffer`.
-    """
-
-    def __init__(self, model: nn.Module, ranks: Sequence[int], groups: dict[Any, Any]) -> None:
-        self.model = model
-        self.ranks = ranks
+    def __init__(self, layers, batch, groups):
+        self.layers = layers
+        self.inputs = batch[:, :-1]  # for the first stage
+        self.targets = batch[:, 1:]  # for the last stage
+        self.rank = dist.get_rank()
+        self.last = dist.get_world_size() - 1
         self.groups = groups
-        self.index = ranks.index(dist.get_rank())
-        self.is_first = self.index == 0
-        self.is_last = self.index == len(ranks) - 1
+        self.held = {}  # by microbatch: its inputs and outputs, from forward until backward
+        self.sending = []  # handles, which keep the memory of a message until it has left
+        self.order = []  # of the layers' work: "forward" or "backward" for each microbatch
+        # Hooks, because library calls the layers without our forward and backward.
+        layers.register_forward_hook(lambda *_: self.order.append("forward"))
+        layers.register_full_backward_pre_hook(lambda *_: self.order.append("backward"))
 
-    def load(self, images: torch.Tensor, labels: torch.Tensor, microbatches: int) -> None:
-        """Split images [samples, width] and labels [samples], and post the first receives.
-
-        Sizes of microbatches differ by at most 1. Labels of -100 are ignored.
-        """
-        self.images = images.tensor_split(microbatches)
-        self.labels = labels.tensor_split(microbatches)
-        self.targets = int((labels != -100).sum())
-        self.loss = 0.0
-        self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.most_held = 0
-        self.posted: dict[int, Any] = {}
-        self.sent: dict[int, Any] = {}
-        if not self.is_first:
-            self.post(self.index - 1, 0)
-        if not self.is_last:
-            self.post(self.index + 1, 0)
-
-    def new_buffer(self, m: int) -> torch.Tensor:
-        """Memory for the activations of microbatch `m`, or their gradients."""
-        return torch.empty_like(self.images[m])
-
-    def post(self, source: int, m: int) -> None:
-        """Post the receive of microbatch `m`, if there is one, from stage `source`."""
-        if m < len(self.images):
-            group = self.groups[source, self.index]
-            buffer = self.new_buffer(m)
-            self.posted[source] = buffer, dist.irecv(buffer, self.ranks[source], group)
-
-    def receive(self, source: int, m: int) -> torch.Tensor:
-        """Wait for microbatch `m`, and post the receive of the next: it may arrive meanwhile."""
-        buffer, request = self.posted.pop(source)
-        request.wait()
-        self.post(source, m + 1)
-        return buffer
-
-    def send(self, target: int, tensor: torch.Tensor) -> None:
-        """Send to stage `target` as soon as the tensor before has left; keep it while it leaves."""
-        if target in self.sent:
-            self.sent[target][1].wait()
-        group = self.groups[self.index, target]
-        self.sent[target] = tensor, dist.isend(tensor, self.ranks[target], group)
-
-    def forward(self, m: int) -> None:
-        """Compute microbatch `m`, and send its activations on or add up the loss.
-
-        What autograd needs for `backward` is held until then.
-        """
-        inputs = self.images[m]
-        if not self.is_first:
-            inputs = self.receive(self.index - 1, m).requires_grad_()
-        output = self.compute(m, inputs)
-        if self.is_last:
-            self.loss += output.item()
+    def forward(self, m):
+        """Receive microbatch m from the stage before, compute, and send to the stage after."""
+        if self.rank == 0:
+            inputs = self.inputs.chunk(MICROBATCHES)[m]
         else:
-            self.send(self.index + 1, output.detach())
-        self.held[m] = inputs, output
-        self.most_held = max(self.most_held, len(self.held))
+            inputs = torch.empty(SEQUENCES, T, C)
+            dist.recv(inputs, src=self.rank - 1, group=self.groups["forward"])
+            inputs.requires_grad_()  # so that backward leaves a gradient in inputs.grad
+        outputs = self.layers(inputs)
+        if self.rank < self.last:
+            self.sending.append(
+                dist.isend(outputs.detach(), dst=self.rank + 1, group=self.groups["forward"])
+            )
+        else:  # backward adds up over microbatches, and so gets the mean over the batch
+            outputs = token_loss(outputs, self.targets.chunk(MICROBATCHES)[m]) / MICROBATCHES
+        self.held[m] = inputs, outputs
 
-    def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
-        """The activations of microbatch `m`; in the last stage its part of the mean loss."""
-        output = self.model(inputs)
-        if self.is_last:
-            output = F.cross_entropy(output, self.labels[m], reduction="sum") / self.targets
-        return output
-
-    def backward(self, m: int) -> None:
-        """Add microbatch `m` to the parameters' gradients, and send its input's gradient back."""
-        gradient = None if self.is_last else self.receive(self.index + 1, m)
-        inputs, output = self.held.pop(m)
-        output.backward(gradient)
-        if not self.is_first:
-            self.send(self.index - 1, inputs.grad)
-
-    def finish(self) -> None:
-        """Wait until all that was sent has left."""
-        for _, request in self.sent.values():
-            request.wait()
-        self.sent.clear()
+    def backward(self, m):
+        """Receive the gradient of the outputs, compute, and send the gradient of the inputs."""
+        inputs, outputs = self.held.pop(m)
+        gradient = torch.ones_like(outputs)  # of the loss by itself; recv overwrites it elsewhere
+        if self.rank < self.last:
+            dist.recv(gradient, src=self.rank + 1, group=self.groups["backward"])
+        outputs.backward(gradient)
+        if self.rank > 0:
+            self.sending.append(
+                dist.isend(inputs.grad, dst=self.rank - 1, group=self.groups["backward"])
+            )
 
 
-def naive(stage: Stage, microbatches: int) -> None:
-    """Each microbatch goes forward and back before the next: one stage works, all others wait."""
-    for m in range(microbatches):
+def naive(stage):
+    """Each microbatch goes forward and back before the next one: one stage works at a time."""
+    for m in range(MICROBATCHES):
         stage.forward(m)
         stage.backward(m)
 
 
-def gpipe(stage: Stage, microbatches: int) -> None:
-    """All forward, then all backward: stages work at the same time, and hold all microbatches."""
-    for m in range(microbatches):
+def gpipe(stage):
+    """All microbatches go forward, then all go back: the stages work at the same time."""
+    for m in range(MICROBATCHES):
         stage.forward(m)
-    for m in range(microbatches):
+    for m in range(MICROBATCHES):
         stage.backward(m)
 
 
-def one_forward_one_backward(stage: Stage, microbatches: int) -> None:
-    """As many warm-up microbatches as there are later stages, then forward and backward in turn.
+def one_forward_one_backward(stage):
+    """1F1B: a forward for each later stage, then one forward and one backward in turn.
 
-    A stage idles as long as with GPipe, but each backward frees memory before the next forward.
+    The stages are idle as long as in gpipe, but each goes backward as early as it can.
     """
-    warm_up = min(microbatches, len(stage.ranks) - 1 - stage.index)
+    warm_up = min(MICROBATCHES, stage.last - stage.rank)
     for m in range(warm_up):
         stage.forward(m)
-    for m in range(warm_up, microbatches):
+    for m in range(warm_up, MICROBATCHES):
         stage.forward(m)
         stage.backward(m - warm_up)
-    for m in range(microbatches - warm_up, microbatches):
+    for m in range(MICROBATCHES - warm_up, MICROBATCHES):
         stage.backward(m)
 
 
-def step(
-    stage: Stage, schedule: Any, optimizer: torch.optim.Optimizer,
-    images: torch.Tensor, labels: torch.Tensor, microbatches: int,
-) -> float:  # fmt: skip
-    """A training step. Returns the mean loss, which the last stage alone knows."""
-    optimizer.zero_grad()
-    stage.load(images, labels, microbatches)
-    schedule(stage, microbatches)
-    stage.finish()
-    optimizer.step()
-    return stage.loss
+def library(stage):
+    """PyTorch's 1F1B. Uses only the layers and data of our Stage, not its forward and backward.
+
+    Only the first stage uses the inputs, and only the last stage the target.
+    """
+    pipeline_stage = PipelineStage(
+        stage.layers, stage.rank, stage.last + 1, torch.get_default_device()
+    )
+    schedule = Schedule1F1B(pipeline_stage, MICROBATCHES, loss_fn=token_loss)
+    schedule.step(stage.inputs, target=stage.targets)
 
 
-def split(model: nn.Sequential, index: int, stages: int) -> nn.Sequential:
-    """The layers of stage `index`. Raises `ValueError` for fewer layers than stages."""
-    layers = len(model)
-    if layers < stages:
-        rule = "each needs one, so choose fewer stages"
-        raise ValueError(f"{layers} layers for {stages} stages: {rule}")
-    return model[layers * index // stages : layers * (index + 1) // stages]
+def letters(order):
+    """A letter for each microbatch, small in forward and capital in backward, such as abAcBC."""
+    small, capital = iter(ascii_lowercase), iter(ascii_uppercase)
+    return "".join(next(small if kind == "forward" else capital) for kind in order)
 
 
-def run(rank: int, size: int, microbatches: int = 8) -> None:
-    """A step by each schedule: what each stage holds, and its gradients beside one process's."""
-    torch.manual_seed(1234)
-    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(2 * size))).double()
-    images = torch.randn(4 * microbatches, 16, dtype=torch.float64)
-    labels = torch.randint(16, (4 * microbatches,))
-    F.cross_entropy(model(images), labels).backward()
-    own = split(model, rank, size)
-    groups = new_groups(range(size))
-    for schedule in (naive, gpipe, one_forward_one_backward):
-        stage = Stage(copy.deepcopy(own), range(size), groups)
-        optimizer = torch.optim.SGD(stage.model.parameters(), lr=0.1)
-        step(stage, schedule, optimizer, images, labels, microbatches)
-        pairs = zip(stage.model.parameters(), own.parameters(), strict=True)
-        difference = max((ours.grad - expected.grad).abs().max().item() for ours, expected in pairs)
-        print(
-            f"{schedule.__name__}, stage {rank}: {stage.most_held} of {microbatches} held, "
-            f"{difference:.12f} from one process"
-        )
+def draw(orders):
+    """A row of slots for each stage. A forward takes one slot, a backward two, a message none."""
+    left, rows = [letters(order) for order in orders], [""] * len(orders)
+    # By stage and letter: the slots until it is done. Stages -1 and S do not exist: what would come
+    # from them is there from the start.
+    ends = {(stage, letter): 0 for stage in (-1, len(orders)) for letter in "".join(left)}
+    while any(left):
+        for stage, letters_left in enumerate(left):
+            letter = letters_left[:1]  # empty if the stage has done everything
+            source = stage - 1 if letter.islower() else stage + 1
+            if letter and (source, letter) in ends:  # the message is there
+                rows[stage] = rows[stage].ljust(ends[source, letter], ".")
+                rows[stage] += letter * 2 if letter.isupper() else letter
+                ends[stage, letter] = len(rows[stage])
+                left[stage] = letters_left[1:]
+    return [row.ljust(max(map(len, rows)), ".") for row in rows]
+
+
+def gradients(layers):
+    return parameters_to_vector([param.grad for param in layers.parameters()])
+
+
+def run(rank, size):
+    # Schedule1F1B needs a microbatch for each stage.
+    assert size <= MICROBATCHES <= 26, f"choose {size} to 26 MICROBATCHES: each has a letter"
+    batch = make_batch(MICROBATCHES * SEQUENCES, seed=0)
+    part = slice(BLOCKS * rank // size, BLOCKS * (rank + 1) // size)
+    model = make_model()
+    token_loss(model(batch[:, :-1]), batch[:, 1:]).backward()
+    expected = gradients(model[part])
+    groups = {"forward": dist.new_group(), "backward": dist.new_group()}
+    for schedule in (naive, gpipe, one_forward_one_backward, library):
+        stage = Stage(make_model()[part], batch, groups)
+        schedule(stage)
+        for handle in stage.sending:
+            handle.wait()
+        difference = (gradients(stage.layers) - expected).abs().max()
+        dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+        orders = [stage.order] * size  # all_gather_object replaces these by the orders of all ranks
+        # not all of it, because the library first tries one forward, to learn the shapes
+        dist.all_gather_object(orders, stage.order[-2 * MICROBATCHES :])
+        if rank == 0:
+            rows = draw(orders)
+            idle = "".join(rows).count(".") / len("".join(rows))
+            print(
+                f"{schedule.__name__}: {idle:.0%} of slots idle, "
+                f"largest difference {difference:.0e}"
+            )
+            for row, order in zip(rows, orders, strict=True):
+                held = max(
+                    order[:k].count("forward") - order[:k].count("backward")
+                    for k in range(len(order))
+                )
+                print(f"  {row}  holds {held}")
 
 
 if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)  # so that rounding cannot hide an error
     dist.init_process_group("gloo")
     run(dist.get_rank(), dist.get_world_size())
+    dist.barrier()  # so that gloo's threads have freed the last tensors before Python ends
     dist.destroy_process_group()

@@ -2,8 +2,8 @@
 
     gradient of a batch = (g_0 + g_1 + … + g_(N-1)) / N
 
-g_r is the gradient of the mean loss of rank r's part. The formula needs parts of the same size, the
-same parameters on all ranks, and a loss for each sample that does not depend on other samples.
+g_r is the gradient of the mean loss of rank r's part of the batch. The formula needs parts of the
+same size, the same parameters on all ranks, and losses of samples that do not depend on each other.
 
     python -m playground prove
     torchrun --nproc-per-node 4 lesson.py
@@ -24,9 +24,9 @@ same parameters on all ranks, and a loss for each sample that does not depend on
       1536     16   0.2  1.76   6.4  1.38
     noise scale 26 samples before training, 485 after it
 
-Differences near 1e-16 are rounding. The other four are mistakes. The second part trains with
-larger batches: once with the same learning rate (the first two columns of LR and loss), and once
-with a learning rate that grows with the batch. Guessing among ten classes has a loss of 2.30.
+Differences near 1e-16 are rounding. The other four are mistakes. The table is about larger batches.
+Its first LR and loss are a training with the same learning rate for all batch sizes. The last two
+columns are a training whose learning rate grows with the batch. Guessing has a loss of 2.30.
 
 Sources: Goyal et al., Accurate, Large Minibatch SGD, 2017, arXiv 1706.02677; McCandlish et al., An
 Empirical Model of Large-Batch Training, 2018, arXiv 1812.06162
@@ -54,9 +54,9 @@ def make_samples(count):
     return inputs.double(), network(inputs).argmax(1)
 
 
-def split(samples, batch_size):
+def make_batches(samples, batch_size):
     """Pairs of inputs [batch_size, FEATURES] and labels [batch_size]."""
-    return list(zip(*(tensor.split(batch_size) for tensor in samples), strict=True))
+    return list(zip(samples[0].split(batch_size), samples[1].split(batch_size), strict=True))
 
 
 def new_model(seed):
@@ -68,7 +68,7 @@ def new_model(seed):
 
 
 def one_process(model, batches, lr):
-    """Train without messages, unless DDP wraps the model. Return the parameters in one row."""
+    """Train without messages, unless DDP wraps the model. Return all parameters as one vector."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for inputs, labels in batches:
         optimizer.zero_grad()
@@ -106,7 +106,7 @@ def summed_gradient(model, parts):
 
 
 def sum_over_batch(model, parts):
-    """Right for any parts of a batch of BATCH_SIZE: a rank divides its sum by BATCH_SIZE."""
+    """Right for any parts of a batch: a rank divides the sum of its losses by BATCH_SIZE."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for inputs, labels in parts:
         optimizer.zero_grad()
@@ -138,17 +138,16 @@ def compare_trainings(rank, size, batches):
     print_difference("unequal_parts", mean_gradient(new_model(0), unequal), expected)
     print_difference("sum_over_batch", sum_over_batch(new_model(0), unequal), expected)
     print_difference("own_parameters", mean_gradient(new_model(rank), equal), expected)
-    models = [new_model(0).insert(1, nn.BatchNorm1d(HIDDEN).double()) for _ in range(2)]
-    print_difference(
-        "batch_norm", mean_gradient(models[1], equal), one_process(models[0], batches, LR)
-    )
+    # The model of one process has a BatchNorm layer, too.
+    one, many = (new_model(0).insert(1, nn.BatchNorm1d(HIDDEN).double()) for _ in range(2))
+    print_difference("batch_norm", mean_gradient(many, equal), one_process(one, batches, LR))
 
 
 def compare_batch_sizes(train_set, test_set):
-    """Print the loss after training with larger batches: at the same LR, and at a larger LR."""
+    """Print the loss after training with larger batches: at the same LR, and by the linear rule."""
     print(" batch  steps    LR  loss    LR  loss")
     for factor in (1, 2, 4, 8, 16, 32):
-        batches = split(train_set, factor * BATCH_SIZE)
+        batches = make_batches(train_set, factor * BATCH_SIZE)
         models = new_model(0), new_model(0)
         one_process(models[0], batches, LR)
         one_process(models[1], batches, LR * factor)
@@ -160,22 +159,21 @@ def compare_batch_sizes(train_set, test_set):
 
 
 def noise_scale(model, rank, size, batches):
-    """The noise over the signal, in samples.
+    """The noise divided by the signal, in samples.
 
-    The signal is the squared length of the gradient of all samples, and the noise is the variance
-    of a sample's gradient. On average, the squared length of a gradient of b samples is
-    signal + noise / b. It is measured for each rank, and for the mean of all ranks:
+    The signal is the squared length of the gradient of all samples. The noise is the variance of a
+    sample's gradient, summed over all parameters. On average, the squared length of a gradient is
 
-        small = signal + noise / BATCH_SIZE
-        large = signal + noise / (size * BATCH_SIZE)
+        small = signal + noise / BATCH_SIZE  # the gradient of one rank's batch
+        large = signal + noise / (size * BATCH_SIZE)  # the mean of all ranks' gradients
     """
-    count = len(batches) // size  # here each rank takes whole batches of its own
-    small = large = 0.0
+    count = len(batches) // size  # here each rank has other batches, and whole ones
+    small = large = 0.0  # both are means over `count` steps
     for inputs, labels in batches[rank * count : (rank + 1) * count]:
         loss = F.cross_entropy(model(inputs), labels)
         grads = torch.autograd.grad(loss, list(model.parameters()))
         gradient = torch.cat([grad.flatten() for grad in grads])
-        small += gradient.square().sum() / (count * size)  # added up over the ranks below
+        small += gradient.square().sum() / (count * size)  # the sum over ranks follows below
         dist.all_reduce(gradient)
         large += (gradient / size).square().sum() / count
     dist.all_reduce(small)
@@ -187,11 +185,11 @@ def noise_scale(model, rank, size, batches):
 def run(rank, size):
     assert 2 <= size <= BATCH_SIZE // 2, "choose at least 2 ranks, with at least 2 samples each"
     assert BATCH_SIZE % size == 0, f"{size} ranks cannot divide a batch of {BATCH_SIZE} equally"
-    inputs, labels = make_samples(SAMPLES + 2048)
+    inputs, labels = make_samples(SAMPLES + 2048)  # nothing is trained on the last 2048
     train_set, test_set = (inputs[:SAMPLES], labels[:SAMPLES]), (inputs[SAMPLES:], labels[SAMPLES:])
-    batches = split(train_set, BATCH_SIZE)
+    batches = make_batches(train_set, BATCH_SIZE)
     compare_trainings(rank, size, batches[:STEPS])
-    if rank == 0:  # N ranks train what one process trains, says the test
+    if rank == 0:  # one process is enough: N ranks would train the same models
         compare_batch_sizes(train_set, test_set)
     model = new_model(0)
     before = noise_scale(model, rank, size, batches)
@@ -202,6 +200,6 @@ def run(rank, size):
 
 
 if __name__ == "__main__":
-    dist.init_process_group()
+    dist.init_process_group("gloo")
     run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

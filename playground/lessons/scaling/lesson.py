@@ -158,12 +158,12 @@ def print_share_of_peak(model, seconds):
 
 
 def amdahl(compute, update, messages, size):
-    """The speedup of N ranks that share a batch, from the seconds of the parts."""
+    """Amdahl's speedup of N ranks that share a batch, with messages added to the law."""
     return (compute + update) / (compute / size + update + messages)
 
 
 def gustafson(compute, update, messages, size):
-    """The speedup of N ranks that have a batch each, from the seconds of the parts."""
+    """Gustafson's speedup of N ranks that have a batch each, with messages added to the law."""
     return (size * compute + update) / (compute + update + messages)
 
 
@@ -196,6 +196,6 @@ def run(rank, size):
 
 
 if __name__ == "__main__":
-    dist.init_process_group()
+    dist.init_process_group("gloo")
     run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

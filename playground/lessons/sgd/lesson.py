@@ -2,8 +2,8 @@
 
     gradient of a batch = (g_0 + g_1 + … + g_(N-1)) / N
 
-The batch has N parts of the same size, and g_r is the gradient of rank r's part, which the rank
-draws from its own part of the data. The ranks start with equal parameters. In each step every rank
+The batch has N parts of the same size. g_r is the gradient of rank r's part: images that the rank
+draws from its own share of the data. The ranks start with equal parameters. In each step every rank
 computes the gradient of its part, then all ranks average their gradients and take the same step. So
 their models stay equal.
 
@@ -81,7 +81,7 @@ class Partition:
         return len(self.indices)
 
     def __getitem__(self, i):
-        """One sample or, for a tensor of positions, a batch."""
+        """One sample or, for a slice or a tensor of positions, a batch."""
         return self.data[self.indices[i]]
 
 
@@ -118,7 +118,7 @@ def five_steps(model, step, batch):
 
 
 def compare_with_one_process(rank, size, data):
-    """Print the largest difference of this rank's parameters from one process with the whole batch.
+    """Print how far this rank's parameters are from those of one process with the whole batch.
 
     Each rank also does the work of the one process. All train in float64 and without dropout, so
     only rounding may differ.
@@ -129,7 +129,7 @@ def compare_with_one_process(rank, size, data):
     model = Net().double().eval()  # eval() turns dropout off
     expected = five_steps(deepcopy(model), plain_step, batch[:])
     by_hand = five_steps(deepcopy(model), train_step, part[:])
-    by_ddp = five_steps(DistributedDataParallel(model), plain_step, part[:])  # backward averages
+    by_ddp = five_steps(DistributedDataParallel(deepcopy(model)), plain_step, part[:])
     for name, params in (("by hand", by_hand), ("by DDP", by_ddp)):
         difference = (params - expected).abs().max().item()
         print(f"Rank {rank}, {name}: largest difference from one process {difference:.0e}")
@@ -140,7 +140,7 @@ def run(rank, size):
     torch.manual_seed(1234)  # the same initial parameters on every rank
     model = Net().to(memory_format=torch.channels_last)  # CPUs convolve faster in this layout
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
-    torch.manual_seed(1234 + rank)  # else all ranks would draw the same dropout masks
+    torch.manual_seed(1234 + rank)  # from here on, each rank draws its own order and masks
     train_set, batch_size = partition_dataset(rank, size)
     test_set = load_mnist(train=False)
     for epoch in range(1, EPOCHS + 1):
@@ -151,10 +151,10 @@ def run(rank, size):
             epoch_loss += train_step(model, optimizer, images, labels)
         loss, test_accuracy = epoch_loss / len(batches), accuracy(model, test_set)
         print(f"Rank {rank}, epoch {epoch}: loss {loss:.4f}, test accuracy {test_accuracy:.2%}")
-    compare_with_one_process(rank, size, train_set.data)  # all of MNIST
+    compare_with_one_process(rank, size, train_set.data)  # of all ranks' parts
 
 
 if __name__ == "__main__":
-    dist.init_process_group()  # torchrun tells each process its rank, in environment variables
+    dist.init_process_group("gloo")  # the rank is in an environment variable, set by torchrun
     run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

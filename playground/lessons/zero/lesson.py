@@ -224,7 +224,7 @@ def run(rank, size):
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)  # so that rounding cannot hide an error
-    dist.init_process_group()
+    dist.init_process_group("gloo")
     run(dist.get_rank(), dist.get_world_size())
     dist.barrier()  # so that gloo's threads have freed the last tensors before Python ends
     dist.destroy_process_group()

@@ -196,12 +196,15 @@ class Launcher:
             end(error)
         flush()
         self.has_failed = True
-        signal.signal(signal.SIGTERM, signals.do_nothing)
+        # Ctrl-C may come twice: from the terminal, and from the launcher, which passes it on
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signals.do_nothing)
         self.send("failed", failure(error, self.rank, self.size))
         finish()
         self.dismissed.wait()
-        # it comes with that, and the interpreter's end would restore what it does to any process
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # they come with that, and the interpreter's end would restore what they do to any process
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         forget_frames(error)
         exit_orderly(1)
 

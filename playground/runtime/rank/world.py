@@ -88,7 +88,7 @@ class Member:
         self.group: dist.ProcessGroup | None = None
         self.is_left_to_program = False
         self.offered: dict[str, object] = {}
-        """What a program's `init_process_group` is called with, where it names no backend."""
+        """What a lesson's `init_process_group` is called with, whatever backend it names."""
         self.forming, self.lock = 0, threading.Lock()
         """How many groups are being formed, each by a thread of its own."""
         warnings.filterwarnings("ignore", RENAMED, FutureWarning)
@@ -173,7 +173,7 @@ class Member:
 
     def choose_device(self) -> None:
         """Have the program create its tensors on the device of this world's backend, and its
-        process group be of that backend, unless the program names another."""
+        process group be of that backend, whatever it names: it names the one without GPUs."""
         self.offered = {"backend": self.backend.name}
         if self.device:
             self.offered["device_id"] = self.device
@@ -421,7 +421,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
         if not member.joined or member.is_left_to_program:
             member.make_way()
         call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
-        if member.offered and call.get("backend") is None:
+        if member.offered:
             args, kwargs = (), call | member.offered
     with contextlib.ExitStack() as forming:
         under_way.forming, under_way.formed = forming, int

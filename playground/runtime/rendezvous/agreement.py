@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -34,23 +32,3 @@ def require_same_on_all_ranks(settings: Mapping[str, object]) -> None:
                     f"{name} is {values[0]} on rank 0 and {theirs} on rank {rank}: it must be the "
                     "same"
                 )
-
-
-@contextlib.contextmanager
-def refuse_together() -> Iterator[None]:
-    """If the block raises `UsageError` on one rank, all raise it, and it names the host if there
-    are several. All must enter the block.
-
-    What can be had on one host, as a folder, might not be had on another, whose ranks would be
-    waited for.
-    """
-    refusal = ""
-    try:
-        yield
-    except UsageError as error:
-        refusal = str(error)
-    refusals = all_gather_object((socket.gethostname(), refusal))
-    several = len({host for host, _ in refusals}) > 1
-    for host, first in refusals:
-        if first:
-            raise UsageError(f"{host}: {first}" if several else first)

@@ -251,6 +251,8 @@ class Call:
 class Observer:
     """Is told what this rank calls, from `observing` on: see the module's docstring."""
 
+    looks_at_calls = True
+    """Whether it is told of calls."""
     looks_inside = False
     """Whether it is also told what torch does by itself: of its calls in C++ `begun`, `returned`
     and `completed`, and `waiting` and `waited` where Python sees them; of waits for work that torch
@@ -274,8 +276,9 @@ class Observer:
         """Who looks inside: the backend has done an asynchronous call. In a thread of the
         backend's, which must not wait; on a GPU, its stream waits for the call."""
 
-    def backward_begun(self) -> None:
-        """Who looks inside or at training: a backward pass begins in this thread."""
+    def backward_begun(self, root: Any) -> None:
+        """Who looks inside or at training: a backward pass begins in this thread, from this tensor
+        or these."""
 
     def backward_ended(self) -> None:
         """Who looks inside or at training: it has ended, and so has what it started and did not
@@ -298,6 +301,14 @@ class Observer:
 
     def batch_loaded(self, iterator: Any, batch: Any) -> None:
         """Who looks at training: an iterator of a data loader returns a batch."""
+
+    def file_saved(self, file: Any, saved: Any) -> None:
+        """Who looks at training: `torch.save` has written this into a file, given by its path or
+        open."""
+
+    def file_loaded(self, file: Any) -> None:
+        """Who looks at training: `torch.load` is about to read a file, given by its path or
+        open."""
 
 
 class Recorder:
@@ -357,7 +368,9 @@ class Tap:
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
+        self.all: tuple[Observer, ...] = ()
         self.observers: tuple[Observer, ...] = ()
+        """Those that look at calls."""
         self.inside: tuple[Observer, ...] = ()
         """Those that look inside."""
         self.training: tuple[Observer, ...] = ()
@@ -400,6 +413,8 @@ class Tap:
             (nn.Module, "load_state_dict"): self.load_model,
             (DistributedSampler, "__iter__"): self.draw_samples,
             (batch_iterator(), "__next__"): self.load_batch,
+            (torch, "save"): self.save_file,
+            (torch, "load"): self.load_file,
         }
         self.trained = [Replacement(*place, calling(each)) for place, each in trained.items()]
         """Only observers that look at training have to be told of."""
@@ -410,7 +425,7 @@ class Tap:
         with self.one_at_a_time:
             if observer.looks_inside and not self.within:
                 self.within = self.find_inside()
-            self.tell((*self.observers, observer))
+            self.tell((*self.all, observer))
             if observer.looks_inside:
                 for group in list_groups():
                     self.listen(group)
@@ -421,7 +436,7 @@ class Tap:
                 # the thread that calls callbacks is late
                 if entry.future is not None and entry.future.done():
                     self.finish(entry)
-            self.tell(tuple(each for each in self.observers if each is not observer))
+            self.tell(tuple(each for each in self.all if each is not observer))
             if not self.inside:
                 self.stop_listening()
             if not self.observers:
@@ -430,7 +445,8 @@ class Tap:
 
     def tell(self, observers: tuple[Observer, ...]) -> None:
         """From now on, tell these."""
-        self.observers = observers
+        self.all = observers
+        self.observers = tuple(each for each in observers if each.looks_at_calls)
         self.inside = tuple(each for each in observers if each.looks_inside)
         self.training = tuple(each for each in observers if each.looks_at_training)
         self.put_in_place(self.wanted)
@@ -702,11 +718,9 @@ class Tap:
             return real(given)
 
     def backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        observers = tuple(
-            each for each in self.observers if each.looks_inside or each.looks_at_training
-        )
+        observers = tuple(each for each in self.all if each.looks_inside or each.looks_at_training)
         for each in observers:
-            each.backward_begun()
+            each.backward_begun(args[0] if args else kwargs.get("tensors"))
         try:
             return real(*args, **kwargs)
         finally:
@@ -740,6 +754,18 @@ class Tap:
         for each in self.training:
             each.batch_loaded(iterator, batch)
         return batch
+
+    def save_file(
+        self, real: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        real(obj, f, *args, **kwargs)
+        for each in self.training:
+            each.file_saved(f, obj)
+
+    def load_file(self, real: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
+        for each in self.training:
+            each.file_loaded(f)
+        return real(f, *args, **kwargs)
 
 
 _tap = Tap()

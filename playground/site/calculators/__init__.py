@@ -29,7 +29,6 @@ from playground.algorithms.cost_model import (
     times_sent,
 )
 from playground.console.units import BYTES, SECONDS
-from playground.lessons.pipeline.page import SCHEDULES
 
 STYLE, SCRIPT = "calculators.css", "calculators.js"
 PLACE = re.compile(r"<!-- calculator: (\w+) -->\n")
@@ -167,19 +166,22 @@ def zero(chosen: Chosen) -> dict[str, list[Cell]]:
 
 def pipeline(chosen: Chosen) -> dict[str, list[Cell]]:
     """The slots of a step, the share in which a stage idles, and the microbatches whose activations
-    the first stage and the last hold."""
+    the first stage and the last hold. With 1F1B, stage s of S holds at most S - s of them."""
     stages, microbatches = (int(chosen[name]) for name in ("stages", "microbatches"))
-    rows = {}
-    for name, spec in SCHEDULES.items():
-        bubble = spec.bubble(stages, microbatches)
-        slots = round(2 * microbatches / (1 - bubble))
-        held = [spec.held(stage, stages, microbatches) for stage in (0, stages - 1)]
-        rows[name] = [
+    filled = 3 * (microbatches + stages - 1)  # the last stage begins S - 1 forwards late
+    forms = {
+        "naive": (3 * microbatches * stages, 1, 1),
+        "gpipe": (filled, microbatches, microbatches),
+        "1f1b": (filled, min(microbatches, stages), 1),
+    }
+    return {
+        name: [
             (slots, f"{slots}"),
-            (bubble, f"{digits(100 * bubble)} %"),
+            (idle := 1 - 3 * microbatches / slots, f"{digits(100 * idle)} %"),
             *((each, f"{each}") for each in held),
         ]
-    return rows
+        for name, (slots, *held) in forms.items()
+    }
 
 
 COSTS: dict[str, Callable[[Task], Cost]] = {
@@ -250,12 +252,12 @@ CALCULATORS = {
         (
             Control("stages", "Stages", tuple(range(1, 13)), 4),
             Control("microbatches", "Microbatches", tuple(range(1, 33)), 8),
-            Control("schedule", "Schedule", tuple(SCHEDULES), "1f1b"),
+            Control("schedule", "Schedule", ("naive", "gpipe", "1f1b"), "1f1b"),
         ),
         ("schedule", "slots", "bubble", "held by the first stage", "held by the last"),
         pipeline,
         "schedule",
-        "A forward and a backward take one slot each, and messages none. Held: microbatches whose "
+        "A forward takes one slot, a backward two, and a message none. Held: microbatches whose "
         "activations a stage has to keep.",
     ),
     "allreduce": Calculator(

@@ -12,20 +12,22 @@ const ORDERS = {
   },
 };
 
-/** What each stage does in each slot, 0 where it idles: a forward follows that of the stage before, a backward that of the stage after. */
+/** What each stage does in each slot, 0 where it idles: a forward takes one slot and a backward two. A forward follows that of the stage before, a backward that of the stage after. */
 function fillSlots(schedule, stages, microbatches) {
-  const orders = count(0, stages - 1).map((s) => ORDERS[schedule](s, stages, microbatches)), slots = orders.map(() => []), done = new Map();
+  const orders = count(0, stages - 1).map((s) => ORDERS[schedule](s, stages, microbatches)), slots = orders.map(() => []), ends = new Map();
   while (orders.some((order) => order.length)) {
-    const now = slots[0].length, begun = orders.map((order, s) => {
-      const before = order[0] > 0 ? s - 1 : s + 1;
-      return order.length && (before < 0 || before === stages || done.get(`${before} ${order[0]}`) < now);
-    });
     orders.forEach((order, s) => {
-      if (begun[s]) done.set(`${s} ${order[0]}`, now);
-      slots[s].push(begun[s] ? order.shift() : 0);
+      const [next] = order, source = next > 0 ? s - 1 : s + 1;
+      const ready = source < 0 || source === stages ? 0 : ends.get(`${source} ${next}`);
+      if (!next || ready === undefined) return;
+      while (slots[s].length < ready) slots[s].push(0);
+      slots[s].push(...next > 0 ? [next] : [next, next]);
+      ends.set(`${s} ${next}`, slots[s].length);
+      order.shift();
     });
   }
-  return slots;
+  const length = Math.max(...slots.map((row) => row.length));
+  return slots.map((row) => Array.from({ length }, (_, at) => row[at] ?? 0));
 }
 
 function countHeld(order) {
@@ -37,8 +39,8 @@ function countHeld(order) {
 function pipeline({ stages, microbatches, schedule }) {
   const rows = {};
   for (const name of Object.keys(ORDERS)) {
-    const slots = fillSlots(name, stages, microbatches), length = slots[0].length, bubble = 1 - 2 * microbatches / length;
-    rows[name] = [plain(length), [bubble, `${digits(100 * bubble)} %`], countHeld(slots[0]), countHeld(slots.at(-1))];
+    const length = fillSlots(name, stages, microbatches)[0].length, bubble = 1 - 3 * microbatches / length;
+    rows[name] = [plain(length), [bubble, `${digits(100 * bubble)} %`], ...[0, stages - 1].map((s) => countHeld(ORDERS[name](s, stages, microbatches)))];
   }
   const [slots, bubble, held] = rows[schedule].map(([, text]) => text);
   return {
@@ -51,8 +53,8 @@ function pipeline({ stages, microbatches, schedule }) {
 function drawSlots(slots) {
   const cells = slots.map((row, s) => {
     const texts = row.map((each) => each ? `${each > 0 ? "F" : "B"}${Math.abs(each) - 1}` : ".");
-    const boxes = texts.map((text, at) => text === "." ? "" :
-      `<rect class="${text[0]}" x="${60 + 26 * at}" y="${26 * s + 2}" width="25" height="24"/><text class="middle" x="${72.5 + 26 * at}" y="${26 * s + 18}">${text}</text>`);
+    const boxes = texts.map((text, at) => text === "." || text === texts[at - 1] ? "" :
+      `<rect class="${text[0]}" x="${60 + 26 * at}" y="${26 * s + 2}" width="${text[0] === "B" ? 51 : 25}" height="24"/><text class="middle" x="${(text[0] === "B" ? 85.5 : 72.5) + 26 * at}" y="${26 * s + 18}">${text}</text>`);
     return `<g data-slots="${texts.join(" ")}"><text x="0" y="${26 * s + 18}">stage ${s}</text>${boxes.join("")}</g>`;
   });
   return [62 + 26 * slots[0].length, 26 * slots.length + 4, cells.join("")];

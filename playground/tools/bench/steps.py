@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from playground.algorithms import ALGORITHMS
 from playground.console.options import COMMON, flags, only_with
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
 from playground.console.training import DataOptions, announce_data, data_options, over_links
-from playground.runtime.errors import UsageError
+from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
 from playground.training.prepare import PreparedData
-from playground.training.results import replicas_verdict
 from playground.training.step_settings import (
     BERT,
     IMAGE_MODELS,
@@ -30,6 +30,9 @@ from playground.training.step_settings import (
     candidates,
 )
 
+ROUNDING = 1e-4
+"""How far replicas may drift apart where each adds in an order of its own (three of them, ten
+epochs: 1.2e-7)."""
 MEASURE = remote("playground.training.step_times:run")
 OPTIONS: tuple[Callable[[Any], Any], ...] = (
     flags(LadderSettings, "model", "all_reduce", "link"),
@@ -57,6 +60,22 @@ LEGEND = (
     "ddp's (rounding, "
     "which grows where it decides which of two numbers a ReLU or max_pool lets through).",
 )
+
+
+def replicas_verdict(difference: float, all_reduce: str | None = None, name: str = "") -> str:
+    """Describe the largest difference between replicas, which is in the parameter or buffer of this
+    `name`. Raises `PlaygroundError` if it must not be there."""
+    if difference == 0:
+        return "all replicas are bit-identical (largest difference 0.0)"
+    if all_reduce in ALGORITHMS and not ALGORITHMS[all_reduce].same_bits and difference < ROUNDING:
+        return (
+            f"the replicas differ by up to {difference:.1e}: round this ring each rank adds in an "
+            "order of its own, and rounding depends on the order"
+        )
+    where = f", in {name}" if name else ""
+    raise PlaygroundError(
+        f"the replicas differ by up to {difference:.2g}{where}: they must not at all"
+    )
 
 
 def agreement(rungs: Sequence[Rung], all_reduce: str) -> str:

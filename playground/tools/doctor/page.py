@@ -162,4 +162,5 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
     session.print_document({}, findings=findings, **facts)
     if checks := dict.fromkeys(each.check for each in findings if each.severity == ERROR):
         raise PlaygroundError(f"not fit for distributed training: {', '.join(checks)}")
-    session.say("", prose("Shown: ", good("fit for distributed training"), "."))
+    shown = good("none of the faults that these checks look for")
+    session.say("", prose("Shown: ", shown, "; what was not called was not looked at."))

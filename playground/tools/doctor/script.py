@@ -1,7 +1,7 @@
 """The tier of a script for torchrun: it runs here for a while, on two ranks and then on three, and
-the ranks' flight recorders tell what would break on nccl, on more ranks, or with unequal data. Each
-run has a copy of the files, so that the script does not overwrite the user's. Does not import
-torch.
+the ranks' flight recorders tell what would break on nccl, on more ranks, or with unequal data. What
+its optimizers, models and data loaders do is checked for silent mistakes, as by `run`. Each run has
+a copy of the files, so that the script does not overwrite the user's. Does not import torch.
 
 What the ranks have not called is not seen; where tensors would be on a machine with GPUs, only the
 text tells.
@@ -23,6 +23,11 @@ from functools import partial
 from pathlib import Path
 
 from playground.console.units import format_bytes
+from playground.explain.right import Finding as Mistake
+from playground.explain.right.reading import read_ranks
+from playground.explain.right.rules import find_mistakes
+from playground.explain.right.run import Checked
+from playground.explain.starts import folder_of_last_start
 from playground.runtime.backends import BACKENDS, LEAVE_OUT
 from playground.runtime.errors import (
     TIMED_OUT,
@@ -75,6 +80,10 @@ class ScriptRun:
     diagnosis explains."""
     diagnosis: Diagnosis | None
     """Why ranks wait, or what they called differently, if it is known."""
+    mistakes: Sequence[Mistake]
+    """What is silently wrong."""
+    steps: int
+    """The number of optimizers' steps that were compared, on all ranks."""
 
     @property
     def has_failed(self) -> bool:
@@ -107,9 +116,8 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     with temporary_folder("doctor") as folder:
         for size in SIZES:
             here = folder.resolve() / f"{size}-ranks"
-            run, states = run_script(
-                here, [str(copy_files(path, here)), *words], size, seconds, timeout
-            )
+            argv = [str(copy_files(path, here)), *words]
+            run, states = run_script(here, argv, size, seconds, timeout, folder / f"seen-{size}")
             runs.append(run)
             operations += (one for state in states for one in state.operations)
             if run.has_failed:
@@ -129,6 +137,7 @@ def summarize(script: ScriptFacts) -> str:
     for run in script.runs:
         otherwise = "failed" if run.has_failed else "stopped when their time was up"
         text += f"{run.size} ranks {'returned' if run.has_returned else otherwise}, "
+    text += f"{sum(run.steps for run in script.runs)} steps of optimizers were compared, "
     return f"{text}in copies of its folder in {script.folder}, removed by now"
 
 
@@ -169,10 +178,10 @@ def copy_files(path: Path, target: Path) -> Path:
 
 
 def run_script(
-    here: Path, argv: Sequence[str], size: int, seconds: float, timeout: float
+    here: Path, argv: Sequence[str], size: int, seconds: float, timeout: float, seen: Path
 ) -> tuple[ScriptRun, Sequence[RankState]]:
     """The script on `size` ranks, in the working folder `here`: how that ended, and the state of
-    each rank."""
+    each rank. The ranks write what they see of its training into the folder `seen`."""
     boxes: dict[int, View] = {}
     groups: list[int] = []
     last: list[RankState] = []
@@ -192,7 +201,7 @@ def run_script(
     logging.getLogger("playground").addHandler(quiet)  # a mismatch is a finding
     try:
         launch(
-            run_on_rank,
+            Checked(run_on_rank, seen),
             size,
             args=(here, argv, seconds),
             timeout=timeout,
@@ -216,7 +225,11 @@ def run_script(
                 os.killpg(group, signal.SIGKILL)
     states = last or [boxes[rank].read() for rank in sorted(boxes)]
     why = why or find_mismatch(states)
-    run = ScriptRun(size=size, has_returned=has_returned, failure=failure, diagnosis=why)
+    facts = read_ranks(folder_of_last_start(seen), size)
+    run = ScriptRun(
+        size=size, has_returned=has_returned, failure=failure, diagnosis=why,
+        mistakes=find_mistakes(facts), steps=sum(len(each.looks) for each in facts),
+    )  # fmt: skip
     return run, states
 
 
@@ -266,6 +279,18 @@ def check_failure(script: ScriptFacts) -> Iterator[Finding]:
         saw = f"it works on {first.size} ranks; {run.failure}"
         fix = "derive peers, groups and shards from get_world_size(), not from a constant"
         yield error(saw, "a script works on any number of ranks", fix)
+
+
+def check_training(script: ScriptFacts) -> Iterator[Finding]:
+    told = set[str]()
+    for run in script.runs:
+        for each in run.mistakes:
+            if each.rule not in told:
+                told.add(each.rule)
+                where = f" ({each.where})" if each.where else ""
+                saw = f"on {run.size} ranks: {each.what}{where}"
+                report_as = error if each.is_certain else warning
+                yield report_as(saw, f"{each.rule}: {each.why}", each.fix)
 
 
 def check_any_source(script: ScriptFacts) -> Iterator[Finding]:
@@ -377,7 +402,7 @@ def is_set(node: ast.expr, names: Mapping[str, bool]) -> bool:
 
 TEXT_CHECKS = (check_device, check_set_order)
 """Those that need no run."""
-CHECKS = (check_agreement, check_failure, check_any_source, *TEXT_CHECKS)
+CHECKS = (check_agreement, check_failure, check_training, check_any_source, *TEXT_CHECKS)
 
 
 def check_text(path: Path) -> list[Finding]:

@@ -19,6 +19,8 @@ from playground.console.options import ALL
 from playground.console.session import Session, run_to_its_end, session_command, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
+from playground.explain.right.report import tell
+from playground.explain.right.run import Checked, find_mistakes_of
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.files import temporary_folder
 from playground.runtime.flight_recorder import UNASKED, Doing, Kind, RankState, diagnosis
@@ -74,7 +76,8 @@ class Expected:
     symptom: str
     right: Values
     words: str = ""
-    """The kind of the diagnosis; of a failure, words of it."""
+    """The kind of the diagnosis; of a failure, words of it; of silent training, the rule that names
+    the mistake."""
     culprits: Ranks = range
     """The ranks that are named; of a failure, those that may be the first to fail."""
     restarts: int = 0
@@ -104,6 +107,18 @@ BOARDS = {
         "same-seed": Expected(SILENT, on_all(lambda n: n)),
         "all-download": Expected(SILENT, on_all(lambda n: 4000)),
         "nan": Expected(SILENT, on_all(lambda n: (n * (n + 1) / 2 - 2) / (n - 1))),
+    },
+    "silent": {
+        "bypassed-wrapper": Expected(SILENT, on_all(lambda n: 0.0), "D1-bypass"),
+        "no-sync-last": Expected(SILENT, on_all(lambda n: 0.0), "D2-nosync-last"),
+        "unfrozen-late": Expected(SILENT, on_all(lambda n: 0.0), "D3-unfrozen"),
+        "other-start": Expected(SILENT, on_all(lambda n: 0.0), "M1-start"),
+        "reduce-to-one": Expected(SILENT, on_all(lambda n: 0.0), "M6-reduce"),
+        "summed-again": Expected(SILENT, on_all(lambda n: -1.0), "M11-twice"),
+        "not-divided": Expected(SILENT, on_all(lambda n: -1.0), "M9-sum"),
+        "optimizer-of-a-copy": Expected(SILENT, on_all(lambda n: True), "O1-nograd"),
+        "sampler-seeds": Expected(SILENT, on_all(lambda n: 12 * n), "S2-seed"),
+        "lost-result": Expected(SILENT, on_all(lambda n: 6.0 * n), "L0-lost"),
     },
     "processes": {
         "killed": Expected(FAILURE, on_all(lambda n: 2 * n * (n + 1)), "SIGKILL", only(1),
@@ -144,7 +159,7 @@ class Outcome:
     told: str
     """Its message."""
     diagnosis: str
-    """Kind of the diagnosis."""
+    """Kind of the diagnosis, or the rule."""
     culprits: Sequence[int]
     """Ranks that it names."""
     line: str
@@ -161,9 +176,13 @@ class Outcome:
 def run(world: CommandWorld, name: str) -> Outcome:
     """Run a program, recorded if that is wanted, and then its cure, in a folder of their own."""
     expected = PROGRAMS[name]
+    is_checked = name in BOARDS["silent"]
     with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
         timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
-        ending = run_to_its_end(world, find(name), timeout=timeout)
+        program = find(name)
+        ending = run_to_its_end(world, Checked(program, folder) if is_checked else program,
+                                timeout=timeout)  # fmt: skip
+        mistakes = find_mistakes_of(folder, world.size) if is_checked else []
         world.around = run_as_it_is
         cured = world.run(find(name, "_cured"), timeout=DEFAULT_TIMEOUT, restarts=expected.restarts)
     error, told = ending.error, ending.diagnosis
@@ -182,6 +201,11 @@ def run(world: CommandWorld, name: str) -> Outcome:
         results=ending.results,
         cured=cured,
     )
+    if mistakes:
+        found = mistakes[0]
+        outcome = replace(
+            outcome, told=tell(found), diagnosis=found.rule, culprits=found.ranks, line=found.where
+        )
     return replace(outcome, problem=find_problem(outcome))
 
 
@@ -278,6 +302,8 @@ def outcome_texts(outcome: Outcome) -> Texts:
     rows = ((rank, *row) for rank, row in enumerate(zip(*shown.values(), strict=True)))
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in shown), rows=rows)
     name, (first, _, rest) = outcome.error or "A warning", outcome.told.partition(":")
+    if outcome.name in BOARDS["silent"]:
+        name = "No error is raised. With --check hints"
     said: Texts = ["No error is raised."]
     if first == name.lower():  # what is said begins with it
         said = [prose(bad(f"{first}:"), rest)]

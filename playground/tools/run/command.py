@@ -57,7 +57,7 @@ def read_values(lesson: Lesson, words: Sequence[str]) -> tuple[tuple[str, Value]
 
 def constants_of(lesson: Lesson) -> Mapping[str, Constant]:
     """The constants of its program, by name."""
-    module = lesson.module()
+    module = lesson.module
     return read_constants(file_of(module).read_bytes(), parse(module)).literals
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from playground.console.options import FILE, flags, options
-from playground.explain import CHECKS, OFF
+from playground.explain import CERTAIN, CHECKS
 from playground.runtime.constants import Constant, Constants, Value
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, flags_of
@@ -51,9 +51,9 @@ class ProgramOptions:
         above=0,
     )
     check: str = flag(
-        OFF,
-        "Tell of silent mistakes in training when the run has ended: those that are certain, hints "
-        "too, or with exit code 1 if one is certain (strict).",
+        CERTAIN,
+        "Tell of silent mistakes in training: those that are certain or probable; hints, too; the "
+        "former, with exit code 1 if one is certain (strict); or none (off).",
         choices=CHECKS,
     )
     output: str | Path = EVERY_RANK

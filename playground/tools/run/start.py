@@ -22,12 +22,14 @@ from playground.runtime.launcher import server
 from playground.runtime.launcher.output import file_name, label_of
 from playground.runtime.program import (
     Program,
+    find_lessons,
     find_shared_imports,
     parse,
     path_of_new_interpreter,
 )
 from playground.runtime.rank.reports import HUNG_UP, JOINED
 from playground.runtime.remote import file_of, remote
+from playground.runtime.rendezvous.environment import rank_env_from
 from playground.tools.run.options import FILES, NO_LIMIT, ProgramOptions
 
 APART = (
@@ -44,7 +46,8 @@ CHECKED = remote("playground.explain.right.run:checked")
 def share_imports(file: Path, tree: ast.Module) -> None:
     """Have the ranks' common imports done once, as the program in this file wants them."""
     add_program(str(file))
-    server.preload(*find_shared_imports(tree))
+    for each in (tree, *map(parse, find_lessons(tree))):
+        server.preload(*find_shared_imports(each))
     server.import_with(find_settings(tree, os.environ))
 
 
@@ -120,8 +123,10 @@ def run_lesson(
     asked: ProgramOptions,
     constants: tuple[tuple[str, Value], ...],
 ) -> None:
-    """Run the file of a lesson as `run` runs a script. Its tensors are on the backend's device."""
-    file = file_of(lesson.module())
+    """Run the file of a lesson as `run` runs a script. Its tensors are on the backend's device.
+    Ranks that somebody else has started are started again by them, not here."""
+    session.restarts = 0 if rank_env_from() else lesson.restarts
+    file = file_of(lesson.module)
     program = Program(
         name=str(file), path=path_of_new_interpreter(), constants=constants, uses_device=True
     )

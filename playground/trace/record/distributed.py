@@ -10,16 +10,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from playground.algorithms.traffic import bytes_of
-from playground.lessons.rpc.lesson import agents
 from playground.runtime.event_log import NONE
 from playground.runtime.flight_recorder import STRANGERS
 from playground.runtime.tap import MESSAGES, Call, Observer
-from playground.trace.record import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
-from playground.trace.record.layout import LANE_CODES, MAX_VALUES
+from playground.trace.record import COLLECTIVE, RECEIVE, SEND, VALUES
+from playground.trace.record.layout import MAX_VALUES
 from playground.trace.record.recorder import Recorder
 
 FARTHEST = STRANGERS // 2 - 1
-"""Of a rank that does not exist: the largest number that a record holds."""
+"""The number of a rank that does not exist: the largest that a record holds."""
 Ranks = tuple[int, ...]
 Counts = defaultdict[tuple[str, int], Iterator[int]]
 """Numbers of the next messages, by kind and by the other rank. Both ends count alike."""
@@ -127,8 +126,7 @@ class CallRecorder(Observer):
 
     def waiting(self, calls: Sequence[Call]) -> None:
         numbers = [self.events[call.number] for call in calls if call.number in self.events]
-        # threads of an agent listen for requests all the time, which is not a wait of the rank
-        if numbers and (not is_agents(calls[0]) or self.thread.lane == LANE_CODES[MAIN]):
+        if numbers:
             source = self.recorder.sources.find()
             self.waits[calls[0].number] = self.recorder.begin_wait(numbers, source)
 
@@ -161,13 +159,3 @@ class CallRecorder(Observer):
             number = self.events.pop(call.number, None)
             if number is not None and (call.blocks or call.work is None):
                 self.recorder.end(number)
-
-    def dropped(self, calls: Sequence[Call]) -> None:
-        """An agent drops the work of a request when the reply has come, without a wait."""
-        if is_agents(calls[0]):
-            self.done(calls)
-
-
-def is_agents(call: Call) -> bool:
-    """Whether an agent of the lesson rpc made it."""
-    return any(call.group is agent.group for agent in agents)

@@ -11,23 +11,18 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from playground.algorithms.messages import executed_by
+from playground.lessons.devices import observing as observing_devices
 from playground.runtime import device
 from playground.runtime.files import create
-from playground.runtime.rank import steps
 from playground.runtime.rank.reports import hearing
-from playground.runtime.remote import Remote
 from playground.runtime.tap import observing
-from playground.runtime.tap.replacement import replaced
-from playground.trace.record import PHASE
 from playground.trace.record.algorithms import RecordingExecutor
 from playground.trace.record.distributed import CallRecorder
 from playground.trace.record.layout import RUN
 from playground.trace.record.recorder import Recorder
 from playground.trace.record.training import DeviceRecorder, TrainingHooks
-from playground.training import device_work
 
 _recorders: list[Recorder] = []
 """The active recorder of this process, if any."""
@@ -44,21 +39,13 @@ def recorded(folder: Path, rank: int, run: str = "") -> Iterator[Recorder]:
         with contextlib.suppress(OSError), open(create(folder / RUN), "w") as file:
             file.write(run)  # where that fails, the launcher writes it
 
-    def wrap_attempt(attempt: Any) -> Any:
-        def attempt_phase(step: Remote, *args: Any) -> Any:
-            with recorder.span(PHASE, step.name):
-                return attempt(step, *args)
-
-        return attempt_phase
-
     calls, training = CallRecorder(recorder), TrainingHooks(recorder)
     _recorders[:] = [recorder]
     try:
         with (
             observing(calls),
             executed_by(RecordingExecutor(recorder, calls)),
-            replaced(steps, "attempt", wrap_attempt),
-            device_work.observing(DeviceRecorder(recorder)),
+            observing_devices(DeviceRecorder(recorder)),
             training.installed(),
             hearing(training.hear),
         ):

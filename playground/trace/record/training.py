@@ -26,7 +26,6 @@ from playground.runtime.upstream import hide_from_compiler
 from playground.trace.record import BUCKET, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
 from playground.trace.record.layout import LANE_CODES
 from playground.trace.record.recorder import Recorder
-from playground.training.device_work import DeviceObserver, Moved
 
 TRAINING_STEP = "training step"
 HOOK_ID = 20170
@@ -111,31 +110,26 @@ class BucketHooks:
         self.issued = [each for each in self.issued if each not in over]
 
 
-FRAMES = 6
-"""Frames from `find` to the copying function: the observer, the report of the copy, and three of
-the context managers."""
-
-
-class DeviceRecorder(DeviceObserver):
-    """Records the copies between devices, and the work of threads for them."""
+class DeviceRecorder:
+    """Records the copies between devices, and the work of threads for them: an observer of
+    `playground.lessons.devices`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
     @contextlib.contextmanager
-    def moving(self, part: str, moved: Moved, target: torch.device) -> Iterator[None]:
-        """Record each tensor's copy; they begin and end together."""
+    def copying(
+        self, part: str, tensor: torch.Tensor, source: torch.device, target: torch.device
+    ) -> Iterator[None]:
+        """Record that a part of a training step copies a tensor."""
         recorder = self.recorder
-        source, now, around = recorder.sources.find(FRAMES), recorder.clock(), recorder.around()
-        numbers = []
-        for device, tensor in moved:
-            name = name_of_move(part, str(device), str(target))
-            what = MOVE, name, bytes_of(tensor), tensor.shape
-            numbers.append(recorder.begin(*what, source=source, start=now, parent=around))
+        what = MOVE, name_of_move(part, str(source), str(target)), bytes_of(tensor), tensor.shape
+        line, around = recorder.sources.find(), recorder.around()
+        number = recorder.begin(*what, source=line, parent=around)
         try:
             yield
         finally:
-            recorder.end_all(numbers)
+            recorder.end_all([number])
 
     def working_for(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """Record it as a phase with the name of the device. The main thread works for all

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel.machine import DataParallel, resolve_devices
-from playground.lessons.data_parallel.memory import track_memory
+from playground.lessons.data_parallel.lesson import data_parallel
+from playground.lessons.devices import find_devices, place, track_memory
 from playground.testing import World
 from playground.trace.record import BACKGROUND, COMPUTE, MOVE, PHASE, Recording, read_move
 from playground.trace.record.run import Recorded, read_recording
@@ -24,14 +24,14 @@ Bytes = dict[tuple[str, str, str], int]
 
 def step_on_three(rank: int, size: int) -> Bytes:
     """Forward and backward of a layer on three devices; what its account says was copied."""
-    devices = resolve_devices(DEVICES)
-    model = nn.Linear(FEATURES, OUTPUTS)
+    devices = find_devices(len(DEVICES))
     with track_memory(devices) as account:
-        account.put_module(model, devices[0])
-        DataParallel(model, devices).forward(torch.ones(SAMPLES, FEATURES)).sum().backward()
+        model = place(nn.Linear(FEATURES, OUTPUTS), devices[0])
+        outputs = data_parallel(model, [torch.ones(SAMPLES, FEATURES)], devices, devices[0])
+        outputs.sum().backward()
     return {
         (part, str(source), str(target)): count
-        for (part, source, target), count in account.moved.items()
+        for (part, source, target), count in account.copied.items()
     }
 
 
@@ -56,8 +56,8 @@ def test_every_copy_is_recorded(run: tuple[Bytes, Recording]) -> None:
         **{("scatter", "cpu", device): SAMPLES // 3 * FEATURES * FLOAT for device in DEVICES},
         **{("replicate", "cpu:0", device): layer for device in others},
         **{("gather", device, "cpu:0"): chunk for device in others},
-        **{("gradients of outputs", "cpu:0", device): chunk for device in others},
-        **{("reduce", device, "cpu:0"): layer for device in others},
+        **{("backward of gather", "cpu:0", device): chunk for device in others},
+        **{("backward of replicate", device, "cpu:0"): layer for device in others},
     }
     shapes = {event.shape for event in recording.events(MOVE) if event.name.startswith("gather")}
     assert shapes == {(SAMPLES // 3, OUTPUTS)}
@@ -78,7 +78,8 @@ def test_each_device_has_a_thread_that_computes_and_moves_are_within_what_makes_
     assert all(event.end < float("inf") for event in events)
     [backward] = [event for event in events if event.name == "backward"]
     for event in (event for event in events if event.kind == MOVE):
-        is_back = read_move(event.name)[0] in ("gradients of outputs", "reduce")
+        is_back = read_move(event.name)[0].startswith("backward of ")
         assert (event.parent == backward.number) == is_back
         assert event.source is not None
-        assert sources[event.source].file.endswith("data_parallel/machine.py")
+        file = "test_recorded_devices.py" if is_back else "lessons/data_parallel/lesson.py"
+        assert sources[event.source].file.endswith(file)

@@ -256,9 +256,8 @@ def test_collectives_of_torch(world: Worlds, tmp_path: Path) -> None:
 
 def functions_in_force(rank: int, size: int) -> list[int]:
     from playground.algorithms import collectives
-    from playground.runtime.rank import steps
 
-    owners = (dist, dist.distributed_c10d, collectives, steps, torch.nn.Module, torch.autograd)
+    owners = (dist, dist.distributed_c10d, collectives, torch.nn.Module, torch.autograd)
     return [
         id(value) for owner in owners for _, value in sorted(vars(owner).items()) if callable(value)
     ]

@@ -309,7 +309,7 @@ def test_a_recording_that_cannot_be_written_is_no_failure_of_the_run(
     file = tmp_path / "ring.playground"
     (tmp_path / f".{file.name}.unfinished").mkdir()
     outcome = run_cli("allreduce", "-n", "2", "--see", file)
-    assert outcome.code == 0
+    assert outcome.code == 0, outcome.err
     assert "ring_reduce_scatter" in outcome.out
     assert "--see ring.playground: no recording could be written (" in outcome.err
     folder = tmp_path / "ring.playground.ranks" / "0"

@@ -61,7 +61,7 @@ class Squares(torch.utils.data.Dataset):
 
 
 if __name__ == "__main__":
-    dist.init_process_group()
+    dist.init_process_group("gloo")
     print("backend", dist.get_backend(), "on", torch.get_default_device())
     run(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

@@ -1,0 +1,85 @@
+"""Tells of silent mistakes while the ranks run. Does not import torch.
+
+What ranks have written so far is what they would leave if they were killed now, and is judged so: a
+rule is certain of it only if it would be certain of ranks that were killed. Rules that a later step
+may answer wait for the end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+import click
+
+from playground.explain.right import Finding, file_name
+from playground.explain.right.reading import count_written, read_ranks
+from playground.explain.right.report import tell
+from playground.explain.right.rules import TOLD_AT_THE_END, find_mistakes
+from playground.explain.starts import folder_of_last_start
+from playground.runtime.threads import OurThread
+
+INTERVAL = 0.5
+"""Seconds between two looks at the ranks' logs."""
+SHARE = 0.02
+"""The largest part of the time that is spent in looking."""
+RECENT = 10.0
+"""Seconds for which what was told needs no repetition."""
+
+
+class EarlyTeller:
+    """In its block, each certain finding is told once, on stderr, as soon as it is certain."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        """`folder`: where the ranks of each start leave their logs."""
+        self.folder = folder
+        self.size = size
+        self.told: dict[tuple[str, tuple[int, ...]], float] = {}
+        """When what was told, by its rule and ranks."""
+        self.written: list[int] = []
+        """How much the ranks had written when they were last looked at."""
+        self.is_over = threading.Event()
+        self.thread = OurThread(self.look_again_and_again, name="check", daemon=True)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.is_over.set()
+        self.thread.join()
+
+    def look_again_and_again(self) -> None:
+        pause = INTERVAL
+        while not self.is_over.wait(pause):
+            began = time.monotonic()
+            try:
+                self.look()
+            except Exception:  # what a rule does not expect is told at the end
+                return
+            pause = max(INTERVAL, (time.monotonic() - began) / SHARE)
+
+    def look(self) -> None:
+        folder = folder_of_last_start(self.folder)
+        written = [count_written(folder / file_name(rank)) for rank in range(self.size)]
+        if written == self.written:
+            return
+        self.written = written
+        for found in find_mistakes(read_ranks(folder, self.size)):
+            key = found.rule, found.ranks
+            if not found.is_certain or found.rule in TOLD_AT_THE_END or key in self.told:
+                continue
+            if not self.is_over.is_set():
+                self.told[key] = time.monotonic()
+                click.echo(tell(found), err=True)
+
+    def is_recent(self, found: Finding) -> bool:
+        """Whether this was told a moment ago."""
+        told = self.told.get((found.rule, found.ranks))
+        return told is not None and time.monotonic() - told < RECENT

@@ -1,0 +1,155 @@
+"""Rules on optimizers: whether they have the parameters that get gradients, and whether averages of
+DistributedDataParallel are summed again (O1, M11). Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from playground.explain.right import (
+    BACKWARD,
+    CALLED,
+    ENDED,
+    HINT,
+    NO_GRADIENT,
+    PROBABLE,
+    Finding,
+    Look,
+    RankFacts,
+)
+from playground.explain.right.replicas import ROUNDING, find_teams
+
+LEAST_LOOKS = 3
+"""In how many steps something must be seen before it is told."""
+
+
+def find_untrained(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """O1-nograd: the optimizer has the parameters that get gradients.
+
+    Probable: in all steps that were looked at, and in three at least, no parameter of an optimizer
+    of torch's has a gradient, although one requires it and backward passes came before each step;
+    and when the program has ended, they are what they were at the last of these. (Their loss may
+    come later.) A hint: it has not ended. Unknown: they have gradients on another rank; a
+    step calls a closure; the optimizer is not torch's (it may find gradients elsewhere); events are
+    not known whole. Source: the documentation of `torch.optim.Optimizer`, which steps with the
+    gradients of the parameters that it was given.
+    """
+    found: dict[tuple[str, str], list[tuple[RankFacts, Look]]] = {}
+    trained = {
+        (look.optimizer.kind, rank.where(look.line))
+        for rank in facts
+        for look in rank.looks
+        if any(each != NO_GRADIENT for each in look.gradients)
+    }
+    for rank in facts:
+        for looks in looks_by_optimizer(rank).values():
+            if len(looks) < LEAST_LOOKS or not all(map(is_without_gradients, looks)):
+                continue
+            key = looks[0].optimizer.kind, rank.where(looks[0].line)
+            if key not in trained and (rank.state != ENDED or stayed(rank, looks[-1])):
+                found.setdefault(key, []).append((rank, looks[0]))
+    for (kind, where), seen in found.items():
+        name = kind.rpartition(".")[2]
+        yield Finding(
+            rule="O1-nograd",
+            level=PROBABLE if all(rank.state == ENDED for rank, _ in seen) else HINT,
+            what=f"{name} steps, and none of its parameters ever has a gradient",
+            ranks=tuple(rank.rank for rank, _ in seen),
+            since=min(look.step for _, look in seen),
+            where=where,
+            why="backward passes give gradients to other parameters than the optimizer was made "
+            "of: those of another model, or those that a wrapper has replaced since",
+            fix="make the optimizer of the parameters of the model that is trained, after it was "
+            "copied, moved or sharded",
+        )
+
+
+def stayed(rank: RankFacts, last: Look) -> bool:
+    """Whether the parameters are at the end what they were at this look: it was at the last step,
+    or they are still there."""
+    if len(rank.steps.get(last.optimizer.number, [])) == last.step + 1:
+        return True
+    names = last.optimizer.parameters
+    return all(rank.final.get(name) == found for name, found in zip(names, last.after, strict=True))
+
+
+def looks_by_optimizer(rank: RankFacts) -> Mapping[int, list[Look]]:
+    found: dict[int, list[Look]] = {}
+    for look in rank.looks if not rank.unknown else ():
+        found.setdefault(look.optimizer.number, []).append(look)
+    return found
+
+
+def is_without_gradients(look: Look) -> bool:
+    return (
+        look.optimizer.kind.startswith("torch.optim.")
+        and look.is_whole
+        and look.trains
+        and not look.has_closure
+        and not look.in_backward
+        and any(each.kind == BACKWARD for each in look.events)
+        and all(each == NO_GRADIENT for each in look.gradients)
+        and look.before == look.after
+    )
+
+
+def find_twice(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """M11-twice: the averages of DistributedDataParallel are not summed again.
+
+    Probable: in two steps the gradients of a wrapped model are equal on all ranks at the end of
+    backward, a call takes them then, and the step uses their sum, as two of their elements tell.
+    (A loss that is divided by a number of all ranks needs the sum.) Unknown: the sum is divided
+    again, which is a call for nothing. Source: the documentation of
+    `torch.nn.parallel.DistributedDataParallel`: backward leaves the average.
+    """
+    for team in find_teams(facts):
+        found = [
+            place
+            for place in team.wrapped
+            if sum(is_summed_again(looks, place) for looks in team.looks) >= 2
+        ]
+        if not found:
+            continue
+        calls = [
+            each for look in team.all_looks for each in look.events
+            if each.kind == CALLED and found[0] in each.gradients
+        ]  # fmt: skip
+        yield Finding(
+            rule="M11-twice",
+            level=PROBABLE,
+            what=f"gradients that DistributedDataParallel has averaged are summed over the "
+            f"{len(team.ranks)} ranks again",
+            ranks=team.ranks,
+            since=team.since,
+            where=team.facts[0].where(calls[0].line),
+            why="the step uses the sum of averages that are equal on all ranks: as if the learning "
+            f"rate were {len(team.ranks)} times as large",
+            fix="leave this call out: backward() leaves the average in param.grad",
+        )
+
+
+def is_summed_again(looks: Mapping[int, Look], place: int) -> bool:
+    """Whether a step of all ranks uses the sum of their gradients, which are equal."""
+    if any(len(look.raw) <= place or len(look.raw_values) <= place for look in looks.values()):
+        return False
+    are_equal = len({look.raw[place] for look in looks.values()}) == 1
+    are_taken = all(
+        any(each.kind == CALLED and place in each.gradients for each in look.events)
+        for look in looks.values()
+    )
+    return (
+        are_equal
+        and are_taken
+        and all(
+            any(look.raw_values[place])
+            and all(
+                abs(used - len(looks) * raw) <= ROUNDING * abs(used)
+                for used, raw in zip(
+                    look.gradient_values[place], look.raw_values[place], strict=True
+                )
+            )
+            for look in looks.values()
+        )
+    )
+
+
+RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (find_untrained, find_twice)

@@ -1,0 +1,640 @@
+"""In a rank: sees what its models and optimizers do, and the calls between their steps."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from playground.explain.right import (
+    BACKWARD,
+    BUCKET,
+    CALLED,
+    ENDED,
+    FINAL,
+    FORWARD,
+    JOINS,
+    LATE,
+    LOADED,
+    LOOK,
+    MODEL,
+    NO_GRADIENT,
+    Prints,
+    is_looked_at,
+)
+from playground.explain.right.fingerprint import find_fingerprint, read_values
+from playground.explain.right.watcher import (
+    Notes,
+    SeesCalls,
+    Watcher,
+    address_of,
+    describe_shard,
+    guarded,
+    tensors_in,
+)
+from playground.runtime.event_log import NONE
+from playground.runtime.tap import Call, Observer, observing, ranks_of
+from playground.runtime.upstream import (
+    count_collectives,
+    elements_of_mean,
+    has_step_hooks,
+    hooks_of,
+    is_joining,
+    local_of,
+)
+
+MOST_EVENTS = 256
+"""How many events are remembered. Of an optimizer that steps more rarely, the events are not known
+whole."""
+MOST_REBUILT = 64
+"""How often, between two steps, the tensors of calls are looked for among gradients that have come
+meanwhile."""
+MOST_VALUES = 64
+"""How many parameters there are whose elements are told."""
+INTERNAL = {"foreach", "fused", "initial_lr", "params", "differentiable", "capturable"}
+"""Settings of an optimizer that change nothing, or its result by rounding alone."""
+
+
+@dataclass(eq=False, slots=True)
+class Seen:
+    """An event, as `Event` has it."""
+
+    kind: str
+    subject: str
+    flag: bool = False
+    note: str = ""
+    gradients: frozenset[str] = frozenset()
+    """The names of parameters whose gradients a call took."""
+    parameters: frozenset[str] = frozenset()
+    """Those of parameters that it took, or that were loaded."""
+    size: int = 0
+    ranks: int = 0
+    line: int = NONE
+    prints: Prints = field(default_factory=list)
+    generator: int = 0
+    values: list[float] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Pending:
+    """A look whose step is under way."""
+
+    before: Prints
+    gradients: Prints
+    values: list[list[float]]
+    settings: list[list[str]]
+    events: list[tuple[object, ...]]
+    is_whole: bool
+    line: int
+    trains: bool
+    gradient_values: list[list[float]]
+    shards: Prints
+    gradients_of_shards: Prints
+
+
+@dataclass(eq=False, slots=True)
+class Stepping:
+    """What is known of an optimizer."""
+
+    number: int
+    group: ReferenceType[Any] | None
+    """The group whose clock its steps have: its first wrapped model's, or the world."""
+    is_wrapped: bool
+    models: int
+    """How many models had been wrapped by then."""
+    count: int = 0
+    """How many steps it has made."""
+    clock: int = -1
+    nth: int = 0
+    since: int = 0
+    """The number of the first event after its last step."""
+    is_forced: bool = False
+    """Whether its next step is looked at, whatever its number."""
+    is_nesting: bool = False
+    """Whether another optimizer steps within its step, or backward runs there."""
+    values: list[float] = field(default_factory=list)
+    """Two elements of its first parameter after its last step."""
+    written: int = 0
+    """How often they were others before the next step."""
+    raw: Prints = field(default_factory=list)
+    raw_values: list[list[float]] = field(default_factory=list)
+    norms: list[tuple[int, ReferenceType[Any]]] = field(default_factory=list)
+    """Its BatchNorm layers whose statistics nobody broadcasts, each behind the number of its weight
+    among the parameters."""
+    pending: Pending | None = None
+    depth: int = 0
+    """How many backward passes its step is in."""
+
+    @property
+    def is_next_looked_at(self) -> bool:
+        return self.is_forced or is_looked_at(self.count)
+
+
+@dataclass(eq=False, slots=True)
+class Wrapped:
+    """What is known of a model that DistributedDataParallel has wrapped."""
+
+    model: ReferenceType[Any]
+    key: str
+    group: ReferenceType[Any]
+    ignored: set[str]
+
+
+class TrainingWatcher(Watcher):
+    """Sees models, backward passes, calls and, by torch's hooks of optimizers, steps."""
+
+    looks_at_training = True
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__(notes)
+        notes.count_steps = self.count_steps
+        self.models: dict[int, Wrapped] = {}
+        """By id, as long as they are alive."""
+        self.made: dict[str, int] = {}
+        """How many models were wrapped, by the name of their group."""
+        self.names: dict[int, tuple[ReferenceType[Any], str]] = {}
+        """The parameters of wrapped models and their names, by id."""
+        self.largest = 0
+        """The number of elements of the largest parameter that was seen."""
+        self.optimizers: WeakKeyDictionary[Any, Stepping] = WeakKeyDictionary()
+        self.stepped = 0
+        """How many optimizers have made a step."""
+        self.looking: set[int] = set()
+        """The numbers of optimizers whose next step is looked at."""
+        self.events: deque[Seen] = deque(maxlen=MOST_EVENTS)
+        self.count = 0
+        """How many events there were."""
+        self.blind = 0
+        """The number of the event after the last one that was not looked at."""
+        self.places: dict[int, tuple[Any, bool, str]] | None = None
+        """The parameters of optimizers, by the address of their gradients' storage, for which the
+        flag is true, and of their own: as it was when the last backward pass or step ended."""
+        self.rebuilt = 0
+        """How often that was found anew since the last step."""
+        self.stack: list[Any] = []
+        """The optimizers that are stepping, the innermost last."""
+        self.inside, self.is_inside = contextlib.ExitStack(), False
+        """While wrapped models are watched: an observer that looks inside."""
+        self.averaged = 0
+        """The number of elements of which the root of the latest backward pass is the mean."""
+        self.clocks: list[dict[str, int | None]] = []
+        """Those of wrapped models' groups at the begin of each backward pass under way."""
+        self.large: dict[tuple[str, int, int], int] = {}
+        """How often a call as large as the largest parameter, or a load, was made, by operation,
+        size and line."""
+        self.handles = [
+            register_optimizer_step_pre_hook(self.before_step),
+            register_optimizer_step_post_hook(self.after_step),
+        ]
+
+    @property
+    def is_looking(self) -> bool:
+        return bool(self.looking) or not self.optimizers
+
+    def find_line(self) -> int:
+        """The line of the program that has caused this; `NONE` in a step that nobody looks at."""
+        return self.notes.write_line() if self.is_looking else NONE
+
+    def note(self, event: Seen) -> None:
+        event.line = self.find_line()
+        self.events.append(event)
+        self.count += 1
+        if not self.is_looking:
+            self.blind = self.count
+
+    def find_tensors(self, tensors: Sequence[Any]) -> tuple[frozenset[str], frozenset[str]]:
+        """The names of the parameters whose gradients, and of those which, are among these."""
+        addresses = {address_of(each) for each in tensors} - {0}
+        found = self.look_up(addresses)
+        if len(found) < len(addresses) and self.rebuilt < MOST_REBUILT:
+            self.places = None
+            self.rebuilt += 1
+            found = self.look_up(addresses)
+        gradients = frozenset(name for is_gradient, name in found if is_gradient)
+        return gradients, frozenset(name for is_gradient, name in found if not is_gradient)
+
+    def look_up(self, addresses: set[int]) -> list[tuple[bool, str]]:
+        if self.places is None:
+            self.places = {}
+            for optimizer, known in self.optimizers.items():
+                for place, param in enumerate(parameters_of(optimizer)):
+                    name = self.name_of(param) or f"{known.number}/{place}"
+                    self.places[address_of(param)] = param, False, name
+                    if param.grad is not None:
+                        self.places[address_of(param.grad)] = param, True, name
+        found = []
+        for address in addresses & self.places.keys():
+            param, is_gradient, name = self.places[address]
+            held = param.grad if is_gradient else param
+            if held is not None and address_of(held) == address:
+                found.append((is_gradient, name))
+        return found
+
+    # Models
+
+    @guarded
+    def model_wrapped(self, model: Any) -> None:
+        self.drop_dead()
+        group = model.process_group
+        name: str = group.group_name
+        number = self.made[name] = self.made.get(name, 0) + 1
+        key = f"{name}#{number}"
+        ignored = {*model.parameters_to_ignore}
+        wrapped = Wrapped(ref(model), key, ref(group), ignored)
+        self.models[id(model)] = wrapped
+        found = [each for each in model.module.named_parameters() if each[0] not in ignored]
+        for each, param in found:
+            self.names[id(param)] = ref(param), f"{key}/{each}"
+        self.notes.log.tell(
+            MODEL, key, list(ranks_of(group)), [each for each, _ in found],
+            [param.requires_grad for _, param in found],
+            [find_fingerprint(param) for _, param in found], self.find_line(),
+        )  # fmt: skip
+        self.look_inside()
+
+    @guarded
+    def model_called(self, model: Any, args: Sequence[Any]) -> None:
+        wrapped = self.models.get(id(model))
+        if wrapped is None or wrapped.model() != model or not torch.is_grad_enabled():
+            return
+        notes = [*hooks_of(model), *[JOINS] * is_joining(model)]
+        sync = bool(model.require_backward_grad_sync)
+        seen = Seen(FORWARD, wrapped.key, sync, ", ".join(notes))
+        if self.is_looking:
+            seen.prints = [find_fingerprint(each) for each in tensors_in(args)]
+            seen.generator = print_of_generator(model) if drops_out(model) else 0
+            self.find_late(model.module, wrapped)
+        self.note(seen)
+
+    def drop_dead(self) -> None:
+        self.models = {key: each for key, each in self.models.items() if each.model() is not None}
+        self.names = {key: each for key, each in self.names.items() if each[0]() is not None}
+
+    def find_late(self, module: nn.Module, wrapped: Wrapped) -> None:
+        """Name the parameters that the module did not have when it was wrapped."""
+        for name, param in module.named_parameters():
+            if self.name_of(param) is None and name not in wrapped.ignored:
+                self.names[id(param)] = ref(param), f"{wrapped.key}/{name}"
+                self.notes.log.tell(LATE, wrapped.key, name, self.find_line())
+
+    def name_of(self, param: Any) -> str | None:
+        known, name = self.names.get(id(param), (None, None))
+        return name if known is not None and known() is param else None
+
+    @guarded
+    def model_loaded(self, module: nn.Module) -> None:
+        params = [*module.parameters()]
+        names = {name for param in params if (name := self.name_of(param))}
+        names |= self.find_tensors(params)[1]
+        if names:
+            self.look_at_next(LOADED, 0)
+        self.note(Seen(LOADED, type(module).__name__, parameters=frozenset(names)))
+
+    # Backward passes and calls
+
+    @guarded
+    def backward_begun(self, root: Any) -> None:
+        self.clocks.append(self.read_clocks() if self.is_looking else {})
+        self.averaged = elements_of_mean(root) if self.is_looking else 0
+
+    @guarded
+    def backward_ended(self) -> None:
+        if not self.clocks:
+            return
+        before, self.places = self.clocks.pop(), None
+        advanced = False
+        if self.is_looking:
+            advanced = any(before.get(key) != now for key, now in self.read_clocks().items())
+        self.note(Seen(BACKWARD, "", advanced, size=self.averaged))
+        if self.stack:
+            self.optimizers[self.stack[0]].is_nesting = True
+        if not self.clocks and self.looking:
+            for optimizer, known in self.optimizers.items():
+                if known.number in self.looking:
+                    params = parameters_of(optimizer)
+                    known.raw = [print_of_gradient(param) for param in params]
+                    known.raw_values = values_of_gradients(params)
+
+    def read_clocks(self) -> dict[str, int | None]:
+        """The clocks of the groups of models, by the models' keys."""
+        groups = {each.key: each.group() for each in self.models.values()}
+        return {key: count_collectives(group) for key, group in groups.items() if group}
+
+    def look_at_next(self, operation: str, size: int) -> None:
+        """This may make models equal: look at the next step, at the first time on a line, the
+        second, the fourth, and so on."""
+        key = operation, size, self.notes.lines.find_cause()
+        self.large[key] = count = self.large.get(key, 0) + 1
+        if count & (count - 1) == 0:
+            for known in self.optimizers.values():
+                known.is_forced = True
+                self.looking.add(known.number)
+
+    def call_begun(self, call: Call) -> None:
+        tensors = [*call.inputs, *call.outputs]
+        size = max((each.numel() for each in tensors), default=0)
+        if self.largest and size >= self.largest and not self.stack:
+            self.look_at_next(call.name, size)
+        seen = Seen(CALLED, call.name, bool(self.clocks), size=size, ranks=len(call.ranks))
+        if self.is_looking:
+            seen.gradients, seen.parameters = self.find_tensors(tensors)
+            if len(seen.gradients) == len(call.inputs) == 1:
+                seen.values = read_values(call.inputs[0])
+        self.note(seen)
+
+    def miss_calls(self) -> None:
+        """From now on, calls are not told: the events until the next step are not whole."""
+        self.count += 1
+        self.blind = self.count
+
+    # What DistributedDataParallel averages
+
+    def look_inside(self) -> None:
+        """Begin to watch the buckets of wrapped models, or end it, as steps are looked at or
+        not."""
+        if self.is_looking and self.models and not self.is_inside:
+            self.inside.enter_context(observing(Inside(self)))
+            self.is_inside = True
+        elif self.is_inside and not self.is_looking:
+            self.is_inside = False
+            self.inside.close()
+
+    @guarded
+    def bucket_begun(self, call: Call) -> None:
+        if self.clocks and call.method == "allreduce":
+            self.note(Seen(BUCKET, "", prints=[find_fingerprint(each) for each in call.inputs]))
+
+    # Steps
+
+    @guarded
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if optimizer in self.stack:  # its last step has raised
+            self.stack.clear()
+        if self.stack:
+            self.optimizers[self.stack[0]].is_nesting = True
+            self.stack.append(optimizer)
+            return
+        known = self.optimizers.get(optimizer)
+        if known is None or known.models != self.count_models():
+            known = self.add_optimizer(optimizer, known)
+        group = known.group() if known.group else None
+        counted = None if group is None else count_collectives(group)
+        clock = -1 if counted is None else counted
+        known.nth = known.nth + 1 if clock == known.clock else 0
+        known.clock, known.depth, known.is_nesting = clock, len(self.clocks), False
+        self.notes.log.add_step(known.number, clock)
+        self.stack.append(optimizer)
+        known.pending = None
+        params = parameters_of(optimizer)
+        if known.is_next_looked_at or self.was_written(known, params):
+            names = self.names_of(known, params)
+            known.pending = Pending(
+                [find_fingerprint(param) for param in params],
+                [print_of_gradient(param) for param in params],
+                [read_values(param) for param in params[:MOST_VALUES]],
+                [settings_of(group) for group in optimizer.param_groups],
+                [self.describe(event, names) for event in self.events_since(known.since)],
+                self.count - known.since <= MOST_EVENTS and self.blind <= known.since,
+                self.find_line(),
+                any(param.requires_grad for param in params),
+                values_of_gradients(params),
+                [find_fingerprint(local_of(param)) for param in params],
+                [find_fingerprint(local_of(param.grad)) for param in params],
+            )
+
+    def count_steps(self) -> dict[int, int]:
+        """How many steps each optimizer has made that is alive, by its number."""
+        return {each.number: each.count for each in self.optimizers.values()}
+
+    def count_models(self) -> int:
+        return sum(self.made.values())
+
+    def was_written(self, known: Stepping, params: Sequence[Any]) -> bool:
+        """Whether something else than the optimizer has written its first parameter since its last
+        step, for the first time, the second, the fourth, and so on: it may have made models
+        equal."""
+        if not known.values or read_values(params[0]) == known.values:
+            return False
+        known.written += 1
+        return known.written & (known.written - 1) == 0
+
+    def add_optimizer(self, optimizer: Any, known: Stepping | None) -> Stepping:
+        """Know a new optimizer, or one whose parameters may have been wrapped since."""
+        params = parameters_of(optimizer)
+        keys = [name.rpartition("/")[0] for param in params if (name := self.name_of(param))]
+        groups = [each.group for each in self.models.values() if each.key in keys[:1]]
+        world = ref(dist.group.WORLD) if dist.is_initialized() else None
+        group, models = groups[0] if groups else world, self.count_models()
+        if known is None:
+            known = Stepping(self.stepped, group, bool(keys), models)
+            self.stepped += 1
+            self.optimizers[optimizer] = known
+            self.looking.add(known.number)
+        known.group, known.is_wrapped, known.models = group, bool(keys), models
+        self.largest = max([self.largest, *(param.numel() for param in params)])
+        return known
+
+    def events_since(self, number: int) -> list[Seen]:
+        kept = self.count - len(self.events)
+        return [*self.events][max(0, number - kept) :]
+
+    def describe(self, event: Seen, names: Sequence[str]) -> tuple[object, ...]:
+        """An event as it is written."""
+        gradients = [place for place, name in enumerate(names) if name in event.gradients]
+        parameters = [place for place, name in enumerate(names) if name in event.parameters]
+        return (
+            event.kind, event.subject, event.flag, event.note, gradients, parameters, event.size,
+            event.ranks, event.line, event.prints, event.generator, event.values,
+        )  # fmt: skip
+
+    def names_of(self, known: Stepping, params: Sequence[Any]) -> list[str]:
+        return [
+            self.name_of(param) or f"{known.number}/{place}" for place, param in enumerate(params)
+        ]
+
+    @guarded
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.stack or self.stack[-1] is not optimizer:
+            return
+        self.stack.pop()
+        if self.stack:
+            return
+        known = self.optimizers[optimizer]
+        if known.pending:
+            self.tell_look(optimizer, known, known.pending)
+            self.looking &= {each.number for each in self.optimizers.values()}
+        known.values = [
+            value for param in parameters_of(optimizer)[:1] for value in read_values(param)
+        ]
+        known.count += 1
+        self.places, self.rebuilt = None, 0
+        known.since, known.pending, known.is_forced = self.count, None, False
+        known.raw, known.raw_values = [], []
+        if known.is_next_looked_at:
+            self.looking.add(known.number)
+        else:
+            self.looking.discard(known.number)
+        self.look_inside()
+        for tell in self.notes.on_step:
+            tell(self.is_looking)
+
+    def tell_look(self, optimizer: Any, known: Stepping, look: Pending) -> None:
+        params = parameters_of(optimizer)
+        if len(params) != len(look.before):
+            return
+        names = self.names_of(known, params)
+        group = known.group() if known.group else None
+        version = self.notes.log.optimizers[
+            known.number, f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            tuple(names),
+            tuple(param.numel() for param in params),
+            ranks_of(group) if group else (),
+            tuple(map(describe_shard, params)),
+        ]  # fmt: skip
+        self.notes.log.tell(
+            LOOK, version, known.count, known.clock, known.nth, look.before, look.gradients,
+            [find_fingerprint(param) for param in params], known.raw, look.values, look.settings,
+            look.events, look.is_whole, known.depth > 0, known.is_nesting,
+            has_step_hooks(optimizer),
+            [each.key for each in self.models.values() if each.model() is not None], look.line,
+            look.trains, known.raw_values, look.gradient_values,
+            [(at, find_fingerprint(norm.running_mean)) for at, each in known.norms
+             if (norm := each()) is not None],
+            look.shards, look.gradients_of_shards,
+        )  # fmt: skip
+        if known.count == 0:
+            known.norms = self.find_norms(params)
+
+    def find_norms(self, params: Sequence[Any]) -> list[tuple[int, ReferenceType[Any]]]:
+        """The BatchNorm layers whose weights are among these parameters, but for those in wrapped
+        models that broadcast their buffers. It goes through all objects of Python, once for each
+        optimizer."""
+        places = {id(param): place for place, param in enumerate(params)}
+        broadcast = {
+            id(module)
+            for wrapped in self.models.values()
+            if (model := wrapped.model()) is not None and model.broadcast_buffers
+            for module in model.modules()
+        }
+        return [
+            (places[id(each.weight)], ref(each))
+            for each in gc.get_objects()
+            if issubclass(type(each), _BatchNorm)
+            and id(each) not in broadcast
+            and id(each.weight) in places
+            and each.running_mean is not None
+        ]
+
+    # The end
+
+    @guarded
+    def tell_end(self) -> None:
+        """The program has ended: tell the last values of its parameters."""
+        found: dict[str, int | None] = {}
+        for param, name in self.names.values():
+            if (alive := param()) is not None:
+                found[name] = find_fingerprint(alive)
+        for optimizer, known in self.optimizers.items():
+            for place, each in enumerate(parameters_of(optimizer)):
+                if self.name_of(each) is None:
+                    found[f"{known.number}/{place}"] = find_fingerprint(each)
+        self.notes.log.tell(FINAL, *found.items())
+
+    def finish(self, state: int) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.inside.close()
+        if state == ENDED:
+            self.tell_end()
+
+
+class Between(SeesCalls):
+    """Tells a watcher of the calls between steps."""
+
+    in_all_steps = True
+
+    def __init__(self, watcher: TrainingWatcher) -> None:
+        super().__init__(watcher.notes)
+        self.watcher = watcher
+
+    @guarded
+    def begun(self, call: Call) -> None:
+        self.watcher.call_begun(call)
+
+    def end(self) -> None:
+        super().end()
+        self.watcher.miss_calls()
+
+
+class Inside(Observer):
+    """Tells a watcher of the buckets that DistributedDataParallel averages in C++."""
+
+    looks_at_calls = False
+    looks_inside = True
+
+    def __init__(self, watcher: TrainingWatcher) -> None:
+        self.watcher = watcher
+
+    def begun(self, call: Call) -> None:
+        # on a GPU it is a thread of autograd's that calls
+        if call.in_cpp and threading.get_ident() == self.watcher.notes.thread:
+            self.watcher.bucket_begun(call)
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def print_of_gradient(param: Any) -> int | None:
+    return NO_GRADIENT if param.grad is None else find_fingerprint(param.grad)
+
+
+def values_of_gradients(params: Sequence[Any]) -> list[list[float]]:
+    """Two elements of each of the first gradients."""
+    return [read_values(param.grad) for param in params[:MOST_VALUES]]
+
+
+def drops_out(model: nn.Module) -> bool:
+    """Whether a module of it draws what it drops."""
+    return any(
+        each.training and each.p > 0 for each in model.modules() if isinstance(each, _DropoutNd)
+    )
+
+
+def print_of_generator(model: nn.Module) -> int:
+    """The fingerprint of the state of the generator from which the model draws."""
+    device = next((param.device for param in model.parameters()), None)
+    is_cuda = device is not None and device.type == "cuda"
+    state = torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state()
+    return zlib.crc32(state.numpy().tobytes()) or 1
+
+
+def settings_of(group: Any) -> list[str]:
+    """The hyperparameters of a group of an optimizer's parameters, those that are numbers, strings
+    or tuples of numbers."""
+    found = []
+    for name, value in group.items():
+        plain = value if isinstance(value, tuple | list) else (value,)
+        if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1:
+            value = value.item()
+        elif not all(isinstance(each, bool | int | float | str | None) for each in plain):
+            continue
+        if name not in INTERNAL:
+            found.append(f"{name}={value}")
+    return sorted(found)
