@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 from processes import ENOUGH, session_ends
 from programs import SCRIPT, ForkedProgram
-from ranks import needs_shm
 from widths import too_wide
 
 from playground.app import TOOLS
@@ -198,10 +197,7 @@ def all_commands() -> list[list[Shown]]:
 def groups_to_run() -> list[Any]:
     """`all_commands`, as parameters."""
     names = [(group, group[0].command.removeprefix(OURS)) for group in all_commands()]
-    marks = [
-        [pytest.mark.stress] * (name in HEAVIER) + [needs_shm] * ("--backend shm" in name)
-        for _, name in names
-    ]
+    marks = [[pytest.mark.stress] * (name in HEAVIER) for _, name in names]
     return [
         pytest.param(group, id=name, marks=needed)
         for (group, name), needed in zip(names, marks, strict=True)

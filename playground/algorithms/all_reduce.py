@@ -43,7 +43,7 @@ from playground.algorithms.messages import (
     start,
 )
 from playground.algorithms.operation import Op, check, kind
-from playground.runtime.shared_memory import Segment
+from playground.algorithms.segment import Segment
 
 
 @AllReduce

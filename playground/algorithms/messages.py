@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, proxy
+from weakref import WeakKeyDictionary, finalize, proxy
 
 import torch
 import torch.distributed as dist
 
 from playground.algorithms import background
 from playground.algorithms.operation import ADDS
+from playground.algorithms.segment import Segment, open_segment
 from playground.runtime import upstream
 from playground.runtime.backends import BACKENDS, backend_of
 from playground.runtime.host import digest, host_id, ranks_by_host
-from playground.runtime.shared_memory import Segment, open_segment
 
 TAG = 2017
 """Tag of our messages: none is taken for a message of the user's between the same two ranks."""
@@ -203,6 +203,8 @@ def segment_of(group: Group, device: torch.device) -> Segment | str:
             world = dist.get_process_group_ranks(group)
             gather = partial(all_gather_numbers, group, device)
             segment = open_segment(group.rank(), hosts, world, gather, timeout)
+            if isinstance(segment, Segment):
+                finalize(group, segment.leave)
         else:
             segment = f"tensors lie in the memory of {device.type}"
         _segments[group] = segment

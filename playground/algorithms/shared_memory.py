@@ -26,13 +26,13 @@ from typing import Any
 import torch
 
 from playground.algorithms.operation import ADDS, name_of
-from playground.runtime.shared_memory import SLOT, Segment
+from playground.algorithms.segment import SLOT, Segment
 
 SMALL = 128 * 1024
 """Bytes up to which each rank adds all slots, with one meeting."""
 PIECE = 512 * 1024
 """Bytes that two ranks copy in before they meet: still in the nearest cache when they are added."""
-CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "step")
+CALLS = ("all_reduce", "step")
 OPS = tuple(ADDS)
 DTYPES = tuple(
     dict.fromkeys(each for each in vars(torch).values() if isinstance(each, torch.dtype))
@@ -96,40 +96,6 @@ def add_all(add: Callable[..., object], parts: Sequence[torch.Tensor], out: torc
         add(out, part, out=out)
 
 
-@one_call
-def reduce_scatter(segment: Segment, flat: torch.Tensor, op: Any) -> None:
-    """Leave on rank r, in the r-th of N shares of a flat tensor, what `op` makes of it; the other
-    shares stay as they are. Raises as `all_reduce`."""
-    agree(segment, "reduce_scatter", flat, op)
-    shares = flat.tensor_split(segment.size)
-    step = SLOT // flat.itemsize // segment.size
-    for start in range(0, shares[0].numel(), step):
-        reduce_shares(segment, [share[start : start + step] for share in shares], op, segment.meet)
-
-
-@one_call
-def all_gather(segment: Segment, flat: torch.Tensor) -> None:
-    """Take rank r's r-th of N shares of a flat tensor to all ranks. Raises as `all_reduce`."""
-    agree(segment, "all_gather", flat)
-    shares = flat.tensor_split(segment.size)
-    step = SLOT // flat.itemsize
-    for start in range(0, shares[0].numel(), step):
-        gather_shares(segment, [share[start : start + step] for share in shares])
-
-
-@one_call
-def broadcast(segment: Segment, flat: torch.Tensor, root: int) -> None:
-    """Take a flat tensor from rank `root` of the segment to all. Raises as `all_reduce`."""
-    agree(segment, "broadcast", flat, root=root)
-    for piece in flat.split(SLOT // flat.itemsize):
-        slot = segment.slots(segment.half, flat.dtype, piece.numel())[root]
-        if segment.rank == root:
-            slot.copy_(piece)
-        segment.meet()
-        if segment.rank != root:
-            piece.copy_(slot)
-
-
 def reduce_shares(
     segment: Segment, shares: Sequence[torch.Tensor], op: Any, meet: Callable[[], None]
 ) -> None:
@@ -158,12 +124,10 @@ def gather_shares(segment: Segment, shares: Sequence[torch.Tensor]) -> None:
             share.copy_(slot[: share.numel()])
 
 
-def agree(
-    segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0
-) -> None:
+def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None) -> None:
     """Meet. Raises `RuntimeError` unless all ranks call the same."""
     op_index = len(OPS) if op is None else OPS.index(op)
-    code = CALLS.index(collective) | DTYPES.index(flat.dtype) << 8 | op_index << 16 | root << 24
+    code = CALLS.index(collective) | DTYPES.index(flat.dtype) << 8 | op_index << 16
     calls = segment.agree((flat.numel(), code))
     if len(calls) == 1:
         return
@@ -179,9 +143,6 @@ def describe(segment: Segment, numel: int, code: int) -> str:
     """A call, from the numbers that stand for it."""
     collective = CALLS[code & 255]
     dtype = DTYPES[code >> 8 & 255]
-    op = code >> 16 & 255
-    root = code >> 24
+    op = code >> 16
     details = [f"{numel} {name_of(dtype)}", *([OPS[op].name] if op < len(OPS) else [])]
-    if collective == "broadcast":
-        details.append(f"from {segment.name(root)}")
     return f"{collective}({', '.join(details)})"

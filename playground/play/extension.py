@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 HELP = """\
 Every cell runs on all ranks, with rank, size, torch, dist, device; what begins with % does not:
-  %ranks 4 [--backend shm]   start a world, in the place of the one there is
+  %ranks 4 [--backend nccl]  start a world, in the place of the one there is
   %world                     what each rank is: its process, memory, device, groups, names
   %on 0,2   %on all          the ranks of the cells that follow;  %%on 0,2  of one cell
   %%here                     run a cell in this process;  push(x=1) sets x on all ranks there,

@@ -583,34 +583,6 @@ def hide_from_compiler(function: Function, *, with_calls: bool = False) -> Funct
     return function
 
 
-def is_below_inplace() -> bool:
-    """Whether torch's dispatcher is below the key that counts the versions of tensors.
-
-    Source: torch._C._dispatch_tls_is_dispatch_key_excluded (torch 2.15)
-    """
-    import torch
-
-    found: bool = torch._C._dispatch_tls_is_dispatch_key_excluded(
-        torch._C.DispatchKey.ADInplaceOrView
-    )
-    return found
-
-
-def above_autograd() -> Any:
-    """A context manager: autograd hears of what is done, though a mode of the program's has called
-    us from below it.
-
-    Source: torch._C._ForceDispatchKeyGuard (torch 2.15)
-    """
-    from torch import _C
-
-    excluded = _C._dispatch_tls_local_exclude_set()
-    included = _C._dispatch_tls_local_include_set()
-    for key in (_C.DispatchKey.ADInplaceOrView, _C.DispatchKey.AutogradCPU):
-        excluded -= _C.DispatchKeySet(key)
-    return _C._ForceDispatchKeyGuard(included, excluded)
-
-
 def below_autograd() -> Any:
     """A context manager: neither autograd nor the versions of tensors hear of what is done.
 

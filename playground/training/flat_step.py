@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms.messages import segment_of
+from playground.algorithms.segment import Segment
 from playground.algorithms.shared_memory import add_all, agree
-from playground.runtime.shared_memory import Segment
 from playground.training.averaging import AllReduce, views_of
 from playground.training.sharding import FlatParameter
 from playground.training.zero_sync import SECOND, ReplicatedSync

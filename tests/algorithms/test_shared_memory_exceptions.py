@@ -1,5 +1,5 @@
-"""Exceptions at any point inside a call of `shm`: later sums are right, or an error on every
-rank."""
+"""Exceptions at any point inside an all-reduce in memory that ranks share: later sums are right, or
+an error on every rank."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import needs_shm
 
-from playground.algorithms import backend, background, collectives, shared_memory
-from playground.runtime import shared_memory as memory
+from playground.algorithms import load_all_reduce, segment, shared_memory
 from playground.testing import World
 
-pytestmark = needs_shm
-FILES = {module.__file__ for module in (backend, background, collectives, shared_memory, memory)}
-CALL = backend.SharedMemory.call.__code__
-LINES, FIRST = inspect.getsourcelines(backend.SharedMemory.call)
+FILES = {module.__file__ for module in (shared_memory, segment)}
+CALL = segment.Segment.run.__code__
+LINES, FIRST = inspect.getsourcelines(segment.Segment.run)
 BEGUN = FIRST + [line.strip() for line in LINES].index("try:")
 """From this line of the file on, a call has begun: what is raised there, the other ranks must hear
 of."""
@@ -38,8 +35,8 @@ class Alarm(Exception):
 
 
 def is_inside(frame: FrameType | None) -> bool:
-    """Whether this frame is inside a call that has begun: `SharedMemory.call`, behind the line of
-    its `try`."""
+    """Whether this frame is inside a call that has begun: `Segment.run`, behind the line of its
+    `try`."""
     while frame and frame.f_code is not CALL:
         frame = frame.f_back
     return frame is not None and frame.f_lineno > BEGUN
@@ -86,29 +83,14 @@ def raised_after(error: type[BaseException], seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def make_call(
-    group: Any, rank: int, size: int, number: int, elements: int, in_background: bool
-) -> str:
+def make_call(group: Any, rank: int, size: int, number: int, elements: int) -> str:
     """One call, and what has come of it: whether its result is right, or its error."""
-    mine, total = rank + 10.0**number, sum(range(size)) + size * 10.0**number
-    tensor, whole = torch.full((elements * size,), mine, dtype=torch.float64), None
+    tensor = torch.full((elements * size,), rank + 10.0**number, dtype=torch.float64)
     try:
-        if number % 4 == 3:
-            whole = torch.empty(size * len(tensor), dtype=torch.float64)
-            work = dist.all_gather_into_tensor(whole, tensor, group=group, async_op=in_background)
-        elif number % 4 == 2:
-            work = dist.broadcast(tensor, 1, group=group, async_op=in_background)
-            total = 1 + 10.0**number
-        else:
-            work = dist.all_reduce(tensor, group=group, async_op=in_background)
-        if work:
-            work.wait()
+        load_all_reduce("shared-memory")(tensor, group=group)
     except (Exception, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error}"
-    if whole is not None:
-        expected = torch.arange(size).repeat_interleave(len(tensor)) + 10.0**number
-        return "right" if torch.equal(whole, expected) else "wrong"
-    return "right" if (tensor == total).all() else "wrong"
+    return "right" if (tensor == sum(range(size)) + size * 10.0**number).all() else "wrong"
 
 
 def inject(rank: int, size: int, seed: int, count: int) -> list[list[str]]:
@@ -117,24 +99,19 @@ def inject(rank: int, size: int, seed: int, count: int) -> list[list[str]]:
     draw, outcomes = random.Random(seed), []
     for _ in range(count):
         culprit, error = draw.randrange(size), draw.choice([KeyboardInterrupt, MemoryError, Alarm])
-        elements, in_background = draw.choice([3, 1000, 40_000, 150_000]), draw.random() < 0.2
+        elements = draw.choice([3, 1000, 40_000, 150_000])
         line = draw.randrange(1, 160)
         seconds = draw.uniform(50e-6, 2e-3)
         by_signal = draw.random() < 0.4
-        group = dist.new_group(range(size), backend="shm", timeout=timedelta(seconds=20))
+        group = dist.new_group(range(size), timeout=timedelta(seconds=20))
+        make_call(group, rank, size, 0, 1)  # the first call makes the memory
         raised = raised_after(error, seconds) if by_signal else raised_at_line(error, line)
         told = []
         if rank == culprit:
             with raised:
-                told = [
-                    make_call(group, rank, size, number, elements, in_background)
-                    for number in range(CALLS)
-                ]
+                told = [make_call(group, rank, size, each, elements) for each in range(CALLS)]
         else:
-            told = [
-                make_call(group, rank, size, number, elements, in_background)
-                for number in range(CALLS)
-            ]
+            told = [make_call(group, rank, size, each, elements) for each in range(CALLS)]
         outcomes.append(told)
         dist.destroy_process_group(group)
         dist.barrier()

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from fixtures import Run, Worlds
-from ranks import needs_shm
 from test_lessons import docstring_table
 from test_readme import fenced_blocks
 
@@ -73,18 +72,9 @@ def compare_with_the_library(rank: int, size: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize(
-    ("size", "backend"),
-    [
-        *((size, "gloo") for size in (1, 2, 3, 4)),
-        pytest.param(5, "gloo", marks=pytest.mark.stress),
-        pytest.param(3, "shm", marks=needs_shm),
-    ],
-)
-def test_every_all_reduce_leaves_what_the_library_s_does(
-    size: int, backend: str, world: Worlds
-) -> None:
-    assert world(size, backend=backend).run(compare_with_the_library) == [[]] * size
+@pytest.mark.parametrize("size", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.stress)])
+def test_every_all_reduce_leaves_what_the_library_s_does(size: int, world: Worlds) -> None:
+    assert world(size).run(compare_with_the_library) == [[]] * size
 
 
 class Sends(Observer):

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from processes import ENOUGH, is_alive, links
-from ranks import needs_shm
 
 from playground.play import cells, world as play_world
 from playground.play.words import describe_end, describe_values
@@ -535,23 +534,6 @@ def test_hangs_leave_nothing() -> None:
         world.close()
 
 
-@needs_shm
-@pytest.mark.usefixtures("_frequent_looks")
-def test_shared_memory_is_let_go_too() -> None:
-    world = PlayWorld(2, "shm")
-    try:
-        for number in (1, 2):
-            world.run_cell("x = torch.ones(1000)")
-            run = world.run_cell("if rank == 0: dist.all_reduce(x.clone())", number)
-            assert run.hang
-            assert not run.lost
-            assert told(world.run_cell("dist.all_reduce(x); x.sum().item()"), 2) == ["[0-1] 2000.0"]
-    finally:
-        world.close()
-    with pytest.raises(UsageError, match="the ranks have ended"):
-        world.run_cell("1")
-
-
 def as_cell(name: str) -> str:
     """A program of `break`, to be typed."""
     function = find(name)
@@ -660,15 +642,14 @@ class Holdings:
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=needs_shm)])
-def test_random_cells(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 200, 40 hang, 20 raise, and 10 kill a rank: the session holds at the end what it held when
     a fifth of them had run. No cell kills rank 0, which sees all of them."""
     monkeypatch.chdir(tmp_path)
     draw = random.Random(0)
     kinds = ["hang"] * 40 + ["raise"] * 20 + ["kill"] * 10 + ["right"] * 130
     draw.shuffle(kinds)
-    world = PlayWorld(SIZE, backend)
+    world = PlayWorld(SIZE, "gloo")
     shared = {*Path("/dev/shm").iterdir()}
     counts: list[list[Holdings]] = []
     try:

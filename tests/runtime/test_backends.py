@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,23 +18,12 @@ NCCL = BACKENDS["nccl"]
 
 def test_backends_by_name_and_by_device() -> None:
     assert {name: backend.device_type for name, backend in BACKENDS.items()} == {
-        "gloo": "cpu", "nccl": "cuda", "shm": "cpu",
+        "gloo": "cpu", "nccl": "cuda",
     }  # fmt: skip
     assert backend_for("cuda") is NCCL
     assert backend_for("cpu") is BACKENDS["gloo"]
     with pytest.raises(UsageError, match="'smoke signals' is unknown: choose one of gloo, nccl"):
         get_backend("smoke signals")
-
-
-def test_shm_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    shm = BACKENDS["shm"]
-    for found in ("2.14.1+cu130", "2.9.0"):
-        monkeypatch.setattr(importlib.metadata, "version", lambda name, found=found: found)
-        with pytest.raises(
-            UsageError,
-            match=re.escape(f"needs torch 2.15, and here is {found}: --all-reduce shared"),
-        ):
-            shm.check(2)
 
 
 class Hooked(torch.autograd.Function):

@@ -1,5 +1,5 @@
 """Whatever runs on torch alone runs here: right programs that look wrong, and PyTorch's own tests.
-None of them is ended, accused or warned of, on gloo or on shm."""
+None of them is ended, accused or warned of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 import torch_tests
 from eager import Looks, eager
-from ranks import needs_shm
 from right_programs import PROGRAMS
 from torch.distributed import distributed_c10d
 
@@ -31,79 +30,65 @@ RUNS = int(os.environ.get("PLAYGROUND_TEST_RUNS", "20"))
 """How often each right program runs in the stress tier."""
 TIMEOUT = 300.0
 """Seconds, above what any of them takes on the busiest machine."""
-BACKENDS = ["gloo", pytest.param("shm", marks=needs_shm)]
 QUICK = (
     "unknown_thread_sends_main_in_a_collective", "callback_sends_main_returned", "another_number",
     "retry",
 )  # fmt: skip
 """One for each source of progress."""
 DRAWN, PIECE = int(os.environ.get("PLAYGROUND_TEST_DRAWN", "100000")), 500
-"""Programs that are drawn in the stress tier, on both backends together, and how many of them run
-in one launch."""
+"""Programs that are drawn in the stress tier, and how many of them run in one launch."""
 NOT_OFFERED = {"record_comm", "gather_single", "gather_into_tensor", "shrink_group"}
 SYNONYMS = {"all_gather_single_coalesced", "reduce_scatter_single_coalesced"}
 """Newer names of methods that are drawn, and of one that does the same."""
-NAMES_A_BACKEND = {"test_get_backend", "test_ddp_logging_data_cpu"}
-"""Tests of PyTorch that compare the backend's name with gloo."""
 
 
-def run(name: str, backend: str) -> None:
+def run(name: str) -> None:
     fn, size, args = PROGRAMS[name]
-    assert (
-        launch(fn, size, args=args, backend=backend, timeout=TIMEOUT, fresh=True) == [None] * size
-    )
+    assert launch(fn, size, args=args, timeout=TIMEOUT, fresh=True) == [None] * size
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_right_programs_are_not_accused(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    run(name, "gloo")
+    run(name)
     assert caplog.records == []
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_right_programs_are_never_accused(
-    name: str, backend: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_right_programs_are_never_accused(name: str, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(RUNS):
-        run(name, backend)
+        run(name)
     assert caplog.records == []
 
 
-def run_drawn(first: int, count: int, size: int, backend: str, **more: Any) -> Looks:
+def run_drawn(first: int, count: int, size: int, **more: Any) -> Looks:
     """Run the programs of so many seeds, under the eyes of a launcher that looks all the time."""
     with eager() as looks:
         steps = launch(
             drawn_steps.run, size, args=(range(first, first + count), *more.values()),
-            backend=backend,
             timeout=drawn_steps.WORLD_LIMIT,
         )  # fmt: skip
     assert len({*steps}) == 1
     return looks
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_drawn_programs_are_right_and_not_accused(
-    backend: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert run_drawn(0, 12, 3, backend).looks > 0
+def test_drawn_programs_are_right_and_not_accused(caplog: pytest.LogCaptureFixture) -> None:
+    assert run_drawn(0, 12, 3).looks > 0
     assert caplog.records == []
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("piece", range(DRAWN // (2 * PIECE)))
+@pytest.mark.parametrize("piece", range(DRAWN // PIECE))
 def test_many_drawn_programs_are_right_and_not_accused(
-    piece: int, backend: str, caplog: pytest.LogCaptureFixture
+    piece: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In every eighth piece the flight recorder is given cause to doubt; in another the program
     forms its world itself, where gloo's has been launched."""
     way: dict[str, Any] = {
         "doubtful": piece % 8 == 7,
-        "own_world": backend if piece % 8 == 6 else "",
+        "own_world": "gloo" if piece % 8 == 6 else "",
     }
-    run_drawn(PIECE * piece, PIECE, 2 + piece % 3, "gloo" if way["own_world"] else backend, **way)
+    run_drawn(PIECE * piece, PIECE, 2 + piece % 3, **way)
     assert caplog.records == []
 
 
@@ -138,8 +123,8 @@ def test_all_calls_are_drawn() -> None:
     assert {*METHODS} - words <= SYNONYMS
 
 
-def run_torch_tests(backend: str, names: Iterable[str] = (), box: str = "1") -> dict[str, str]:
-    command = [sys.executable, torch_tests.__file__, backend, *names]
+def run_torch_tests(names: Iterable[str] = (), box: str = "1") -> dict[str, str]:
+    command = [sys.executable, torch_tests.__file__, *names]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {SWITCH: box}
     )
@@ -150,20 +135,11 @@ def run_torch_tests(backend: str, names: Iterable[str] = (), box: str = "1") -> 
 @pytest.fixture(scope="module")
 def passed_alone() -> list[str]:
     """PyTorch's tests that pass without flight recorders."""
-    return [
-        name for name, outcome in run_torch_tests("gloo", box="0").items() if outcome == "passed"
-    ]
+    return [name for name, outcome in run_torch_tests(box="0").items() if outcome == "passed"]
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_torchs_own_tests_pass(backend: str, passed_alone: list[str]) -> None:
+def test_torchs_own_tests_pass(passed_alone: list[str]) -> None:
     assert len(passed_alone) >= 80
-    outcomes = run_torch_tests(backend, passed_alone)
-    expected = NAMES_A_BACKEND if backend == "shm" else set()
-    failures = {
-        name: outcome
-        for name, outcome in outcomes.items()
-        if outcome != "passed" and name not in expected
-    }
-    assert failures == {}
+    outcomes = run_torch_tests(passed_alone)
+    assert {name: each for name, each in outcomes.items() if each != "passed"} == {}

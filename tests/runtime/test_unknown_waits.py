@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from eager import Looks, eager
 from fixtures import Worlds
-from ranks import needs_shm
 from torch import nn
 from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
@@ -273,16 +272,6 @@ def test_right_programs_that_are_not_seen_through_are_not_accused(
 ) -> None:
     size = (fn.__defaults__ or (0,))[0]
     assert world(size, timeout=FOREVER).run(fn) == [None] * size
-    assert caplog.records == []
-
-
-@needs_shm
-@pytest.mark.parametrize("fn", [mixed_with_calls_from_elsewhere, messages_of_a_backend])
-def test_a_backend_in_python_that_the_program_calls_itself_is_not_seen_through(
-    fn: Callable[..., None], world: Worlds, caplog: pytest.LogCaptureFixture
-) -> None:
-    size = (fn.__defaults__ or (0,))[0]
-    assert world(size, backend="shm", timeout=FOREVER).run(fn) == [None] * size
     assert caplog.records == []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from playground.runtime.shared_memory import Segment, open_segment
+from playground.algorithms.segment import Segment, open_segment
 
 fork: Any = multiprocessing.get_context("fork")
 

@@ -26,11 +26,9 @@ from playground.algorithms.messages import (
 )
 from playground.explain.cost.run import TELLS_OF_NATIVE_CALLS
 from playground.runtime import device, report
-from playground.runtime.backends.gloo import FIRST_TORCH
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 """Major and minor version of this torch."""
-needs_shm = pytest.mark.torch(*FIRST_TORCH)
 needs_native_calls = pytest.mark.torch(*TELLS_OF_NATIVE_CALLS)
 """A test looks at what torch calls in C++."""
 

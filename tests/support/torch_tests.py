@@ -1,5 +1,5 @@
 """PyTorch's own tests of torch.distributed, each on 4 ranks of `launch`: `python torch_tests.py
-BACKEND [NAME…]` prints a JSON document, `{name: outcome}`. They come with torch and need the
+[NAME…]` prints a JSON document, `{name: outcome}`. They come with torch and need the
 package expecttest."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUT, HANGS = 60.0, 120.0
 """Seconds for an operation of a group, and for a test."""
 
 
-def run_test(rank: int, size: int, name: str, backend: str, folder: str) -> str:
+def run_test(rank: int, size: int, name: str, folder: str) -> str:
     """Run this test as `TestDistBackend._run` does; return its outcome on this rank."""
     os.environ["TEMP_DIR"] = folder
     from torch.testing._internal import common_utils
@@ -37,7 +37,7 @@ def run_test(rank: int, size: int, name: str, backend: str, folder: str) -> str:
     test.rank, test.file_name = rank, os.path.join(folder, "store")
     timeout = timedelta(seconds=min(TIMEOUT, theirs.CUSTOM_PG_TIMEOUT.get(name, TIMEOUT)))
     dist.init_process_group(
-        backend, init_method=test.init_method, rank=rank, world_size=size, timeout=timeout
+        "gloo", init_method=test.init_method, rank=rank, world_size=size, timeout=timeout
     )
     test._barrier()
     common_utils.set_rng_seed()
@@ -50,7 +50,7 @@ def run_test(rank: int, size: int, name: str, backend: str, folder: str) -> str:
     return "passed"
 
 
-def find_outcome(name: str, backend: str) -> str:
+def find_outcome(name: str) -> str:
     """Run this test in a world of its own."""
     with tempfile.TemporaryDirectory() as folder:
         for part in ("barrier", "test_dir", "init_dir"):
@@ -59,8 +59,7 @@ def find_outcome(name: str, backend: str) -> str:
             outcomes = launch(
                 run_test,
                 SIZE,
-                args=(name, backend, folder),
-                backend=backend,
+                args=(name, folder),
                 timeout=HANGS,
                 fresh=True,
             )
@@ -69,8 +68,8 @@ def find_outcome(name: str, backend: str) -> str:
         return ", ".join(sorted(set(outcomes)))
 
 
-def main(backend: str, *names: str) -> None:
-    # The tests ask at their import. On shm those of gloo run, too.
+def main(*names: str) -> None:
+    # The tests ask at their import.
     os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(SIZE), "TEMP_DIR": tempfile.gettempdir()}
     preload(MODULE)
     from torch.testing._internal.distributed.distributed_test import DistributedTest
@@ -78,7 +77,7 @@ def main(backend: str, *names: str) -> None:
     found = names or [
         name for name in dir(DistributedTest._DistTestBase) if name.startswith("test_")
     ]
-    print(json.dumps({name: find_outcome(name, backend) for name in found}))
+    print(json.dumps({name: find_outcome(name) for name in found}))
 
 
 if __name__ == "__main__":

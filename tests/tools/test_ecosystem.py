@@ -34,14 +34,12 @@ class Case:
     program: str
     """A file of the folder `ecosystem`, or a module."""
     size: int = 2
-    backend: str = "gloo"
-    """Of the process group that `common.py` forms."""
     words: tuple[str, ...] = ()
     restarts: int = 0
     code: int = 0
 
     def __str__(self) -> str:
-        return f"{self.program} {self.size} {self.backend}"
+        return f"{self.program} {self.size}"
 
     @property
     def target(self) -> list[str]:
@@ -73,7 +71,6 @@ CASES = [
     *OTHERWISE,
     *(Case(name, size=3) for name in ("checkpoint", "collectives", "ddp_options", "fsdp2")),
     *(Case(name, size=3) for name in ("groups", "objects", "pipelining", "zero")),
-    *(Case(name, backend="shm") for name in ("collectives", "ddp", "objects")),
 ]
 
 
@@ -85,7 +82,7 @@ def outcome(case: Case, folder: Path, launcher: list[str]) -> tuple[list[str], l
     another rank may come between. So torchrun writes a file for each rank; `run` keeps lines whole.
     """
     path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
-    environ = {"OMP_NUM_THREADS": "1", "BACKEND": case.backend, "PYTHONPATH": path}
+    environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     # without a GPU, accelerate.Accelerator forms a process group only if it is asked to
     environ["ACCELERATE_USE_CPU"] = "true"
     for attempt in range(STARTS):

@@ -14,12 +14,12 @@ import re
 from typing import Any
 
 from playground.runtime.backends.backend import Backend
-from playground.runtime.backends.gloo import Gloo, Shm
+from playground.runtime.backends.gloo import Gloo
 from playground.runtime.backends.nccl import Nccl
 from playground.runtime.flags import check_choice
 from playground.runtime.frames import is_raised_by_torch
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), Nccl(), Shm())}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), Nccl())}
 
 
 def get_backend(name: str) -> Backend:

@@ -1,8 +1,4 @@
-"""gloo: TCP between CPUs, on any machine; and shm, which is gloo but for what ranks of one host do
-in shared memory.
-
-Source: https://github.com/pytorch/gloo; shm: playground/algorithms/backend.py
-"""
+"""gloo: TCP between CPUs, on any machine. Source: https://github.com/pytorch/gloo"""
 
 from __future__ import annotations
 
@@ -10,13 +6,8 @@ import os
 import re
 
 from playground.runtime.backends.backend import Backend
-from playground.runtime.errors import UsageError
-from playground.runtime.upstream import find_older_torch
 
 MISSING_RANK = re.compile(r"[Ww]ait timeout after (\d+)ms, keys: .*/(\d+)")
-
-FIRST_TORCH = (2, 15)
-"""The first version in which a backend can be written in Python."""
 
 
 class Gloo(Backend):
@@ -38,16 +29,3 @@ class Gloo(Backend):
                 f"{float(missing[1]) / 1000:g} s"
             )
         return super().explain_init_failure(error)
-
-
-class Shm(Gloo):
-    name = "shm"
-    summary = "CPUs of one host, by the memory they share"
-
-    def check(self, local_ranks: int, joined: bool = False) -> str:
-        if found := find_older_torch(FIRST_TORCH):
-            raise UsageError(
-                f"--backend shm needs torch {'.'.join(map(str, FIRST_TORCH))}, and here is "
-                f"{found}: --all-reduce shared-memory does without"
-            )
-        return super().check(local_ranks, joined)

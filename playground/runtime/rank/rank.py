@@ -45,6 +45,7 @@ from playground.runtime.errors import LOST_PEER, PeerDisconnected, PlaygroundErr
 from playground.runtime.flight_recorder.activity import look
 from playground.runtime.forks import close_in_children, keep_from_programs
 from playground.runtime.frames import RUNNERS, is_program
+from playground.runtime.losses import end_waits
 from playground.runtime.rank.preemption import (
     clear_preemption,
     leave_to_launcher,
@@ -299,9 +300,8 @@ def release() -> None:
     """In this process, have every operation of a process group raise, and the forming of groups: no
     group is of use after that."""
     from playground.runtime.rank.world import members
-    from playground.runtime.shared_memory import give_up_all
 
-    give_up_all()
+    end_waits()
     for member in members:
         shut_down_groups(member.env.rendezvous.port)
         break_off_connecting(member.env.size)

@@ -32,11 +32,11 @@ from playground.runtime.flight_recorder.diagnosis import Diagnosis, explain_fail
 from playground.runtime.flight_recorder.exchange import Exchange
 from playground.runtime.forks import close_in_children
 from playground.runtime.host import namespace_id
+from playground.runtime.losses import end_waits
 from playground.runtime.rendezvous.connections import shut_down_connections
 from playground.runtime.rendezvous.environment import RankEnv
 from playground.runtime.rendezvous.rendezvous import Server, address_towards
 from playground.runtime.rendezvous.store import connect_as_client
-from playground.runtime.shared_memory import give_up_all
 from playground.runtime.signals import describe_signal
 from playground.runtime.threads import OurThread
 from playground.runtime.untrusted import unpickle
@@ -316,7 +316,7 @@ class PeerWatch:
             self.loss = loss
             self.known.set()
         shut_down_connections(self.env.rendezvous.port)
-        give_up_all()
+        end_waits()
         if self.store and self.env.rank not in loss.ranks:
             with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
                 self.store.add("acknowledged", 1)

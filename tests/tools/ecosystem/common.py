@@ -1,13 +1,11 @@
 """What the programs of this folder share: a process group, a model, steps, and a line per rank."""
 
-import os
-
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-dist.init_process_group(os.environ.get("BACKEND", "gloo"))
+dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from fixtures import Worlds
 from forked_ranks import run_forked
 
-from playground.algorithms import load_all_reduce, shared_memory
+from playground.algorithms import load_all_reduce, segment as memory, shared_memory
 from playground.algorithms.messages import segment_of
-from playground.runtime import shared_memory as memory
-from playground.runtime.shared_memory import MOST_RANKS, SLOT, Segment
+from playground.algorithms.segment import MOST_RANKS, SLOT, Segment
+from playground.runtime.losses import end_waits
 
 
 def without_memory(rank: int, size: int, refused: int) -> tuple[float, object]:
@@ -113,6 +113,28 @@ def lose_some(rank: int, world_size: int, count: int) -> list[str]:
 def test_whoever_waits_for_a_lost_rank_hears_of_it(count: int, world: Worlds) -> None:
     """Killed, stopped or gone inside a call, at any moment."""
     assert world(1, timeout=600.0).run(lose_some, count) == [[]]
+
+
+def wait_or_hear(segment: Segment) -> str:
+    """Rank 0 waits for rank 1, which hears of another rank's loss."""
+    if segment.rank == 1:
+        time.sleep(0.1)
+        end_waits()
+        time.sleep(0.5)
+        return ""
+    with pytest.raises(RuntimeError) as error:
+        segment.run(Segment.meet)
+    return str(error.value)
+
+
+def hear_of_a_loss(rank: int, world_size: int) -> str:
+    [(said, _), _] = run_forked(2, wait_or_hear, 30.0)
+    return str(said)
+
+
+def test_whoever_waits_for_a_rank_that_hears_of_a_loss_is_woken(world: Worlds) -> None:
+    [said] = world(1).run(hear_of_a_loss)
+    assert "rank 1 has left a call" in said
 
 
 def meet_and_leave(segment: Segment, number: int) -> int:

@@ -37,6 +37,7 @@ import torch
 
 from playground.runtime import host
 from playground.runtime.host import digest, namespace_id
+from playground.runtime.losses import when_lost
 
 SLOT = 1 << 20
 """Bytes that a rank copies in at a time. They stay in the cache: with 16 MiB an all-reduce takes
@@ -103,11 +104,6 @@ class Semaphores:
         return self._wait(address, time.CLOCK_MONOTONIC, ctypes.byref(limit)) == 0
 
 
-class NotAllCome(Exception):
-    """A call is to be made again, in a thread that may wait for the other ranks. Nothing has been
-    read or changed."""
-
-
 @contextlib.contextmanager
 def outside_modes() -> Iterator[None]:
     """In this block, tensors are made as if the program had set no mode and no default device."""
@@ -163,13 +159,6 @@ class Segment:
         ]
         """By round of a meeting: its number, and the addresses of the semaphore to post and of the
         one to wait for."""
-        self.rounds_left = self.rounds
-        """The rest of the current meeting. An address is 0 where this rank has posted before."""
-        self.limits: dict[int, float] = {}
-        """Seconds that the call of a thread may wait, where it has been told."""
-        self.hasty = 0
-        """The thread whose call is not to sleep before all ranks have come to it; 0 if there is
-        none."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
         segments.add(self)
 
@@ -200,28 +189,11 @@ class Segment:
 
         Whatever is raised in it, also by the handler of a signal, breaks the memory for all ranks,
         and is raised on. Raises `RuntimeError` if it is broken already, or a rank has left the
-        group; `NotAllCome`, in a hasty thread, if it would sleep before all have come: the rank's
-        next call must be the same.
+        group.
         """
         self.check()
-        return self.guard(self.make, call, *args, **named)
-
-    def within(self, seconds: float, call: Callable[[], object]) -> None:
-        """`call()`, in which this thread waits so long at most, and not as long as the group's
-        timeout allows."""
-        self.limits[threading.get_ident()] = seconds
         try:
-            call()
-        finally:
-            del self.limits[threading.get_ident()]
-
-    def guard(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
-        """`call(*args, **named)`. Whatever is raised in it breaks the memory for all ranks, and is
-        raised on."""
-        try:
-            return call(*args, **named)
-        except NotAllCome:
-            raise
+            return self.make(call, *args, **named)
         except BaseException:
             self.give_up()
             raise
@@ -229,10 +201,7 @@ class Segment:
     def make(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
         """Make a call, when no other thread is in one."""
         me = threading.get_ident()
-        while not self.lock.acquire(timeout=0 if self.hasty else SLICE):
-            if me == self.hasty:
-                self.hasty = 0
-                raise NotAllCome
+        while not self.lock.acquire(timeout=SLICE):
             if me == self.thread:
                 raise RuntimeError(
                     "this thread is inside a call in the memory that the ranks share"
@@ -257,12 +226,10 @@ class Segment:
         timeout.
         """
         post, try_wait = self.semaphores.post, self.semaphores.try_wait
-        for number, theirs, mine in self.rounds_left:
-            if theirs:
-                post(theirs)
+        for number, theirs, mine in self.rounds:
+            post(theirs)
             if try_wait(mine):
                 self.await_signal(number)
-        self.rounds_left = self.rounds
         self.half ^= 1
 
     def agree(self, call: tuple[int, int]) -> list[tuple[int, int]]:
@@ -272,7 +239,6 @@ class Segment:
         here = start + self.rank * CALL.size
         self.memory[here : here + CALL.size] = mine
         self.meet()
-        self.hasty = 0
         packed = self.memory[start : start + self.size * CALL.size]
         if packed == self.size * mine:
             return [call]
@@ -288,14 +254,7 @@ class Segment:
             os.sched_yield()
             if not try_wait(semaphore):
                 return
-        if self.hasty and self.hasty == self.thread:
-            self.rounds_left = [(number, 0, semaphore), *self.rounds[number + 1 :]]
-            self.number = self.number - 1
-            self.hasty = 0
-            self.thread = 0
-            self.lock.release()
-            raise NotAllCome
-        timeout = self.limits.get(self.thread) or self.timeout()
+        timeout = self.timeout()
         end = time.monotonic() + timeout
         self.waits[self.rank].value = number + 1
         while not self.semaphores.wait(semaphore, SLICE):
@@ -419,6 +378,7 @@ class Layout:
 segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
+@when_lost
 def give_up_all() -> None:
     """Break all segments of this rank, which has failed or knows of a loss: no peer is to wait for
     it."""
