@@ -5,7 +5,7 @@ BIN := .venv/bin
 # The tests that need a GPU, on two simulated ones.
 SIMULATED := $(BIN)/python tests/simulated_gpu 2 $(BIN)/python -m pytest \
 	$(shell grep -rl --include='test_*.py' mark.gpu tests)
-QUICK := tests/test_house.py tests/algorithms tests/runtime/test_launch.py tests/runtime/test_rank.py tests/training/test_sync.py
+QUICK := tests/test_house.py tests/algorithms tests/world/test_launch.py tests/world/test_rank.py tests/training/test_sync.py
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 
 FETCHED := Fetching PyTorch and what it needs into .venv: on Linux 5.4 GB on the disk, with CUDA libraries, some minutes; \
@@ -39,6 +39,7 @@ lint: .venv/.installed-dev ## the linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 stress: .venv/.installed-dev ## the tests that take longer
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "stress and not gpu"

@@ -1,18 +1,5 @@
-"""A playground of distributed primitives, in the order in which tutorials teach them.
-
-    lessons/      the path, a folder for each chapter, from hello to elastic, and its side parts
-    exercises/    exercises that check themselves, a folder each
-    tools/        commands beside the path: run, bench, scale, break, why, doctor
-    site/         the course as static pages
-    trace/        a recorded run: record, analyse, render and play it; the tutorials' figures
-    algorithms/   our own all-reduce algorithms, and what carries their messages
-    training/     what lessons that train share: data, the training step, gradient synchronisation
-    measurement/  timing side by side, and the machine it was done on
-    runtime/      N processes become one world: launch(), rendezvous, backends, failures
-    console/      what every command shares: options, tables, progress, JSON
-    play/         a prompt and a notebook whose cells run on ranks that stay
-    testing/      the pytest plugin: real ranks for your own tests
-    app.py        the command line put together
+"""A playground of distributed primitives, in the order in which tutorials teach them. README.md
+beside this file says which room has what.
 
 From a script, a test or a notebook:
 
@@ -40,7 +27,7 @@ Importing this package imports nothing and changes nothing.
 
 TYPE_CHECKING = False  # typing would be imported for nothing
 if TYPE_CHECKING:
-    from playground.runtime import (
+    from playground.world import (
         Deadlock,
         ForkServerFailed,
         PeerDisconnected,
@@ -70,15 +57,15 @@ def __getattr__(name: str) -> object:
     every run of whoever has it installed, for the sake of the plugin."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from playground import runtime
+    from playground import world
 
-    return getattr(runtime, name)
+    return getattr(world, name)
 
 
 def load_ipython_extension(shell: object) -> None:
     """%load_ext playground: cells of a notebook run on ranks, from `%ranks` on. Raises IPython's
     `UsageError`, which it shows in a line, where no rank can be started."""
-    from playground.runtime.surroundings import find_obstacle
+    from playground.base.process_checks import find_obstacle
 
     if obstacle := find_obstacle():
         from IPython.core.error import UsageError

@@ -33,12 +33,12 @@ def put_working_folder_last() -> None:
 def main() -> None:
     """Run the command line, or say in one line what works where ranks cannot be started: nothing
     else of ours can be imported there."""
-    from playground.runtime.surroundings import find_obstacle
+    from playground.base.process_checks import find_obstacle
 
     if obstacle := find_obstacle():
         print(f"playground: {obstacle}", file=sys.stderr)
         sys.exit(2)
-    from playground.runtime import signals
+    from playground.base import signals
 
     signals.handle_termination()  # Ctrl-C during the imports is a line, too
     from playground import app

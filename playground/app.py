@@ -16,18 +16,18 @@ from typing import Any, NoReturn
 import click
 
 from playground import tools
-from playground.console import session
-from playground.console.options import format_options
+from playground.base import process_checks as surroundings, signals
+from playground.base.errors import PlaygroundError
+from playground.base.remote import remote
+from playground.base.untrusted import printable
 from playground.exercises import EXERCISES
 from playground.figures import SEE
 from playground.lessons import LESSONS, PARTS, PATH
 from playground.play import PLAY
-from playground.runtime import signals, surroundings
-from playground.runtime.errors import PlaygroundError
-from playground.runtime.remote import remote
-from playground.runtime.rendezvous.environment import end_with_torchrun, take_slurm_place
-from playground.runtime.untrusted import printable
 from playground.site import READ, SITE
+from playground.ui import session
+from playground.ui.options import format_options
+from playground.world.rendezvous.environment import end_with_torchrun, take_slurm_place
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
 BESIDE = {PLAY.name: PLAY, **TOOLS, SITE.name: SITE, READ.name: READ}
@@ -46,10 +46,10 @@ INTERRUPTED = 128 + signal.SIGINT
 STARTED_AS_RANK = {"RANK", "WORLD_SIZE"}
 GRACE = 1.0
 """Seconds a rank that is told to end has for an orderly end."""
-RELEASE = remote("playground.runtime.launcher.server:release")
+RELEASE = remote("playground.world.launcher.server:release")
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-session.record_with(remote("playground.trace.files:Recordings"))
+session.record_with(remote("playground.explain.replay.files:Recordings"))
 
 
 class UnreadOutput(Exception):

@@ -23,12 +23,12 @@ from processes import ENOUGH
 from programs import SCRIPT, ForkedProgram, Outcome
 
 from playground.app import run as run_command_line
-from playground.runtime.backends.nccl import SHARES_A_GPU, nccl_version
-from playground.runtime.launcher.kept import end_worlds, keep_worlds
-from playground.runtime.launcher.server import preload
-from playground.runtime.signals import do_nothing
+from playground.base.signals import do_nothing
 from playground.testing import World
 from playground.training import prepare
+from playground.world.backends.nccl import SHARES_A_GPU, nccl_version
+from playground.world.launcher.pool import end_worlds, keep_worlds
+from playground.world.launcher.server import preload
 
 if TYPE_CHECKING:
     from browser import Browser

@@ -27,14 +27,14 @@ from types import SimpleNamespace
 
 import torch
 
-from playground.runtime.backends import BACKENDS
-from playground.runtime.backends.nccl import (
+from playground.base.errors import UsageError
+from playground.world.backends import BACKENDS
+from playground.world.backends.nccl import (
     SHARES_A_GPU,
     driver_version,
     format_version,
     nccl_version,
 )
-from playground.runtime.errors import UsageError
 
 SIMULATED = "SIMULATED: no GPU has run this, and none of it says how fast one is"
 PROGRAMS = {

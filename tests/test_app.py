@@ -12,11 +12,11 @@ from click.shell_completion import ShellComplete
 from fixtures import Run
 
 from playground.app import TOOLS, cli
-from playground.console.lesson import Lesson
+from playground.base.remote import ROOT
 from playground.exercises.exercise import CATALOGUE
 from playground.exercises.work import Workbook
 from playground.lessons import LESSONS, PATH
-from playground.runtime.remote import ROOT
+from playground.lessons.lesson_row import Lesson
 
 
 def test_alone_it_says_where_the_learner_is_and_what_comes_next(

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from playground.runtime.errors import PlaygroundError
+from playground.base.errors import PlaygroundError
 
 Files = dict[str, bytes]
 SECONDS, MEMORY = 5, 200 * 2**20
@@ -39,7 +39,7 @@ def write_file(folder: Path, files: Files) -> None:
 
 def make_recording() -> Files:
     """What two ranks have recorded: a ring, a step of training with a bucket, a thread's lane."""
-    from playground.trace.record import (
+    from playground.explain.replay.record import (
         BACKGROUND,
         BUCKET,
         COLLECTIVE,
@@ -51,9 +51,9 @@ def make_recording() -> Files:
         SEND,
         VALUES,
     )
-    from playground.trace.record.layout import LANE_CODES, LOG, RUN
-    from playground.trace.record.recorder import Recorder
-    from playground.trace.record.run import describe_run
+    from playground.explain.replay.record.layout import LANE_CODES, LOG, RUN
+    from playground.explain.replay.record.recorder import Recorder
+    from playground.explain.replay.record.run import describe_run
 
     with tempfile.TemporaryDirectory() as name:
         folder, group = Path(name), (0, 1)
@@ -102,14 +102,14 @@ def make_recording() -> Files:
             recorder.end(copy)
             recorder.stop()
         (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))
-        from playground.trace.record.layout import read_folder
+        from playground.explain.replay.record.layout import read_folder
 
         return dict(read_folder(folder))
 
 
 def write_recording(folder: Path, files: Files) -> None:
     """The members as one file."""
-    from playground.trace.record.layout import write_zip
+    from playground.explain.replay.record.layout import write_zip
 
     write_zip(folder / "run.playground", files)
 
@@ -122,12 +122,12 @@ def pack_recording() -> Files:
 
 def see(file: Path) -> None:
     """All that `see` does with a recording but PNGs, which take long."""
-    from playground.console import rendering
-    from playground.console.session import to_document
+    from playground.explain.replay.files import RENDERED, amount, render, render_steps
+    from playground.explain.replay.record.run import read_recording
+    from playground.explain.replay.render.words import recording_texts
     from playground.figures.command import document_of
-    from playground.trace.files import RENDERED, amount, render, render_steps
-    from playground.trace.record.run import read_recording
-    from playground.trace.render.words import recording_texts
+    from playground.ui import rendering
+    from playground.ui.session import to_document
 
     recording = read_recording(file)
     amount(recording)

@@ -1,11 +1,12 @@
-"""The house: who may import whom, what stays out of whose room, and that every table leads
-somewhere."""
+"""The house: what stays out of whose room, and that every table leads somewhere. `lint-imports`
+holds who may import whom."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,9 +17,9 @@ import pytest
 import playground
 from playground.algorithms import ALGORITHMS
 from playground.app import TOOLS
-from playground.console.lesson import Lesson
+from playground.base.remote import Remote, remote
 from playground.lessons import PATH
-from playground.runtime.remote import Remote, remote
+from playground.lessons.lesson_row import Lesson
 from playground.training.grad_syncs import GRAD_SYNCS
 
 ROOT = Path(playground.__file__).parent
@@ -68,287 +69,96 @@ def named(module: str) -> set[str]:
 
 
 BOARDS = {f"playground.lessons.{name}.lesson" for name in boards.BOARDS}
-GIVEN = {f"playground.lessons.{name}" for name in ("devices", "gpt", "mnist")}
-"""What boards may import of ours: a model and its data."""
 PROGRAMS = {lesson.module for lesson in PATH}
-
-
-def room(module: str) -> str:
-    """The room that a module is in; those of `trace` are rooms of their own, and so are the boards
-    together."""
-    if {module, module.rpartition(".")[0]} & (BOARDS | GIVEN):
-        return "boards"
-    found = re.match(r"playground\.(trace\.(?:record|analyse|render|play)\b|\w+)", module)
-    return found[1] if found else ""
-
-
-ALLOWED = {
-    "boards": set(),
-    "runtime": set(),
-    "algorithms": {"boards", "runtime"},
-    "measurement": {"runtime"},
-    "training": {"boards", "algorithms", "measurement", "runtime"},
-    "testing": {"runtime"},
-    "console": {"training", "algorithms", "runtime"},
-    "explain": {"console", "algorithms", "runtime"},
-    "lessons": {
-        "boards",
-        "console",
-        "training",
-        "algorithms",
-        "measurement",
-        "runtime",
-    },
-    "tools": {
-        "boards",
-        "explain",
-        "console",
-        "training",
-        "algorithms",
-        "measurement",
-        "runtime",
-    },
-    "exercises": {
-        "boards",
-        "tools",
-        "lessons",
-        "console",
-        "training",
-        "algorithms",
-        "runtime",
-    },
-    "trace.record": {"boards", "training", "algorithms", "runtime"},
-    "trace.analyse": {"trace.record", "algorithms"},
-    "trace.render": {"trace.analyse", "trace.record", "console", "runtime"},
-    "trace.play": {"trace.render", "trace.analyse", "trace.record", "runtime"},
-    "trace": {
-        "trace.play",
-        "trace.render",
-        "trace.analyse",
-        "trace.record",
-        "console",
-        "runtime",
-    },
-    "figures": {
-        "boards",
-        "trace",
-        "trace.render",
-        "trace.analyse",
-        "trace.record",
-        "tools",
-        "lessons",
-        "console",
-        "training",
-        "measurement",
-        "algorithms",
-        "runtime",
-    },
-    "site": {
-        "figures",
-        "trace",
-        "trace.play",
-        "trace.record",
-        "exercises",
-        "tools",
-        "lessons",
-        "console",
-        "algorithms",
-        "runtime",
-    },
-    "play": {
-        "trace",
-        "trace.play",
-        "trace.render",
-        "trace.record",
-        "exercises",
-        "tools",
-        "lessons",
-        "console",
-        "training",
-        "runtime",
-    },
-    "app": {
-        "play",
-        "site",
-        "figures",
-        "trace",
-        "exercises",
-        "tools",
-        "lessons",
-        "console",
-        "runtime",
-    },
-    "": {"play", "console", "runtime"},
-    "__main__": {"app", "runtime"},
-}
-"""Lower rooms first: nothing below imports what is above it, by whatever kind of import or by a
-name in a string."""
 MAKE_PROCESSES = {
-    "playground.runtime.launcher.server",
-    "playground.runtime.upstream",
-    "playground.lessons.hello.lesson",  # as the tutorial does
+    "playground.world.launcher.server",
+    "playground.base.upstream",
 }
-
-
-def out_of_bounds(module: str) -> set[str]:
-    """What this module imports and must not."""
-    ours = {
-        name
-        for name in imports(module) | named(module)
-        if name.startswith("playground.") and room(name)
-    }
-    rooms = {room(module), *ALLOWED[room(module)]}
-    wrong = {name for name in ours if room(name) not in rooms}
-    processes = {
-        name
-        for name in imports(module)
-        if name.startswith(("multiprocessing", "torch.multiprocessing"))
-    }
-    if module not in MAKE_PROCESSES:  # others may talk to them
-        wrong |= {name for name in processes if not name.startswith("multiprocessing.connection")}
-    return wrong
 
 
 def add_module(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module of the runtime that consists of this: another one in each folder, as
+    """The name of a module that consists of this: another one in each folder, as
     what is known of a module is kept."""
     file = folder / "guarded.py"
     file.write_text(source)
-    module = f"playground.runtime.{folder.name}"
+    module = f"playground.world.{folder.name}"
     monkeypatch.setitem(MODULES, module, file)
     return module
 
 
-def test_imports_stay_within_bounds() -> None:
-    assert {module: wrong for module in MODULES if (wrong := out_of_bounds(module))} == {}
+LAYERS = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+    "importlinter"
+]["contracts"][0]["layers"]
+"""The rooms, from above, as `lint-imports` holds them."""
 
 
-def test_every_room_has_its_place() -> None:
-    """And none is above itself: a room that imports another comes after it."""
-    assert {"boards", *map(room, MODULES)} == set(ALLOWED)
-    order = [name for name in ALLOWED if name]
-    assert all(
-        order.index(below) < place for place, name in enumerate(order) for below in ALLOWED[name]
-    )
+def layer_of(module: str) -> int:
+    """Counted from above; of what no layer has, that of the ground."""
+    for number, layer in enumerate(LAYERS):
+        for name in re.split(r" [:|] ", layer):
+            if f"{module}.".startswith(f"{name}."):
+                return number
+    return len(LAYERS)
+
+
+def test_modules_that_strings_name_are_not_above() -> None:
+    """`remote("package.module:function")` imports a module when it is called."""
+    assert {
+        (module, name)
+        for module in MODULES
+        for name in named(module)
+        if layer_of(name) < layer_of(module) < len(LAYERS)
+    } == set()
 
 
 def test_the_page_of_the_rooms_is_true() -> None:
-    """playground/README.md: every room, above all that it imports, and nothing it does not
-    import."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    told = {
-        name: set(below.split(", ")) - {"-"}
-        for name, below in re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", page, re.M)
+    """playground/README.md has every room, above all that it imports."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8").partition("## A lesson")[0]
+    told = re.findall(r"^\| `(\w+(?:/\w+)?)/` \|", page, re.M)
+    assert {file.parent.name for file in ROOT.glob("*/__init__.py")} == {
+        name.partition("/")[0] for name in told
     }
-    allowed: dict[str, set[str]] = {}
-    for name, below in ALLOWED.items():
-        if name not in ("", "__main__", "app"):
-            rooms = allowed.setdefault(name.split(".")[0], set())
-            rooms |= {each.split(".")[0] for each in below} - {name.split(".")[0]}
-    boards = allowed.pop("boards")  # they lie in the lessons' folders
-    assert boards == set()
-    assert told == {name: below - {"boards"} for name, below in allowed.items()}
-    order = [*told]
-    assert all(order.index(each) > place for place, name in enumerate(order) for each in told[name])
+    layers = [layer_of(f"playground.{name.replace('/', '.')}") for name in told]
+    assert layers == sorted(layers)
 
 
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        (
-            "def f():\n    from playground.trace import files",
-            {"playground.trace", "playground.trace.files"},
-        ),
-        ("if TYPE_CHECKING:\n    import playground.lessons.sgd", {"playground.lessons.sgd"}),
-        (
-            "RECORD = remote('playground.trace.record.rank:recorded')",
-            {"playground.trace.record.rank"},
-        ),
-        ("path = f'playground/lessons/{name}'", {"playground.lessons"}),
-    ],
-)
-def test_the_guard_sees_imports_of_every_kind(
-    source: str, found: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert out_of_bounds(add_module(source, tmp_path, monkeypatch)) == found
-
-
-FOLDERS = sorted(
-    {
-        module.rsplit(".", 1)[0]
+def test_processes_are_made_in_one_place() -> None:
+    """Others may talk to them."""
+    making = {
+        module
         for module in MODULES
-        if re.search(r"\.(lessons|tools)\.\w+\.", module)
+        for name in imports(module)
+        if name.startswith(("multiprocessing", "torch.multiprocessing"))
+        and not name.startswith("multiprocessing.connection")
     }
-)
+    assert making == MAKE_PROCESSES
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
-    """A lesson may import an earlier one, where it teaches the difference, and any board; its
-    command and report import no lesson."""
-    names = [lesson.module.removesuffix(".lesson") for lesson in PATH]
-    earlier = names[: names.index(folder)] if folder in names else []
-    for module in (name for name in MODULES if name.startswith(f"{folder}.")):
-        part = module.removeprefix(f"{folder}.")
-        others = {
-            name for name in imports(module) if re.match(r"playground\.(lessons|tools)\.\w+", name)
-        }
-        others = {name for name in others if not f"{name}.".startswith(f"{folder}.")} - {
-            "playground.lessons.LESSONS", "playground.lessons.PATH", "playground.tools.TOOLS",
-        }  # fmt: skip
-        if module == "playground.tools.run.dry":  # `run --dry` checks a script as doctor does
-            others = {name for name in others if not name.startswith("playground.tools.doctor")}
-        if part in ("page", "command", "report"):
-            assert not others
-        board = re.compile(r"playground\.lessons\.(\w+\.lesson|devices|gpt|mnist|partition)\b")
-        assert all(
-            board.match(name) or any(name.startswith(each) for each in earlier) for name in others
-        ), others
-        if part not in ("page", "command", "report", "options", "start"):
-            assert "click" not in imports(module)
+def test_of_a_tool_only_its_command_speaks_to_the_terminal() -> None:
+    speaking = ("page", "command", "report", "options", "start")
+    assert {
+        module
+        for module in MODULES
+        if module.startswith("playground.tools.")
+        and module.rpartition(".")[2] not in speaking
+        and "click" in imports(module)
+    } == set()
 
 
 def test_options_are_declared_as_flags() -> None:
     """But for those of programs: of constants, and one that has a parser of its own."""
     by_hand = {name for name, file in MODULES.items() if "click.option(" in file.read_text("utf-8")}
-    assert by_hand == {"playground.console.options", "playground.tools.run.options"}
+    assert by_hand == {"playground.ui.options", "playground.tools.run.options"}
 
 
 def test_of_what_looks_at_runs_only_the_command_and_the_option_speak_to_the_terminal() -> None:
     speaking = {
         name
         for name in MODULES
-        if name.startswith(("playground.trace", "playground.figures")) and "click" in imports(name)
+        if name.startswith(("playground.explain.replay", "playground.figures"))
+        and "click" in imports(name)
     }
-    assert speaking == {"playground.figures.command", "playground.trace.files"}
-
-
-def test_no_files_import_each_other() -> None:
-    """Not even where that works: in a function, or for a type checker. (A table that names what it
-    lists by `remote` is above it and below it.)"""
-    graph = {module: {*imported_files(module)} - {module} for module in MODULES}
-    done: set[str] = set()
-
-    def visit(module: str, way: tuple[str, ...]) -> None:
-        assert module not in way, f"{' → '.join([*way[way.index(module) :], module])}"
-        if module not in done:
-            for name in graph[module] - {"playground"}:
-                visit(name, (*way, module))
-            done.add(module)
-
-    for module in MODULES:
-        visit(module, ())
-
-
-def imported_files(module: str) -> Iterator[str]:
-    for node in nodes_of(module):
-        if isinstance(node, ast.Import):
-            yield from {alias.name for alias in node.names} & set(MODULES)
-        elif isinstance(node, ast.ImportFrom):
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            yield from names & set(MODULES)
-            if node.module in MODULES and names - set(MODULES):
-                yield node.module
+    assert speaking == {"playground.figures.command", "playground.explain.replay.files"}
 
 
 def compares_backends(module: str) -> bool:
@@ -362,7 +172,7 @@ def compares_backends(module: str) -> bool:
 def test_no_backend_is_compared_by_name() -> None:
     """What depends on the backend is asked of it, but by programs, which run without us."""
     comparing = {name for name in MODULES if compares_backends(name)} - PROGRAMS
-    assert {name for name in comparing if "runtime.backends" not in name} == set()
+    assert {name for name in comparing if "world.backends" not in name} == set()
 
 
 def called_methods(module: str) -> set[str]:
@@ -381,7 +191,7 @@ def test_only_world_creates_and_destroys_groups() -> None:
         "playground.lessons.bert.multinli",
         "playground.lessons.context.ulysses",
         "playground.lessons.elastic.hosts",
-        "playground.runtime.rank.world",
+        "playground.world.rank.world",
     }
 
 
@@ -442,15 +252,14 @@ def test_the_guard_sees_what_is_put_in_the_place_of_torchs(
 
 
 REPLACING = {
-    "playground.runtime.tap",  # observes torch.distributed, for the flight recorder too
+    "playground.tap",  # observes torch.distributed, for the flight recorder too
     # What changes the meaning, which no observer can:
-    "playground.runtime.rank.world",  # a program may form the world that it is in
-    "playground.algorithms.backend",  # a backend in Python, where torch expects one in C++
+    "playground.world.rank.world",  # a program may form the world that it is in
     "playground.exercises.rank",  # the judge refuses calls, and sends and receives copies
     "playground.exercises.hello.judges",  # the surroundings of a solution, in one case
     "playground.exercises.elastic.judges",
     # Not torch.distributed:
-    "playground.trace.record.training",  # calls of modules, and backward
+    "playground.explain.replay.record.training",  # calls of modules, and backward
 }
 """Modules that have `tap.replacement` put a function in the place of another."""
 
@@ -464,7 +273,7 @@ def test_torchs_functions_are_replaced_in_one_place() -> None:
         for node in nodes_of(module)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Replacement", "replaced")
     }
-    assert replacing - {"playground.runtime.tap.replacement"} == REPLACING
+    assert replacing - {"playground.tap.replacement"} == REPLACING
 
 
 def unchecked_names(module: str) -> Iterator[str]:
@@ -481,8 +290,8 @@ def unchecked_names(module: str) -> Iterator[str]:
             and isinstance(node.value, str)
             and id(node) not in checked
         ):
-            if module == "playground.runtime.launcher.server" and node.value.startswith(
-                "playground.runtime."
+            if module == "playground.world.launcher.server" and node.value.startswith(
+                "playground.world."
             ):
                 continue  # what every rank needs, loaded before there are any
             if re.fullmatch(r"playground(\.\w+)+(:\w+)?", node.value):
@@ -545,8 +354,6 @@ def test_options_and_results_are_typed() -> None:
         name: re.findall(r"\b(?:dict|Mapping)\[str, Any\]", file.read_text(encoding="utf-8"))
         for name, file in MODULES.items()
     }
-    rooms = {room(name) for name, each in found.items() if each}
-    assert rooms <= {"console", "runtime", "testing", "trace.record", "training"}
     assert sum(map(len, found.values())) <= 20
 
 
@@ -596,7 +403,7 @@ def test_every_tool_has_its_command() -> None:
 
 @pytest.mark.parametrize(
     "reference",
-    ["playground.no_such_module:f", "playground.runtime.rank.world"],
+    ["playground.no_such_module:f", "playground.world.rank.world"],
 )
 def test_a_reference_to_nothing_is_refused_where_it_is_written(reference: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reference)):

@@ -24,9 +24,9 @@ from programs import SCRIPT, ForkedProgram
 from widths import too_wide
 
 from playground.app import TOOLS
-from playground.console.lesson import Lesson
 from playground.exercises.exercise import CATALOGUE, CORE
 from playground.lessons import LESSONS, PARTS, PATH
+from playground.lessons.lesson_row import Lesson
 from playground.site import chapters
 from playground.site.build import EXCERPT
 
@@ -93,7 +93,7 @@ NOT_RUN = {
     },
 }
 """The commands that are not run here, with what they need. (Ranks started by hand:
-tests/runtime/test_join.py.)"""
+tests/world/test_join.py.)"""
 HEAVIER = (
     "see --figure F9 ring.svg", "break send-send --see hang.html",
     "mesh", "mesh -n 16", "site DIR",
@@ -253,7 +253,7 @@ def test_commands_print_what_is_shown(
     of those before.
 
     Where there is no terminal, no line is wider than 80 columns. (What no README runs:
-    tests/console/test_widths.py.)
+    tests/ui/test_widths.py.)
     """
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.chdir(tmp_path)

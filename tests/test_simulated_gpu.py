@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from on_gpu import ROWS, Machine, carry_out
 from torch import nn
 
-from playground.runtime import RankFailed, device
 from playground.testing import World
+from playground.world import RankFailed, device
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from playground.runtime.remote import Remote, remote
+from playground.base.remote import Remote, remote
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch._C import DisableTorchFunction
 from playground.algorithms import background, messages
 from playground.algorithms.messages import Group
 from playground.algorithms.operation import Op, check, kind, name_of
-from playground.runtime.upstream import below_autograd
+from playground.base.upstream import below_autograd
 
 
 class AllReduce:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms.cost_model import times_sent
 from playground.algorithms.traffic import sent_by
-from playground.runtime.tap import Call, Observer
+from playground.tap import Call, Observer
 
 _one_at_a_time = threading.Lock()
 """Held by a thread that hands bytes to a link."""

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from playground.algorithms import background
 from playground.algorithms.operation import ADDS
 from playground.algorithms.segment import Segment, open_segment
-from playground.runtime import upstream
-from playground.runtime.backends import BACKENDS, backend_of
-from playground.runtime.host import digest, host_id, ranks_by_host
+from playground.base import upstream
+from playground.base.host import digest, host_id, ranks_by_host
+from playground.world.backends import BACKENDS, backend_of
 
 TAG = 2017
 """Tag of our messages: none is taken for a message of the user's between the same two ranks."""

@@ -35,9 +35,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from playground.runtime import host
-from playground.runtime.host import digest, namespace_id
-from playground.runtime.losses import when_lost
+from playground.base import host
+from playground.base.host import digest, namespace_id
+from playground.base.losses import when_lost
 
 SLOT = 1 << 20
 """Bytes that a rank copies in at a time. They stay in the cache: with 16 MiB an all-reduce takes

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms.cost_model import bytes_sent
-from playground.runtime.tap import MESSAGES, Call, Observer
+from playground.tap import MESSAGES, Call, Observer
 
 VARIANT = re.compile(r"((_into)?_tensor|_single)?(_coalesced)?$")
 """The end of a function's name, which does not change what is sent."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from playground.runtime.remote import remote
+from playground.base.remote import remote
 from playground.tools import Tool
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import nn
 from playground.algorithms.traffic import Traffic
 from playground.exercises.exercise import count
 from playground.exercises.observation import Leaf
-from playground.runtime.tap import observing
+from playground.tap import observing
 
 ANYTHING = object()
 PLAIN: dict[type, Callable[[Any], object]] = {

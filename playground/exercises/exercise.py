@@ -39,8 +39,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from playground.base.errors import UsageError
 from playground.lessons import LESSONS
-from playground.runtime.errors import UsageError
 
 WRITE, PREDICT, FIND, CHOOSE = "write", "predict", "find", "choose"
 TO_FIND = """\

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import click
 
-from playground.console import terminal
-from playground.console.options import FILE, RunOptions, flags
-from playground.console.session import to_document
-from playground.console.tables import Column, Table
-from playground.console.text import heading
+from playground.base.errors import UsageError
+from playground.base.flags import flag, like
+from playground.base.untrusted import printable
 from playground.exercises import EXERCISES
 from playground.exercises.exercise import BLOCKED, CATALOGUE, CORE, PASS, Exercise, find_exercise
 from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
 from playground.exercises.work import Workbook, check_file, find_workbook, list_solutions, read_text
 from playground.lessons import LESSONS
-from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag, like
-from playground.runtime.launcher import server
-from playground.runtime.launcher.kept import keeping_worlds
-from playground.runtime.untrusted import printable
+from playground.ui import terminal
+from playground.ui.options import FILE, RunOptions, flags
+from playground.ui.session import to_document
+from playground.ui.tables import Column, Table
+from playground.ui.text import heading
+from playground.world.launcher import server
+from playground.world.launcher.pool import keeping_worlds
 
 OURS = "python -m playground"
 POLL = 0.3
@@ -162,7 +162,7 @@ def hint_step(chosen: Exercise, work: Workbook) -> dict[str, str]:
 
 
 def show_markdown(text: str) -> None:
-    from playground.console.rendering import render_markdown
+    from playground.ui.rendering import render_markdown
 
     text = LOCAL_LINK.sub(r"\1", text)
     click.echo(render_markdown(text, terminal.width()), nl=False)

@@ -28,14 +28,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives, distributed_c10d
 
+from playground.base.errors import LOST_PEER
 from playground.exercises.cases import ANYTHING, Actions, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
 from playground.exercises.observation import POISON, RESULT, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
-from playground.runtime.errors import LOST_PEER
-from playground.runtime.rank.reports import report
-from playground.runtime.tap import Call, Observer, observing
-from playground.runtime.tap.replacement import Wrap, replaced
+from playground.tap import Call, Observer, observing
+from playground.tap.replacement import Wrap, replaced
+from playground.world.rank.reports import report
 
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
 """Calls of torch.distributed and bytes printed in one case, of which the first are shown."""

@@ -16,6 +16,8 @@ import symtable
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from playground.base.errors import PlaygroundError, RankFailed, RankTimeout
+from playground.base.remote import remote
 from playground.exercises.exercise import (
     BLOCKED,
     CHOOSE,
@@ -44,10 +46,8 @@ from playground.exercises.observation import (
     find_difference,
     find_failure,
 )
-from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
-from playground.runtime.launcher.launch import LaunchConfig, launch
-from playground.runtime.rank.reports import Event
-from playground.runtime.remote import remote
+from playground.world.launcher.launch import LaunchConfig, launch
+from playground.world.rank.reports import Event
 
 JUDGE = remote("playground.exercises.rank:judge")
 DEADLINE = 5.0
@@ -60,7 +60,7 @@ PROBABLY = "probably: "
 NEVER_WAIT = COMPUTES[0], "isend", "irecv"
 """Where a rank that has stopped reporting computes: these calls return at once."""
 LEAVES = "has left before its end: return from the function"
-OURS: tuple[list[str], ...] = [], ["runtime"], ["runtime", "launcher"]
+OURS: tuple[list[str], ...] = [], ["world"], ["world", "launcher"]
 """Packages of the playground that a solution may import: its own program starts ranks with them."""
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
 """Mistakes that are recognised in any exercise."""

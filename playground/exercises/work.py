@@ -19,6 +19,9 @@ from pathlib import Path
 
 import click
 
+from playground.base.errors import UsageError
+from playground.base.files import replacing
+from playground.base.untrusted import expect_dict, parse_json, printable
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
@@ -29,9 +32,6 @@ from playground.exercises.exercise import (
     find_exercise,
 )
 from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
-from playground.runtime.errors import UsageError
-from playground.runtime.files import replacing
-from playground.runtime.untrusted import expect_dict, parse_json, printable
 
 
 def progress_file(name: str = "exercises") -> Path:

@@ -6,8 +6,8 @@ import sys
 import threading
 from types import CodeType, FrameType
 
-from playground.runtime.event_log import NONE
-from playground.runtime.flight_recorder.sources import OURS, Line, Sources
+from playground.base.event_log import NONE
+from playground.explain.hang.sources import OURS, Line, Sources
 
 PROGRAMS = (f"{OURS}lessons/", f"{OURS}exercises/", f"{OURS}tools/failures/")
 """Folders of the package that have programs. Other code of the package carries out what they

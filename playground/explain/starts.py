@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from playground.runtime.errors import UsageError
-from playground.runtime.launcher.entry import CommandWorld
-from playground.runtime.rendezvous.environment import restart_count
+from playground.base.errors import UsageError
+from playground.world.command_world import CommandWorld
+from playground.world.rendezvous.environment import restart_count
 
 
 def folder_of_this_start(folder: Path) -> Path:

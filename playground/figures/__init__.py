@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playground.runtime.remote import remote
+from playground.base.remote import remote
 from playground.tools import Tool
 
 SEE = Tool(

@@ -12,10 +12,8 @@ from itertools import pairwise
 from math import cos, pi, sin
 from typing import TYPE_CHECKING
 
-from playground.console.units import format_bytes
-from playground.figures.figure import Evidence, FigureRun, figure
-from playground.runtime.remote import remote
-from playground.trace.analyse import (
+from playground.base.remote import remote
+from playground.explain.replay.analyse import (
     HeldValues,
     MatchedMessage,
     Vector,
@@ -24,8 +22,8 @@ from playground.trace.analyse import (
     ref_of,
     to_logical_time,
 )
-from playground.trace.record import COMPUTE, PHASE
-from playground.trace.render import (
+from playground.explain.replay.record import COMPUTE, PHASE
+from playground.explain.replay.render import (
     ALPHA,
     ARROW,
     BOX,
@@ -45,7 +43,9 @@ from playground.trace.render import (
     meant_arrows,
     panels_scene,
 )
-from playground.trace.render.timeline import format_values, lay_out, message_title
+from playground.explain.replay.render.timeline import format_values, lay_out, message_title
+from playground.figures.figure import Evidence, FigureRun, figure
+from playground.ui.units import format_bytes
 
 if TYPE_CHECKING:
     from playground.figures.ranks import Held, MeshPlace, Met, SgdStep
@@ -411,7 +411,7 @@ def cube(run: Evidence) -> Scene:
     )
 
 
-@figure("see", "trace/ring", OUR_RING)
+@figure("see", "replay/ring", OUR_RING)
 def ring(run: Evidence) -> Scene:
     recording = to_logical_time(run.last_step)
     title = "A ring all-reduce, as it was recorded, in logical steps"
@@ -424,7 +424,7 @@ CHUNK = (40.0, 32.0)
 """Width and height of the box of one number."""
 
 
-@figure("moving", "trace/moving", OUR_RING, is_played=False)
+@figure("moving", "replay/moving", OUR_RING, is_played=False)
 def moving(run: Evidence) -> Scene:
     recording = to_logical_time(run.last_step)  # a step takes a second
     held = [[*holdings_of(rank)] for rank in recording.ranks]

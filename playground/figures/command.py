@@ -10,23 +10,23 @@ from pathlib import Path
 
 import click
 
-from playground.console.options import FILE, check_writable, flags
-from playground.console.session import Session, session_command
-from playground.console.tables import Column, Table
-from playground.console.units import plural
+from playground.base.errors import UsageError
+from playground.base.files import temporary_folder
+from playground.base.flags import flag
+from playground.base.host import cores
+from playground.base.remote import ROOT
+from playground.explain.replay.analyse.waits import Waits, seconds_by_cause
+from playground.explain.replay.files import RENDERED, amount, render, render_steps
+from playground.explain.replay.record import Recording
+from playground.explain.replay.record.run import RECORDED, read_recording
+from playground.explain.replay.render.renderers import check_ending, render_scene
+from playground.explain.replay.render.words import recording_texts
 from playground.figures import SEE
 from playground.figures.catalogue import FIGURES
-from playground.runtime.errors import UsageError
-from playground.runtime.files import temporary_folder
-from playground.runtime.flags import flag
-from playground.runtime.host import cores
-from playground.runtime.remote import ROOT
-from playground.trace.analyse.waits import Waits, seconds_by_cause
-from playground.trace.files import RENDERED, amount, render, render_steps
-from playground.trace.record import Recording
-from playground.trace.record.run import RECORDED, read_recording
-from playground.trace.render.renderers import check_ending, render_scene
-from playground.trace.render.words import recording_texts
+from playground.ui.options import FILE, check_writable, flags
+from playground.ui.session import Session, session_command
+from playground.ui.tables import Column, Table
+from playground.ui.units import plural
 
 PICTURE = ".svg"
 
@@ -159,7 +159,8 @@ def chapter_files() -> dict[str, Path]:
     for name, figure in FIGURES.items():
         if figure.in_chapter:
             chapter, _, file = figure.path.partition("/")
-            folder = {"trace": "trace", "bench": "tools/bench"}.get(chapter, f"lessons/{chapter}")
+            elsewhere = {"replay": "explain/replay", "bench": "tools/bench"}
+            folder = elsewhere.get(chapter, f"lessons/{chapter}")
             files[name] = ROOT / "playground" / folder / "figures" / f"{file}.svg"
     return files
 

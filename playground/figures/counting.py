@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from playground.figures.ways import CountedStep, WaysSettings
-from playground.runtime import device
 from playground.training.gpt_run import LR, Batch, batches, set_lr
 from playground.training.memory import Recomputed, change
 from playground.training.sharding import BytesSent
@@ -31,6 +30,7 @@ from playground.training.step import training_step
 from playground.training.sync import GradSync
 from playground.training.tiny_gpt import GPTConfig, copying_loss, new_gpt
 from playground.training.zero_sync import SYNCS
+from playground.world import device
 
 
 class TorchZero1(GradSync):

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from playground.console.units import format_bytes
-from playground.figures.figure import Evidence, FigureRun, figure
-from playground.runtime.remote import remote
-from playground.trace.analyse import ref_of
-from playground.trace.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
-from playground.trace.render import (
+from playground.base.remote import remote
+from playground.explain.replay.analyse import ref_of
+from playground.explain.replay.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
+from playground.explain.replay.render import (
     Band,
     Mark,
     Panel,
@@ -28,7 +26,9 @@ from playground.trace.render import (
     panels_scene,
     piece,
 )
-from playground.trace.render.timeline import shape_text, title_of
+from playground.explain.replay.render.timeline import shape_text, title_of
+from playground.figures.figure import Evidence, FigureRun, figure
+from playground.ui.units import format_bytes
 
 if TYPE_CHECKING:
     from playground.figures.ranks import DataParallelStep, DeviceLoad

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from playground.runtime.files import temporary_folder
-from playground.runtime.launcher.launch import launch
-from playground.runtime.rank.reports import Event as Report
-from playground.runtime.remote import Remote
-from playground.trace.analyse import MatchedMessage, match_messages
-from playground.trace.record import RankRecording, Recording
-from playground.trace.record.run import Recorded, collect, describe_run, merge
-from playground.trace.render import Scene
+from playground.base.files import temporary_folder
+from playground.base.remote import Remote
+from playground.explain.replay.analyse import MatchedMessage, match_messages
+from playground.explain.replay.record import RankRecording, Recording
+from playground.explain.replay.record.run import Recorded, collect, describe_run, merge
+from playground.explain.replay.render import Scene
+from playground.world.launcher.launch import launch
+from playground.world.rank.reports import Event as Report
 
 
 @dataclass(frozen=True, kw_only=True)

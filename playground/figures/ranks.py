@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
+from playground.base.files import temporary_folder
 from playground.lessons.all_reduce import lesson as allreduce
 from playground.lessons.bert import lesson as bert
 from playground.lessons.collectives import lesson as collectives
@@ -34,11 +35,10 @@ from playground.lessons.mnist import Net
 from playground.lessons.parameter_server import lesson as parameter_server
 from playground.lessons.rpc import lesson as rpc
 from playground.lessons.sgd.lesson import average_gradients
-from playground.runtime import device, report, restart_count
-from playground.runtime.files import temporary_folder
 from playground.training.prepare import DATA_DIR
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.step import mean_loss_part
+from playground.world import device, report, restart_count
 
 SEED, LR, BATCH = 1234, 0.1, 24
 SIX = ("scatter", "gather", "reduce", "all_reduce", "broadcast", "all_gather")

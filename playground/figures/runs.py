@@ -12,17 +12,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from playground.figures.catalogue import FIGURES, RUNS
-from playground.figures.figure import ChangingRun, FigureRun
-from playground.figures.training import elastic_run
-from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
-from playground.runtime.files import temporary_folder
-from playground.runtime.launcher.launch import launch
-from playground.runtime.remote import ROOT, remote
-from playground.tools.failures.page import PROGRAMS, SIZE, find
-from playground.trace.record import Recording
-from playground.trace.record.layout import EVENTS, VALUES, write_zip
-from playground.trace.record.run import (
+from playground.base.errors import PlaygroundError, RankFailed, RankTimeout
+from playground.base.files import temporary_folder
+from playground.base.remote import ROOT, remote
+from playground.explain.replay.record import Recording
+from playground.explain.replay.record.layout import EVENTS, VALUES, write_zip
+from playground.explain.replay.record.run import (
     TEXT,
     Recorded,
     collect,
@@ -31,6 +26,11 @@ from playground.trace.record.run import (
     note_failure,
     read_recording,
 )
+from playground.figures.catalogue import FIGURES, RUNS
+from playground.figures.figure import ChangingRun, FigureRun
+from playground.figures.training import elastic_run
+from playground.tools.failures.page import PROGRAMS, SIZE, find
+from playground.world.launcher.launch import launch
 
 FOLDER = Path(__file__).parent / "recordings"
 LARGEST = 30_000

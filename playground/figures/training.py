@@ -9,13 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from playground.console.units import format_bytes
-from playground.figures.collectives import DASHED
-from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
-from playground.figures.ways import CountedStep, WaysSettings
-from playground.runtime.remote import remote
-from playground.trace.record import BUCKET, COLLECTIVE, GRADIENT, Event, RankRecording
-from playground.trace.render import (
+from playground.base.remote import remote
+from playground.explain.replay.record import BUCKET, COLLECTIVE, GRADIENT, Event, RankRecording
+from playground.explain.replay.render import (
     ALPHA,
     BOX,
     BUCKETS,
@@ -36,9 +32,13 @@ from playground.trace.render import (
     panels_scene,
     piece,
 )
-from playground.trace.render.timeline import LABELS, lay_out
+from playground.explain.replay.render.timeline import LABELS, lay_out
+from playground.figures.collectives import DASHED
+from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
+from playground.figures.ways import CountedStep, WaysSettings
 from playground.training import prepare
 from playground.training.step_settings import LadderResult, LadderSettings, Rung
+from playground.ui.units import format_bytes
 
 if TYPE_CHECKING:
     from playground.figures.ranks import SgdStep

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import groupby
 
-from playground.console.lesson import Lesson
+from playground.lessons.lesson_row import Lesson
 
 ORIGINS, SHAPES = "Where it came from", "Other shapes"
 """Parts beside the path."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.runtime.backends import backend_of, device
-from playground.runtime.host import cores
+from playground.base.host import cores
+from playground.world.backends import backend_of, device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from playground.runtime import device, report
-from playground.runtime.backends import backend_for
-from playground.runtime.flight_recorder.hooks import hooks
+from playground.explain.hang.hooks import hooks
+from playground.world import device, report
+from playground.world.backends import backend_for
 
 REPORT_EVERY = 1.0
 """Seconds between two reports, which take time from a core."""

@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from playground.base.constants import Value, put_values
 from playground.play.cells import Outcome, cells, evaluate, given, guarded
-from playground.runtime.constants import Value, put_values
 
 FORM_OR_LEAVE = "dist.init_process_group", "dist.destroy_process_group"
 IS_MAIN = "__name__ == '__main__'"
@@ -37,8 +37,8 @@ def run_board(board: Board, rank: int, size: int, number: int, source: str) -> O
     def run() -> str | None:
         import torch
 
-        from playground.runtime.backends import on_device
         from playground.training.prepare import DATA_DIR
+        from playground.world.backends import on_device
 
         dtype = torch.get_default_dtype()
         names = vars(cells)

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
 
-from playground.runtime.errors import LOST_PEER
-from playground.runtime.frames import RUNNERS
-from playground.runtime.rank.rank import ask
-from playground.runtime.remote import Remote
-from playground.runtime.upstream import list_groups
+from playground.base.errors import LOST_PEER
+from playground.base.frames import RUNNERS
+from playground.base.remote import Remote
+from playground.base.upstream import list_groups
+from playground.world.rank.rank import ask
 
 MOST_COMPLETIONS = 500
 
@@ -73,7 +73,7 @@ class Debugger(pdb.Pdb):
     """The debugger of `breakpoint()`: it finds the lines of cells, and steps over our own."""
 
     def __init__(self) -> None:
-        super().__init__(nosigint=True, skip=["playground.play.*", "playground.runtime.*"])
+        super().__init__(nosigint=True, skip=["playground.play.*", "playground.world.*"])
 
     def canonic(self, filename: str) -> str:
         return filename if filename in linecache.cache else super().canonic(filename)
@@ -110,7 +110,7 @@ def begin(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from playground.runtime.rank.world import members
+    from playground.world.rank.world import members
 
     builtins.input = ask
     builtins.__build_class__ = build_class
@@ -200,7 +200,7 @@ def describe(error: BaseException) -> Outcome:
 def has_left() -> bool:
     """Whether the process group has been destroyed. One that a cell has formed is ours from now on:
     another cell may form one, too."""
-    from playground.runtime.rank.world import members
+    from playground.world.rank.world import members
 
     return not members[0].adopt_group()
 

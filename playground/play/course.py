@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from playground.console import terminal
-from playground.console.rendering import render_markdown
+from playground.base.errors import UsageError
+from playground.base.remote import file_of
+from playground.base.untrusted import printable
 from playground.exercises.exercise import find_exercise
 from playground.exercises.verdict import tell_lines
 from playground.exercises.work import check_text
 from playground.lessons import LESSONS
 from playground.play.boards import Board
-from playground.runtime.errors import UsageError
-from playground.runtime.launcher.kept import keeping_worlds
-from playground.runtime.remote import file_of
-from playground.runtime.untrusted import printable
 from playground.tools.run.command import read_values
+from playground.ui import terminal
+from playground.ui.rendering import render_markdown
+from playground.world.launcher.pool import keeping_worlds
 
 
 def find_program(words: Sequence[str]) -> Board:

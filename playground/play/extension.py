@@ -19,9 +19,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.terminal.prompts import Prompts, Token
 
-from playground.console import terminal
-from playground.console.tables import RANK_COLUMN, Column, Table, numbers
-from playground.console.units import plural
+from playground.base.errors import PlaygroundError
 from playground.play import cells
 from playground.play.boards import run_board
 from playground.play.cells import Outcome
@@ -35,11 +33,13 @@ from playground.play.words import (
     values_in_html,
 )
 from playground.play.world import PlayWorld, Run
-from playground.runtime.backends import BACKENDS
-from playground.runtime.errors import PlaygroundError
+from playground.ui import terminal
+from playground.ui.tables import RANK_COLUMN, Column, Table, numbers
+from playground.ui.units import plural
+from playground.world.backends import BACKENDS
 
 if TYPE_CHECKING:
-    from playground.trace.record import Recording
+    from playground.explain.replay.record import Recording
 
 HELP = """\
 Every cell runs on all ranks, with rank, size, torch, dist, device; what begins with % does not:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import click
 
-from playground.console.options import RunOptions, flags
-from playground.console.session import Session, session_command
+from playground.base.errors import UsageError
+from playground.base.flags import like
+from playground.base.signals import TERMINATING
 from playground.play import PLAY
 from playground.play.world import OPERATION_LIMIT
-from playground.runtime.errors import UsageError
-from playground.runtime.flags import like
-from playground.runtime.launcher import server
-from playground.runtime.signals import TERMINATING
+from playground.ui.options import RunOptions, flags
+from playground.ui.session import Session, session_command
+from playground.world.launcher import server
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,19 +13,14 @@ from html import escape
 from math import inf
 from pathlib import Path
 
-from playground.play import cells
-from playground.play.cells import Outcome
-from playground.play.words import bytes_of
-from playground.play.world import PlayWorld, Run
-from playground.runtime import backends
-from playground.runtime.files import temporary_folder
-from playground.runtime.flight_recorder import COLLECTIVE, Operation
-from playground.runtime.untrusted import printable
-from playground.trace.files import RENDERED, amount, render
-from playground.trace.play import render_page
-from playground.trace.record import Event, RankRecording, Recording, SourceLine
-from playground.trace.record.layout import RUN, START, TABLES, Files
-from playground.trace.record.run import (
+from playground.base.files import temporary_folder
+from playground.base.untrusted import printable
+from playground.explain.hang import COLLECTIVE, Operation
+from playground.explain.replay.files import RENDERED, amount, render
+from playground.explain.replay.play import render_page
+from playground.explain.replay.record import Event, RankRecording, Recording, SourceLine
+from playground.explain.replay.record.layout import RUN, START, TABLES, Files
+from playground.explain.replay.record.run import (
     RECORDED,
     SECOND,
     TEXT,
@@ -37,8 +32,13 @@ from playground.trace.record.run import (
     read_tables,
     standstill_of,
 )
-from playground.trace.render.renderers import check_ending
-from playground.trace.render.words import to_words
+from playground.explain.replay.render.renderers import check_ending
+from playground.explain.replay.render.words import to_words
+from playground.play import cells
+from playground.play.cells import Outcome
+from playground.play.words import bytes_of
+from playground.play.world import PlayWorld, Run
+from playground.world import backends
 
 LINE = re.compile(r"(.+):(\d+) in (\S+)")
 HEIGHT = 640

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from math import prod
 
-from playground.console.tables import RANK_COLUMN, Table, numbers
+from playground.explain.hang import MAKE_DDP, Operation
+from playground.explain.hang.diagnosis import WIDTH, Diagnosis, format_ranks
 from playground.play.world import Run
-from playground.runtime.flight_recorder import MAKE_DDP, Operation
-from playground.runtime.flight_recorder.diagnosis import WIDTH, Diagnosis, format_ranks
+from playground.ui.tables import RANK_COLUMN, Table, numbers
 
 MOST_LINES, MOST_CHARACTERS = 24, 2000
 """Limits of what is shown of a rank's value: `%out` shows the rest."""

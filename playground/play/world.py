@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from playground.base.errors import Deadlock, PlaygroundError, RankFailed, UsageError
+from playground.explain.hang import MAKE_DDP, NEW_GROUP, SPLIT_GROUP, Operation
+from playground.explain.hang.box import CAPACITY
+from playground.explain.hang.diagnosis import Diagnosis, find_mismatch, tell
 from playground.play import cells
 from playground.play.cells import Outcome
-from playground.runtime import backends
-from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, UsageError
-from playground.runtime.flight_recorder import MAKE_DDP, NEW_GROUP, SPLIT_GROUP, Operation
-from playground.runtime.flight_recorder.box import CAPACITY
-from playground.runtime.flight_recorder.diagnosis import Diagnosis, find_mismatch, tell
-from playground.runtime.launcher import server
-from playground.runtime.launcher.examine import Examiner, line_of
-from playground.runtime.launcher.keeper import StoreKeeper, find_place
-from playground.runtime.launcher.launch import LaunchConfig, start, start_rank
-from playground.runtime.launcher.rank_handle import RankHandle
-from playground.runtime.launcher.watch import (
+from playground.world import backends
+from playground.world.launcher import server
+from playground.world.launcher.examine import Examiner, line_of
+from playground.world.launcher.keeper import StoreKeeper, find_place
+from playground.world.launcher.launch import LaunchConfig, start, start_rank
+from playground.world.launcher.rank_handle import RankHandle
+from playground.world.launcher.watch import (
     WorldWatch,
     ask_for_stacks,
     ignore_report,
@@ -34,10 +34,10 @@ from playground.runtime.launcher.watch import (
     receive_while,
     stop,
 )
-from playground.runtime.rank.preemption import PreemptionNotice
-from playground.runtime.rank.work import Assignment, prepare_work
-from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.rendezvous import listen
+from playground.world.rank.assignment import Assignment, prepare_work
+from playground.world.rank.preemption import PreemptionNotice
+from playground.world.rendezvous.environment import RankEnv
+from playground.world.rendezvous.rendezvous import listen
 
 OPERATION_LIMIT = 1800.0
 """Seconds that an operation waits for other ranks by default: whom it waits for in vain is known

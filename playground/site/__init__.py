@@ -3,7 +3,7 @@ and as static pages, which `build` writes."""
 
 from __future__ import annotations
 
-from playground.runtime.remote import remote
+from playground.base.remote import remote
 from playground.tools import Tool
 
 SITE = Tool(

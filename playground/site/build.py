@@ -21,20 +21,20 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from playground.console.options import FILE
-from playground.console.session import Session, session_command
+from playground.base.errors import PlaygroundError, UsageError
+from playground.base.files import make_folder, write_file
+from playground.base.remote import ROOT, file_of
 from playground.exercises.exercise import CATALOGUE, FOLDER, Exercise
+from playground.explain.replay.play import read_script, read_style, render_player
+from playground.explain.replay.record import Recording
 from playground.figures.runs import FIGURE_OF, find_run
 from playground.lessons import PARTS, PATH
-from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.files import make_folder, write_file
-from playground.runtime.remote import ROOT, file_of
 from playground.site import SITE
 from playground.site.calculators import FILES, place_calculators
 from playground.site.chapters import CHAPTERS
 from playground.tools.failures.page import PROGRAMS, find, read_body
-from playground.trace.play import read_script, read_style, render_player
-from playground.trace.record import Recording
+from playground.ui.options import FILE
+from playground.ui.session import Session, session_command
 
 HERE = Path(__file__).parent
 CODE = ROOT / "playground"

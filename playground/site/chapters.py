@@ -10,15 +10,15 @@ from pathlib import Path
 
 import click
 
-from playground.console import terminal
-from playground.console.options import flags
-from playground.console.rendering import render_markdown
+from playground.base.flags import flag
+from playground.base.remote import ROOT
 from playground.figures import SEE
 from playground.lessons import PATH
-from playground.runtime.flags import flag
-from playground.runtime.remote import ROOT
 from playground.site import READ
 from playground.tools import TOOLS
+from playground.ui import terminal
+from playground.ui.options import flags
+from playground.ui.rendering import render_markdown
 
 CHAPTERS = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}
 CHAPTERS |= {
@@ -30,7 +30,7 @@ CHAPTERS |= {
     for chapter in [*CHAPTERS.values()]
     for page in sorted(chapter.parent.glob("[!R]*.md"))
 }
-CHAPTERS[SEE.name] = ROOT / "playground/trace/README.md"
+CHAPTERS[SEE.name] = ROOT / "playground/explain/replay/README.md"
 CHAPTERS |= {
     each: ROOT / "playground/lessons" / f"{each}.md"
     for each in ("map", "running", "testing", "gpus", "tutorials", "glossary")

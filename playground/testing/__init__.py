@@ -57,7 +57,7 @@ class World:
         stacks of all.
         """
         __tracebackhide__ = True
-        from playground.runtime import launch
+        from playground.world import launch
 
         imported = ImportedAsByPytest(fn=fn, settings=read_settings(self.config))
         return launch(
@@ -79,9 +79,9 @@ def world(pytestconfig: pytest.Config) -> Iterator[Callable[..., World]]:
     A failed assert or another exception in a rank fails the test with that rank's traceback. The
     output of ranks is captured like that of the test.
     """
-    from playground.runtime.launcher.kept import are_kept, end_worlds, keep_worlds
-    from playground.runtime.launcher.server import preload
     from playground.testing import rewriting
+    from playground.world.launcher.pool import are_kept, end_worlds, keep_worlds
+    from playground.world.launcher.server import preload
 
     # Where pytest is the program, every rank imports it again.
     preload("pytest", __name__, rewriting.__name__)

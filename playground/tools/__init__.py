@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from playground.runtime.remote import Remote, remote
+from playground.base.remote import Remote, remote
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from playground.runtime import device
 from playground.training.digits import SIDE
 from playground.training.partition import Batches, DataPartitioner, share, shares
 from playground.training.prepare import default_data_dir, prepare
+from playground.world import device
 
 MEAN, STD = 0.1307, 0.3081
 """Mean and standard deviation of MNIST's training pixels, by which every image is shifted and

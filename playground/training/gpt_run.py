@@ -16,12 +16,12 @@ import torch._dynamo
 from torch import Tensor, nn
 
 from playground.algorithms.traffic import Traffic
-from playground.runtime import device, report, synchronize
-from playground.runtime.tap import observing
+from playground.tap import observing
 from playground.training.activations import Activations
 from playground.training.one_process import Differences, Training
 from playground.training.replicas import max_abs_diff
 from playground.training.tiny_gpt import copying, copying_loss
+from playground.world import device, report, synchronize
 
 LR, WARM_UP = 3e-3, 20
 """AdamW's learning rate, and in how many steps it grows to that: the loss is below 0.1 by step

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from playground.runtime.remote import Remote, remote
+from playground.base.remote import Remote, remote
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from playground.runtime import device
 from playground.training.activations import Activations, Checkpoint
+from playground.world import device
 
 
 class InBfloat16(nn.Module):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from playground.runtime.errors import PlaygroundError
+from playground.base.errors import PlaygroundError
 
 EXACT_STEPS, EXACT = 5, 1e-12
 """Steps in float64, and how far losses and parameters may then be from one process's: sums are

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import urlopen
 
-from playground.runtime.files import (
+from playground.base.files import (
     NoData,
     find_damaged,
     lock_directory,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
+from playground.world.rendezvous.agreement import require_same_on_all_ranks
 
 SMALLEST = 5e-324
 """The smallest float64 above 0."""

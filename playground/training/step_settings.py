@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from playground.algorithms import ALL_REDUCES
+from playground.base.errors import UsageError
+from playground.base.flags import check_flags, flag, like
+from playground.base.remote import remote
 from playground.measurement.environment import Environment
-from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_flags, flag, like
-from playground.runtime.remote import remote
 from playground.training.grad_syncs import DDP, GRAD_SYNCS, SPARSE
 from playground.training.prepare import PreparedData
 

@@ -36,12 +36,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
 from playground.algorithms.link import Link
+from playground.base import host
 from playground.measurement import environment
 from playground.measurement.interleave import Heartbeat, interleave
-from playground.runtime import device, host, report
-from playground.runtime.backends import backend_of
-from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
-from playground.runtime.tap import Call, Observer, observing
+from playground.tap import Call, Observer, observing
 from playground.training.averaging import AllReduce, trainable_parameters
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.grad_syncs import DDP, SPARSE
@@ -64,6 +62,9 @@ from playground.training.step_settings import (
     candidates,
 )
 from playground.training.sync import GradSync, new_grad_sync
+from playground.world import device, report
+from playground.world.backends import backend_of
+from playground.world.rendezvous.agreement import require_same_on_all_ranks
 
 WARM_UP = 3
 """Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the

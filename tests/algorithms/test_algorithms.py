@@ -20,9 +20,9 @@ from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce, m
 from playground.algorithms.collectives import check_shares
 from playground.algorithms.cost_model import PIECE
 from playground.algorithms.operation import check
-from playground.runtime import device
-from playground.runtime.backends import BACKENDS
 from playground.testing import World
+from playground.world import device
+from playground.world.backends import BACKENDS
 
 NAMES = sorted(ALGORITHMS)
 Case = tuple[str, list[int], str, tuple[str, str], int]

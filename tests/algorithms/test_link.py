@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import link, load_all_reduce
 from playground.algorithms.link import Link
-from playground.runtime.tap import observing
-from playground.runtime.tap.replacement import replaced
+from playground.tap import observing
+from playground.tap.replacement import replaced
 from playground.training.sync import OverlappedSync
 
 GBIT, NBYTES = 0.001, 4000

@@ -17,7 +17,7 @@ from playground import launch
 from playground.algorithms import ALGORITHMS, all_reduce, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import IN_FLIGHT, PIECE
 from playground.algorithms.messages import Addressed, Group, Watcher, Works, executed_by
-from playground.runtime import RankFailed
+from playground.world import RankFailed
 
 NAMES = sorted(ALGORITHMS)
 

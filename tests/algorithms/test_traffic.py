@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms.traffic import Traffic
-from playground.runtime.tap import observing
+from playground.tap import observing
 from playground.testing import World
 
 SPLITS = {1: (1, 5), 2: (2, 3)}

@@ -27,8 +27,8 @@ from playground.algorithms.all_reduce import (
 from playground.algorithms.collectives import AllReduce
 from playground.algorithms.cost_model import PIECE, Machine, Task, hierarchical_cost
 from playground.algorithms.messages import Addressed, Executor, hosts_of
-from playground.runtime import RankFailed, UsageError
-from playground.runtime.host import host_id, ranks_by_host
+from playground.base.host import host_id, ranks_by_host
+from playground.world import RankFailed, UsageError
 
 Layout = tuple[int, ...]
 """Every rank's host."""

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from fixtures import Run, Worlds
 
-from playground.console import terminal
 from playground.exercises import check
 from playground.exercises.exercise import (
     BLOCKED,
@@ -55,9 +54,10 @@ from playground.exercises.verdict import (
     tell_lines,
 )
 from playground.exercises.work import Workbook, progress_file
-from playground.runtime.launcher import kept
 from playground.site.chapters import CHAPTERS
 from playground.training import mesh_costs as costs
+from playground.ui import terminal
+from playground.world.launcher import pool as kept
 
 ALL = list(CATALOGUE.values())
 MISTAKES = [(exercise, mistake.name) for exercise in ALL for mistake in exercise.mistakes]

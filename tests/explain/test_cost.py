@@ -22,7 +22,7 @@ from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import Task
 from playground.explain.cost import Amounts, Place, Profile, RankCosts, Row, read_ranks, say_share
 from playground.explain.cost.report import to_json, to_page
-from playground.runtime.tap import METHODS
+from playground.tap import METHODS
 from playground.testing import World
 
 Worlds = Callable[..., World]

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from gpus import COLD, hold_the_gpu
 
 from playground.explain.cost import Profile, read_ranks
-from playground.runtime import device
 from playground.testing import World
+from playground.world import device
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fixtures import Run
 
-from playground.runtime.launcher import server
+from playground.world.launcher import server
 
 FOLDER = Path(__file__).parents[1] / "tools" / "ecosystem"
 ON_FOUR = ("hsdp", "mesh")

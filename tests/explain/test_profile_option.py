@@ -12,7 +12,7 @@ import pytest
 from fixtures import Run
 from ranks import needs_native_calls
 
-from playground.runtime.tap.native import HAS_HOOKS
+from playground.tap.native import HAS_HOOKS
 
 SCRIPT = """
 import sys

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from playground.base.event_log import LogReader
 from playground.explain import right
 from playground.explain.right import (
     BACKWARD,
@@ -46,7 +47,6 @@ from playground.explain.right.reading import read_ranks
 from playground.explain.right.report import tell, tell_all
 from playground.explain.right.rules import find_mistakes
 from playground.explain.right.watcher import RankLog
-from playground.runtime.event_log import LogReader
 
 RANKS = (0, 1)
 LINES = [("train.py", 10, "train", "/train.py"), ("train.py", 20, "train", "/train.py")]

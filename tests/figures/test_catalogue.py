@@ -10,16 +10,16 @@ from xml.etree import ElementTree
 
 import pytest
 
+from playground.base.remote import ROOT
+from playground.explain.replay.analyse import ref_of
+from playground.explain.replay.record import COMPUTE, MOVE, PHASE
+from playground.explain.replay.render import ARROW, BOX, STYLES, Mark, Scene
+from playground.explain.replay.render.renderers import to_svg
 from playground.figures.catalogue import FIGURES, RUNS, TUTORIALS
 from playground.figures.command import chapter_files
 from playground.figures.figure import Evidence
 from playground.figures.ranks import SIX
 from playground.figures.training import RUNGS, steps_of_attempts
-from playground.runtime.remote import ROOT
-from playground.trace.analyse import ref_of
-from playground.trace.record import COMPUTE, MOVE, PHASE
-from playground.trace.render import ARROW, BOX, STYLES, Mark, Scene
-from playground.trace.render.renderers import to_svg
 
 QUICK = ("ring", "collectives", "sgd", "hello", "tensor", "context")
 """Runs of a few milliseconds."""

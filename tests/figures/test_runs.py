@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from playground.explain.replay.record import MAIN, Event, Recording
+from playground.explain.replay.record.run import read_recording
 from playground.figures import runs
-from playground.trace.record import MAIN, Event, Recording
-from playground.trace.record.run import read_recording
 
 QUICK = ("failures board",)
 """The others are for `make stress`."""

@@ -25,11 +25,11 @@ from playground.algorithms.cost_model import (
     ring_cost,
 )
 from playground.algorithms.traffic import sent_by
+from playground.explain.replay.record import PHASE
+from playground.explain.replay.record.run import read_recording
 from playground.lessons.all_reduce import lesson
-from playground.runtime.tap import MESSAGES, Call, Observer, observing
 from playground.site.chapters import CHAPTERS
-from playground.trace.record import PHASE
-from playground.trace.record.run import read_recording
+from playground.tap import MESSAGES, Call, Observer, observing
 
 CHAPTER = CHAPTERS["allreduce"]
 OURS = {

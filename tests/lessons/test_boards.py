@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from boards import BOARDS, source_of
 
-from playground.console.lesson import Lesson
+from playground.base.remote import ROOT
 from playground.lessons import PARTS
-from playground.runtime.remote import ROOT
+from playground.lessons.lesson_row import Lesson
 
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
 GIVEN = {f"playground.lessons.{name}" for name in ("devices", "gpt", "mnist")}

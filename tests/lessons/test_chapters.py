@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from test_readme import fenced_blocks
 
+from playground.base.remote import ROOT
 from playground.lessons import PARTS, PATH
-from playground.runtime.remote import ROOT
 from playground.site.build import EXCERPT, line_of
 from playground.site.chapters import CHAPTERS
 

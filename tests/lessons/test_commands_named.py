@@ -17,7 +17,7 @@ from test_readme import OURS, READMES, fenced_blocks
 from torch.distributed.run import get_args_parser
 
 from playground.app import cli
-from playground.runtime.remote import ROOT
+from playground.base.remote import ROOT
 
 OF_OTHERS = {
     "--ntasks-per-node",

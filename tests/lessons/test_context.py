@@ -16,11 +16,11 @@ from fixtures import Run, Worlds
 from ranks import misbehave
 from torch import Tensor
 
+from playground.base.remote import file_of
 from playground.lessons import LESSONS
 from playground.lessons.gpt import GPT, LAYERS, C, H, T, make_batch
-from playground.runtime import RankFailed, device
-from playground.runtime.remote import file_of
 from playground.training.one_process import EXACT
+from playground.world import RankFailed, device
 
 FOLDER = file_of(LESSONS["context"].module).parent
 

@@ -20,8 +20,8 @@ from fixtures import Worlds
 from processes import ENOUGH, by_hand, free_port
 
 from playground import launch
+from playground.base.errors import RankFailed
 from playground.lessons.elastic import hosts, lesson
-from playground.runtime.errors import RankFailed
 from playground.training.prepare import DATA_DIR
 
 elastic: Any = lesson

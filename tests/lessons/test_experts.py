@@ -14,10 +14,10 @@ import torch.distributed as dist
 from fixtures import Run, Worlds
 from torch import nn
 
+from playground.base.remote import file_of
 from playground.lessons import LESSONS
 from playground.lessons.experts import lesson
 from playground.lessons.gpt import LAYERS, C, T
-from playground.runtime.remote import file_of
 from playground.training.one_process import EXACT
 
 experts: Any = lesson

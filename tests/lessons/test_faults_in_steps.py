@@ -13,10 +13,10 @@ import torch.distributed as dist
 from fixtures import Worlds
 from ranks import misbehave
 
+from playground.base.errors import PlaygroundError
 from playground.lessons.bytes import lesson as bytes_lesson
 from playground.lessons.checkpoint import lesson
-from playground.runtime.errors import PlaygroundError
-from playground.runtime.tap import Call, Observer, observing
+from playground.tap import Call, Observer, observing
 
 checkpoint: Any = lesson
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from playground.lessons.ladder import lesson as ladder
-from playground.runtime.tap import Call, Observer, observing
+from playground.tap import Call, Observer, observing
 from playground.training.one_process import EXACT
 from playground.training.sync import new_grad_sync
 

@@ -14,11 +14,11 @@ from fixtures import Worlds
 from processes import free_port
 from test_readme import fenced_blocks
 
+from playground.base.remote import remote
 from playground.lessons import LESSONS
-from playground.runtime import UsageError
-from playground.runtime.remote import remote
 from playground.site.chapters import CHAPTERS
 from playground.training.step_settings import LadderSettings
+from playground.world import UsageError
 
 
 def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:

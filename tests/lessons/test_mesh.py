@@ -22,9 +22,9 @@ from fixtures import Run, Worlds
 from torch.nn.utils import parameters_to_vector
 
 from playground import RankFailed, launch
+from playground.base.remote import file_of
 from playground.lessons import LESSONS
 from playground.lessons.gpt import LAYERS, C, T, V, make_batch
-from playground.runtime.remote import file_of
 from playground.training.mesh_costs import Training, cost_of, hosts_of_eight
 from playground.training.one_process import EXACT
 

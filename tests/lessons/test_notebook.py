@@ -12,9 +12,9 @@ import nbformat
 import pytest
 from notebooks import fork_kernel, printed
 
+from playground.base import process_checks as surroundings
+from playground.base.remote import ROOT
 from playground.lessons import PATH
-from playground.runtime import surroundings
-from playground.runtime.remote import ROOT
 
 NOTEBOOK = ROOT / "playground" / "lessons" / "first.ipynb"
 

@@ -16,7 +16,7 @@ from fixtures import Run, Worlds
 from hypothesis import given, settings, strategies as st
 
 from playground.lessons.parameter_server import lesson
-from playground.runtime import RankFailed, launch
+from playground.world import RankFailed, launch
 
 MODES: dict[str, Callable[[Any], None]] = {
     mode.__name__: mode for mode in (lesson.synchronous, lesson.asynchronous, lesson.bounded)

@@ -16,11 +16,11 @@ from fixtures import Run, Worlds
 from hypothesis import given, strategies as st
 from ranks import misbehave
 
+from playground.base.remote import file_of
 from playground.lessons import LESSONS
 from playground.lessons.gpt import C, T, make_batch
-from playground.runtime import RankFailed, device
-from playground.runtime.remote import file_of
 from playground.training.one_process import EXACT
+from playground.world import RankFailed, device
 
 OURS = ("naive", "gpipe", "one_forward_one_backward")
 SOURCE = file_of(LESSONS["pipeline"].module)

@@ -20,9 +20,9 @@ import pytest
 from fixtures import Run
 from ranks import TORCH
 
-from playground.console.lesson import Lesson
+from playground.base.remote import file_of
 from playground.lessons import LESSONS, PATH
-from playground.runtime.remote import file_of
+from playground.lessons.lesson_row import Lesson
 from playground.training import prepare
 
 PROGRAMS = [*PATH]

@@ -15,7 +15,7 @@ from fixtures import Run, Worlds
 
 from playground.lessons.rpc import lesson
 from playground.lessons.rpc.lesson import Agent, Reference, RemoteForward
-from playground.runtime import RankFailed
+from playground.world import RankFailed
 
 
 def identify(*args: Any) -> tuple[int, tuple[Any, ...]]:

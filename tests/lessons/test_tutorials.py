@@ -33,10 +33,10 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import Addressed
+from playground.base.remote import ROOT
 from playground.lessons.data_parallel.lesson import data_parallel, replicate
 from playground.lessons.devices import device_of, place, track_memory
 from playground.lessons.sgd.lesson import average_gradients
-from playground.runtime.remote import ROOT
 from playground.training.partition import DataPartitioner, share
 
 PAGE = ROOT / "playground" / "lessons" / "tutorials.md"

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from playground.base.errors import UsageError
 from playground.exercises.exercise import CATALOGUE
+from playground.explain.replay.analyse import match_messages
+from playground.explain.replay.record import COMPUTE, Recording
 from playground.lessons import LESSONS
 from playground.play import cells
 from playground.play.boards import Board, run_board, to_cell
@@ -22,9 +25,6 @@ from playground.play.html import with_html
 from playground.play.recordings import NOTHING, Player, read_flight_recorders, record_cell
 from playground.play.words import describe_end, describe_values, values_in_html
 from playground.play.world import PlayWorld, Run
-from playground.runtime.errors import UsageError
-from playground.trace.analyse import match_messages
-from playground.trace.record import COMPUTE, Recording
 from playground.training import prepare
 
 SIZE = 3

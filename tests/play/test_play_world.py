@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from processes import ENOUGH, is_alive, links
 
+from playground.base.errors import UsageError
+from playground.base.remote import file_of
+from playground.explain.hang import Kind
 from playground.play import cells, world as play_world
 from playground.play.words import describe_end, describe_values
 from playground.play.world import PlayWorld, Run
-from playground.runtime.errors import UsageError
-from playground.runtime.flight_recorder import Kind
-from playground.runtime.launcher import examine
-from playground.runtime.remote import file_of
 from playground.tools.failures.page import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
+from playground.world.launcher import examine
 
 SIZE = 3
 

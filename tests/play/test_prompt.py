@@ -14,7 +14,7 @@ from pexpect.fdpexpect import fdspawn
 from processes import ENOUGH, session_ends, session_members
 from programs import Outcome, fork_in_terminal
 
-from playground.runtime.remote import ROOT
+from playground.base.remote import ROOT
 
 SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>])")
 README = ROOT / "playground" / "play" / "README.md"

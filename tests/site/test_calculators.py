@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from browser import MISSING, Browser
 
+from playground.explain.replay.play import read_style
 from playground.site.build import HERE
 from playground.site.calculators import CALCULATORS, FILES, place_calculators
 from playground.site.chapters import CHAPTERS
-from playground.trace.play import read_style
 from playground.training.formulas import MIXED, STAGES, stage_bytes_sent, state_bytes, times_held
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {

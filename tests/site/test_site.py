@@ -21,10 +21,10 @@ import pytest
 from browser import MISSING, Browser
 from selenium.webdriver.common.action_chains import ActionChains
 
+from playground.base.errors import PlaygroundError
 from playground.exercises.exercise import CATALOGUE
 from playground.figures import runs
 from playground.lessons import LESSONS, PARTS
-from playground.runtime.errors import PlaygroundError
 from playground.site import build
 from playground.site.build import PLAYED, TEXTS, write_site
 

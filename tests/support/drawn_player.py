@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from random_programs import Program, Step, list_groups, receive, send, write_programs
 
-from playground.runtime.flight_recorder import NEW_GROUP, SEND
-from playground.runtime.rank.reports import report
+from playground.explain.hang import NEW_GROUP, SEND
+from playground.world.rank.reports import report
 
 TAGS, IN_THREAD = 20, 19
 """Tags per program; the one of messages that a thread sends."""

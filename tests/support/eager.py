@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from playground.runtime.launcher import examine, watch
-from playground.runtime.launcher.examine import Examiner
+from playground.world.launcher import examine, watch
+from playground.world.launcher.examine import Examiner
 
 PAUSE = 0.001
 """Seconds between two looks, in place of a quarter of a second, and between the two that ranks are

@@ -1,4 +1,4 @@
-"""What tests of the fork server and of its client share: `begin` of tests/runtime/conftest.py, and
+"""What tests of the fork server and of its client share: `begin` of tests/world/conftest.py, and
 what is seen of processes."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from processes import ENOUGH
 
-from playground.runtime.launcher.server import ForkServerClient
+from playground.world.launcher.server import ForkServerClient
 
 Begin = Callable[..., ForkServerClient]
 

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from ranks import misbehave
 
 from playground.app import leave
-from playground.runtime import Preempted, preempted, signals
-from playground.runtime.errors import PlaygroundError
-from playground.runtime.launcher.entry import CommandWorld
+from playground.base import signals
+from playground.base.errors import PlaygroundError
+from playground.world import Preempted, preempted
+from playground.world.command_world import CommandWorld
 
 
 def go_wrong(rank: int, size: int, how: str, culprit: str) -> None:

@@ -27,8 +27,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
-from playground.runtime.launcher import examine, server
-from playground.runtime.launcher.fork_server import LAUNCHER_ONLY
+from playground.world.launcher import examine, server
+from playground.world.launcher.fork_server import LAUNCHER_ONLY
 
 examine.INTERVAL = 0.05
 """Seconds between two looks of the launchers of all tests, in these programs too, in place of a

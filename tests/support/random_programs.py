@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from playground.runtime.flight_recorder import (
+from playground.explain.hang import (
     COLLECTIVE,
     DONE,
     ISSUED,

@@ -25,7 +25,7 @@ from playground.algorithms.messages import (
     number_in_whole,
 )
 from playground.explain.cost.run import TELLS_OF_NATIVE_CALLS
-from playground.runtime import device, report
+from playground.world import device, report
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 """Major and minor version of this torch."""

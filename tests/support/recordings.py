@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from playground.trace import record
-from playground.trace.record import (
+from playground.explain.replay import record
+from playground.explain.replay.record import (
     COLLECTIVE,
     RECEIVE,
     SEND,

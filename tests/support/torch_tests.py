@@ -15,8 +15,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from playground import launch
-from playground.runtime.errors import PlaygroundError
-from playground.runtime.launcher.server import preload
+from playground.base.errors import PlaygroundError
+from playground.world.launcher.server import preload
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 SIZE = 4

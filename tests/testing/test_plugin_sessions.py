@@ -54,7 +54,7 @@ def test_the_plugin_is_not_felt_where_no_rank_is_started() -> None:
         "rich",
         "click",
         "socket",
-        "playground.runtime",
+        "playground.world",
     }
 
 
@@ -98,5 +98,5 @@ def test_workers_of_xdist_have_ranks_of_their_own(tmp_path: Path) -> None:
     assert "2 failed, 3 passed" in output
     assert "of 3 failed: AssertionError: assert 3 != 3" in output
     assert "of 2 exited with code 7" in output
-    assert "/playground/runtime/" not in output
+    assert "/playground/world/" not in output
     assert session_ends(process.pid)

@@ -102,7 +102,7 @@ def test_a_failure_is_the_users_lines_and_values(failing: pytest.Pytester) -> No
             "E *UsageError: a world of 0 ranks*",
         ]
     )
-    result.stdout.no_fnmatch_line("*playground?runtime?*.py*")
+    result.stdout.no_fnmatch_line("*playground?world?*.py*")
     result.stdout.no_fnmatch_line("*playground?testing?*.py*")
 
 
@@ -153,7 +153,7 @@ def test_plain_asserts_stay_plain_and_one_line_is_one_line(failing: pytest.Pytes
         ["*test_plain.py:*: *RankFailed: rank [01] of 2 failed: AssertionError"]
     )
     result.stdout.no_fnmatch_line("*assert 3 == 5*")
-    result.stdout.no_fnmatch_line("*playground?runtime?*.py*")
+    result.stdout.no_fnmatch_line("*playground?world?*.py*")
 
 
 def test_modules_that_only_pytest_finds(pytester: pytest.Pytester) -> None:

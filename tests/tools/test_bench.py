@@ -17,11 +17,11 @@ from fixtures import Run
 from widths import too_wide
 
 from playground.algorithms import load_algorithm
-from playground.runtime import UsageError, launch
-from playground.runtime.remote import Remote
+from playground.base.remote import Remote
 from playground.tools.bench import benchmark, page
 from playground.tools.bench.benchmark import all_gather_single, reduce_scatter_single
 from playground.tools.bench.settings import COLLECTIVES, BenchSettings, available_algorithms
+from playground.world import UsageError, launch
 
 QUICK = ("--iterations", 2)
 SETTINGS = BenchSettings(

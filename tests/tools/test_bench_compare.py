@@ -10,8 +10,8 @@ import pytest
 from fixtures import Run
 from widths import too_wide
 
-from playground.runtime import UsageError
 from playground.tools.bench import results
+from playground.world import UsageError
 
 
 def result(times: dict[str, list[float]], **settings: Any) -> dict[str, Any]:

@@ -11,9 +11,6 @@ import torch.distributed as dist
 from hypothesis import given, strategies as st
 from widths import too_wide
 
-from playground.console.options import Size
-from playground.console.rendering import render
-from playground.console.tables import Table
 from playground.tools.bench import page, settings
 from playground.tools.bench.benchmark import (
     PASSES,
@@ -23,6 +20,9 @@ from playground.tools.bench.benchmark import (
 )
 from playground.tools.bench.results import Row
 from playground.tools.bench.settings import ALGORITHMS, COLLECTIVES, BenchSettings
+from playground.ui.options import Size
+from playground.ui.rendering import render
+from playground.ui.tables import Table
 
 EVERYTHING = BenchSettings(
     collectives=tuple(COLLECTIVES), algorithms=ALGORITHMS, sizes=(64, 2**32), limit=True

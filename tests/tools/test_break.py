@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fixtures import Run
 
-from playground.runtime.launcher.entry import CommandWorld
-from playground.runtime.remote import file_of
+from playground.base.remote import file_of
+from playground.explain.replay.record.run import read_recording
 from playground.site.chapters import CHAPTERS
 from playground.tools.failures.page import (
     BOARDS,
@@ -27,15 +27,15 @@ from playground.tools.failures.page import (
     read_body,
     run,
 )
-from playground.trace.record.run import read_recording
+from playground.world.command_world import CommandWorld
 
 TAKES_TIME = {
     name for name, expected in PROGRAMS.items() if expected.symptom in (DEADLOCK, TIMEOUT)
 }
 SLOWER = TAKES_TIME - {"partial-group"} | {"all-download", "killed"}
 """Programs that wait for `make stress`: a look or two of the parent passes before each is
-explained. (The kinds of diagnosis have tests of their own, tests/runtime/test_diagnosis.py, and the
-killed rank is in `test_a_run_as_json`.)"""
+explained. (The kinds of diagnosis have tests of their own, tests/explain/hang/test_diagnosis.py,
+and the killed rank is in `test_a_run_as_json`.)"""
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in SLOWER])

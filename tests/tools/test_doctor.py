@@ -21,7 +21,7 @@ from fixtures import Run
 from processes import ENOUGH, free_port
 from widths import too_wide
 
-from playground.runtime.errors import UsageError
+from playground.base.errors import UsageError
 from playground.tools.doctor import ERROR, WARNING, hosts, machine, run_checks, software
 from playground.tools.doctor.hosts import HostsFacts, Listener
 from playground.tools.doctor.machine import MachineFacts

@@ -17,12 +17,12 @@ from ddp_mistakes import MISTAKES
 from processes import ENOUGH
 from widths import too_wide
 
-from playground.runtime.backends import LEAVE_OUT
-from playground.runtime.errors import UsageError
-from playground.runtime.flight_recorder import Kind
-from playground.runtime.flight_recorder.box import process_status
+from playground.base.errors import UsageError
+from playground.explain.hang import Kind
+from playground.explain.hang.box import process_status
 from playground.tools.doctor import ERROR, WARNING, Finding, run_checks
 from playground.tools.doctor.script import CHECKS, ScriptFacts, examine, sets_walked
+from playground.world.backends import LEAVE_OUT
 
 HEAD = """
 import sys, threading, time
@@ -192,8 +192,8 @@ def test_a_script_that_hangs_is_stopped_when_its_time_is_up(tmp_path: Path) -> N
 
 RUNS_ON = """
 import subprocess
-from playground.runtime.flight_recorder.box import TIME_LIMIT
-from playground.runtime.rank.reports import report
+from playground.explain.hang.box import TIME_LIMIT
+from playground.world.rank.reports import report
 child = subprocess.Popen(["sleep", "1000"])
 open(f"{sys.argv[1]}/{rank}", "w").write(str(child.pid))
 dist.barrier()

@@ -11,7 +11,7 @@ import click
 import pytest
 from programs import Outcome
 
-from playground.console.lesson import Lesson
+from playground.lessons.lesson_row import Lesson
 from playground.tools.run.command import lesson_command
 from playground.training import prepare
 
@@ -89,6 +89,6 @@ def test_to_tell_its_options_a_lesson_imports_nothing_that_runs_ranks() -> None:
     assert any("--letter" in line for line in text)
     modules = loaded.split()
     assert not {name for name in modules if name.startswith("torch")}
-    assert "playground.runtime.launcher.launch" not in modules
+    assert "playground.world.launcher.launch" not in modules
     assert not {name for name in modules if "flight_recorder" in name}
     assert len(modules) <= 45

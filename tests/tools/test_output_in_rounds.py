@@ -11,7 +11,7 @@ from fixtures import Fork, Run, Save
 from processes import ENOUGH
 from programs import SCRIPT, ForkedProgram
 
-from playground.runtime.launcher import rounds
+from playground.world.launcher import rounds
 
 HEAD = """
 import os, pathlib, sys, time
@@ -33,7 +33,7 @@ for step in range(3):
 HELD_FOR_EVER = """
 import sys
 from playground.app import run
-from playground.runtime.launcher import rounds
+from playground.world.launcher import rounds
 rounds.HOLD = 1e6
 sys.argv = ["playground", "run", "--output", "rounds", "-n", "2", "train.py"]
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from processes import ENOUGH, by_hand, free_port, session_ends, session_members
 from programs import ForkedProgram, Outcome
 from terminal import open_terminal
 
-from playground.runtime.files import temporary_folder
-from playground.runtime.remote import file_of
+from playground.base.files import temporary_folder
+from playground.base.remote import file_of
 from playground.tools.failures.page import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
 
 HEAD = """

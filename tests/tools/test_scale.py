@@ -19,11 +19,11 @@ from widths import too_wide
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import PIECE, Cost, Counts, Machine, Task
 from playground.algorithms.messages import Addressed
-from playground.console.rendering import render
-from playground.runtime import UsageError
-from playground.runtime.host import ranks_by_host
+from playground.base.host import ranks_by_host
 from playground.tools.scale import page, plan
 from playground.tools.scale.plan import COSTS, EFFORT, Effort, Plan, Sample
+from playground.ui.rendering import render
+from playground.world import UsageError
 
 SIZES = (4, 20, 1000)
 IN_PIECES = ("pipelined-ring", 5 * 2**20)

@@ -19,11 +19,9 @@ import torch.nn.functional as F
 from fixtures import Run, Worlds
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from playground.base.remote import Remote
 from playground.lessons.mnist import Net
-from playground.runtime import PlaygroundError
-from playground.runtime.backends import BACKENDS
-from playground.runtime.remote import Remote
-from playground.runtime.tap import Call, observing
+from playground.tap import Call, observing
 from playground.tools.bench.steps import agreement, hidden_text, result_texts
 from playground.training.averaging import AllReduce
 from playground.training.data import Images, partition_dataset
@@ -41,6 +39,8 @@ from playground.training.step_times import (
     new_rung,
     run,
 )
+from playground.world import PlaygroundError
+from playground.world.backends import BACKENDS
 
 NAMES = [*GRAD_SYNCS, DDP]
 NET = 87_360

@@ -15,8 +15,8 @@ from fixtures import Fork
 from processes import ENOUGH
 from programs import SCRIPT
 
-from playground.runtime.flight_recorder import Doing
-from playground.runtime.flight_recorder.box import (
+from playground.explain.hang import Doing
+from playground.explain.hang.box import (
     find_boxes,
 )
 from playground.tools.failures.page import list_family

@@ -20,10 +20,10 @@ from torchvision.datasets.mnist import MNIST, read_image_file, read_label_file
 
 from playground import launch, report
 from playground.lessons.mnist import load_mnist
-from playground.runtime import RankFailed
 from playground.training import prepare
 from playground.training.data import MEAN, STD, Images, batches, partition_dataset
 from playground.training.digits import draw
+from playground.world import RankFailed
 
 
 def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:

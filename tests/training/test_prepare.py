@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from playground.runtime.files import NoData, find_damaged, lock_directory, replace_files
+from playground.base.files import NoData, find_damaged, lock_directory, replace_files
 from playground.training import prepare
 from playground.training.data import MEAN, STD, Images
 from playground.training.digits import write_digits

@@ -23,8 +23,7 @@ from playground.algorithms.cost_model import SENT, times_sent
 from playground.algorithms.traffic import Traffic
 from playground.figures.counting import Trainer, count, new_model
 from playground.figures.ways import CountedStep, WaysSettings
-from playground.runtime import PlaygroundError
-from playground.runtime.tap import observing
+from playground.tap import observing
 from playground.training.formulas import WIDTH_OF, kept_bytes, stage_bytes_sent, times_held
 from playground.training.gpt_run import Backward, backward_alone, batches, train as train_gpt
 from playground.training.memory import bytes_kept
@@ -35,6 +34,7 @@ from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, new_grad_sync
 from playground.training.tiny_gpt import GPTConfig, copying_loss, new_gpt
 from playground.training.zero_sync import SYNCS, clip_grad_norm
+from playground.world import PlaygroundError
 
 TORCH = {"torch-ddp": "ddp", "torch-zero-1": "zero-1", "torch-fsdp": "zero-3"}
 """torch's own ways, and the way whose closed forms hold for each."""

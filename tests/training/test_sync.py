@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
 from playground.lessons.mnist import Net
-from playground.runtime import RankFailed, UsageError
 from playground.training.averaging import buckets, per_parameter
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.grad_syncs import OF_GRADIENTS
@@ -34,6 +33,7 @@ from playground.training.sync import (
     all_reduce_hook,
     new_grad_sync,
 )
+from playground.world import RankFailed, UsageError
 
 NONE_SAFE = [name for name, *_ in OF_GRADIENTS][1:]
 

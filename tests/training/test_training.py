@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.lessons.mnist import Net
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
-from playground.runtime import PlaygroundError, UsageError, device
 from playground.testing import World
 from playground.tools.bench.steps import replicas_verdict
 from playground.training import prepare
@@ -29,6 +28,7 @@ from playground.training.replicas import broadcast_parameters, find_largest_diff
 from playground.training.step import training_step
 from playground.training.step_settings import LadderSettings
 from playground.training.sync import GradSync, new_grad_sync
+from playground.world import PlaygroundError, UsageError, device
 
 RUNGS = [name for name, *_ in OF_GRADIENTS]
 SYNCS = [*RUNGS, "ddp"]

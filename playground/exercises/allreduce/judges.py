@@ -12,8 +12,8 @@ from playground.algorithms.traffic import sent_by
 from playground.exercises.cases import Case, Cases, digits, inputs, predict
 from playground.exercises.observation import OWN
 from playground.lessons.all_reduce.lesson import measure, reduce_broadcast, ring as ring_by_hand
-from playground.runtime.rendezvous.agreement import all_gather_object
-from playground.runtime.tap import MESSAGES, Call, Observer, observing
+from playground.tap import MESSAGES, Call, Observer, observing
+from playground.world.rendezvous.agreement import all_gather_object
 
 
 def chain(rank: int, size: int, seed: int) -> Cases:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from playground.exercises.cases import Case, Cases, choose_setting, predict
-from playground.runtime.tap import Call, Observer, observing
+from playground.tap import Call, Observer, observing
 
 PATIENCE = 2.0
 """Seconds that a file is held back at most."""

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from playground.base.files import temporary_folder
 from playground.exercises.cases import Case, Cases, digits
-from playground.runtime.files import temporary_folder
-from playground.runtime.tap.replacement import replaced
+from playground.tap.replacement import replaced
 
 STEPS = 12
 BEFORE, HALF, AFTER = "before", "half-way through", "after"

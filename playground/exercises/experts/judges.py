@@ -11,7 +11,7 @@ from torch import nn
 
 from playground.exercises.cases import UNEVEN, Case, Cases, counting, predict
 from playground.lessons.experts import lesson
-from playground.runtime.rendezvous.agreement import all_gather_object
+from playground.world.rendezvous.agreement import all_gather_object
 
 WIDTH, K = 2, 2
 TO_ONE = "all rows to rank 0"

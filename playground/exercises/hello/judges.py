@@ -12,11 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from playground.base.upstream import default_store
 from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import RETURNED, count
-from playground.runtime.rank.reports import report
-from playground.runtime.tap.replacement import replaced
-from playground.runtime.upstream import default_store
+from playground.tap.replacement import replaced
+from playground.world.rank.reports import report
 
 
 def whoami(rank: int, size: int, seed: int) -> Cases:

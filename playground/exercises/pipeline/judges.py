@@ -13,8 +13,8 @@ from torch import nn
 from playground.exercises.cases import Case, Cases, gradients, predict
 from playground.exercises.exercise import count
 from playground.exercises.layouts import POWERS, choose
-from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.training.mesh_costs import Training, hosts_of_eight
+from playground.world.rendezvous.agreement import all_gather_object
 
 WIDTH = 3
 

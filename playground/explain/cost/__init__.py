@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from playground.runtime.event_log import Format, LogReader, read_lines
-from playground.runtime.untrusted import expect_int, expect_list, expect_text
+from playground.base.event_log import Format, LogReader, read_lines
+from playground.base.untrusted import expect_int, expect_list, expect_text
 
 ROW = "row"
 """Subject of the lines of a log that name its rows: [[file, line, function, path], operation]."""

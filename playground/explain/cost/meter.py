@@ -19,6 +19,7 @@ import torch.distributed._functional_collectives  # the tap does, once for all r
 from playground.algorithms.link import Link
 from playground.algorithms.messages import Watcher, executed_by
 from playground.algorithms.traffic import sent_by
+from playground.base.event_log import NONE, EventLog, Table, map_file
 from playground.explain.cost import (
     BEGAN,
     CALLS,
@@ -36,10 +37,9 @@ from playground.explain.cost import (
     WIDTH,
     file_name,
 )
+from playground.explain.hang.sources import Line
 from playground.explain.lines import Lines
-from playground.runtime.event_log import NONE, EventLog, Table, map_file
-from playground.runtime.flight_recorder.sources import Line
-from playground.runtime.tap import Call, Observer, observing
+from playground.tap import Call, Observer, observing
 
 MOST_CALLS = 10_000
 """How many calls are remembered whose end nobody has told."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from string import Template
 
-from playground.console.session import to_document
-from playground.console.tables import RANK_COLUMN, Column, Texts, figures, tabulate
-from playground.console.units import format_seconds, plural
 from playground.explain.cost import Amounts, Place, Profile, Row
+from playground.ui.session import to_document
+from playground.ui.tables import RANK_COLUMN, Column, Texts, figures, tabulate
+from playground.ui.units import format_seconds, plural
 
 SHOWN = 12
 """Rows on the terminal."""

@@ -14,8 +14,11 @@ from typing import Any
 
 import click
 
-from playground.console import terminal
-from playground.console.options import check_writable
+from playground.base.errors import UsageError
+from playground.base.files import temporary_folder, write_file
+from playground.base.remote import remote
+from playground.base.untrusted import printable
+from playground.base.upstream import find_older_torch
 from playground.explain.cost import Profile, read_ranks
 from playground.explain.cost.report import RENDERERS, profile_texts
 from playground.explain.starts import (
@@ -23,13 +26,10 @@ from playground.explain.starts import (
     folder_of_this_start,
     require_own_ranks,
 )
-from playground.runtime.errors import UsageError
-from playground.runtime.files import temporary_folder, write_file
-from playground.runtime.launcher.entry import Around, CommandWorld
-from playground.runtime.rank.work import call
-from playground.runtime.remote import remote
-from playground.runtime.untrusted import printable
-from playground.runtime.upstream import find_older_torch
+from playground.ui import terminal
+from playground.ui.options import check_writable
+from playground.world.command_world import Around, CommandWorld
+from playground.world.rank.assignment import call
 
 METERED = remote("playground.explain.cost.meter:metered")
 FLAG = "--profile"

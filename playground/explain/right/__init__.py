@@ -14,8 +14,8 @@ import struct
 from dataclasses import dataclass, field
 from enum import Enum
 
-from playground.runtime.event_log import Format
-from playground.runtime.flight_recorder.sources import Line
+from playground.base.event_log import Format
+from playground.explain.hang.sources import Line
 
 STATE, FULL = range(2)
 """The log's words: how the program ended, and whether there was no room for all that was seen."""

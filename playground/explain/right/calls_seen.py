@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from playground.base.event_log import NONE
+from playground.base.upstream import is_carried_by_gloo
 from playground.explain.right import CUT, GAPS, MESSAGES, MISUSE, UNWAITED, WRITTEN
 from playground.explain.right.fingerprint import find_fingerprint, has_gaps
 from playground.explain.right.source import find_loss, puts_back
 from playground.explain.right.watcher import Notes, SeesCalls, guarded, is_whole
-from playground.runtime.event_log import NONE
-from playground.runtime.tap import MESSAGES as SENDING, METHODS, Call
-from playground.runtime.upstream import is_carried_by_gloo
+from playground.tap import MESSAGES as SENDING, METHODS, Call
 
 IN_PLACE = {"allreduce", "broadcast", "send", "recv"}
 """Methods that work on one tensor, where it is: gloo writes it without its version being

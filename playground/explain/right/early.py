@@ -14,12 +14,12 @@ from types import TracebackType
 
 import click
 
+from playground.base.threads import OurThread
 from playground.explain.right import Finding, file_name
 from playground.explain.right.reading import count_written, read_ranks
 from playground.explain.right.report import tell
 from playground.explain.right.rules import TOLD_AT_THE_END, find_mistakes
 from playground.explain.starts import folder_of_last_start
-from playground.runtime.threads import OurThread
 
 INTERVAL = 0.5
 """Seconds between two looks at the ranks' logs."""

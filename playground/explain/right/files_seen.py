@@ -7,10 +7,10 @@ import platform
 from stat import S_ISREG
 from typing import Any
 
+from playground.base.upstream import count_collectives, list_groups
 from playground.explain.right import FILE
 from playground.explain.right.watcher import Notes, Watcher, describe_shard, guarded, tensors_in
-from playground.runtime.tap import ranks_of
-from playground.runtime.upstream import count_collectives, list_groups
+from playground.tap import ranks_of
 
 MOST_FILES = 64
 """How many uses of files are told."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from playground.runtime.upstream import without_modes
+from playground.base.upstream import without_modes
 
 MOST = 65_536
 """Elements of which a fingerprint is made."""

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from playground.base.files import write_file
 from playground.explain.right import FORMAT, file_name
-from playground.runtime.files import write_file
-from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.store import connect_as_client
+from playground.world.rendezvous.environment import RankEnv
+from playground.world.rendezvous.store import connect_as_client
 
 LIMIT, LIMIT_OF_FAILED = 10.0, 0.5
 """Seconds for which rank 0 waits for the logs of ranks that end later; when its program has

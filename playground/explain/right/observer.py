@@ -17,7 +17,7 @@ from playground.explain.right.data_seen import DataWatcher
 from playground.explain.right.files_seen import FileWatcher
 from playground.explain.right.training_seen import Between, TrainingWatcher
 from playground.explain.right.watcher import Notes, RankLog
-from playground.runtime.tap import observing
+from playground.tap import observing
 
 _notes: list[Notes] = []
 """Those of this process, if any."""

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from playground.base.event_log import BEGUN, USED, LogReader, read_lines
+from playground.base.untrusted import expect_int, expect_list, expect_text
+from playground.explain.hang.sources import Line
 from playground.explain.right import (
     BATCH,
     DRAW,
@@ -41,9 +44,6 @@ from playground.explain.right import (
     Shares,
     file_name,
 )
-from playground.runtime.event_log import BEGUN, USED, LogReader, read_lines
-from playground.runtime.flight_recorder.sources import Line
-from playground.runtime.untrusted import expect_int, expect_list, expect_text
 
 PLAIN = {
     MODEL: ("models", Model),

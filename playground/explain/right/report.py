@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from playground.explain.hang.diagnosis import format_ranks
 from playground.explain.right import Finding, RankFacts
-from playground.runtime.flight_recorder.diagnosis import format_ranks
 
 WIDTH = 80
 

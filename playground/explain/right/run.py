@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from playground.base.files import temporary_folder
+from playground.base.remote import remote
 from playground.explain import HINTS, STRICT
 from playground.explain.right import HINT, Finding, RankFacts
 from playground.explain.right.early import EarlyTeller
@@ -19,11 +21,9 @@ from playground.explain.right.reading import read_ranks
 from playground.explain.right.report import tell_all
 from playground.explain.right.rules import find_mistakes
 from playground.explain.starts import folder_of_last_start, folder_of_this_start
-from playground.runtime.files import temporary_folder
-from playground.runtime.launcher.entry import Around, CommandWorld
-from playground.runtime.rank.work import call
-from playground.runtime.remote import remote
-from playground.runtime.rendezvous.environment import RankEnv
+from playground.world.command_world import Around, CommandWorld
+from playground.world.rank.assignment import call
+from playground.world.rendezvous.environment import RankEnv
 
 CHECKED = remote("playground.explain.right.observer:checked")
 GATHER = remote("playground.explain.right.gathering:gather_logs")

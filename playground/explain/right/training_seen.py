@@ -22,6 +22,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from playground.base.event_log import NONE
+from playground.base.upstream import (
+    count_collectives,
+    elements_of_mean,
+    has_step_hooks,
+    hooks_of,
+    is_joining,
+    local_of,
+)
 from playground.explain.right import (
     BACKWARD,
     BUCKET,
@@ -48,16 +57,7 @@ from playground.explain.right.watcher import (
     guarded,
     tensors_in,
 )
-from playground.runtime.event_log import NONE
-from playground.runtime.tap import Call, Observer, observing, ranks_of
-from playground.runtime.upstream import (
-    count_collectives,
-    elements_of_mean,
-    has_step_hooks,
-    hooks_of,
-    is_joining,
-    local_of,
-)
+from playground.tap import Call, Observer, observing, ranks_of
 
 MOST_EVENTS = 256
 """How many events are remembered. Of an optimizer that steps more rarely, the events are not known

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from playground.base.event_log import NONE, EventLog, Table, map_file
+from playground.base.upstream import hide_from_compiler, local_of
 from playground.explain.lines import Lines
 from playground.explain.right import FORMAT, FULL, LINE, OPTIMIZER, STATE, STEP, THREADS, UNKNOWN
-from playground.runtime.event_log import NONE, EventLog, Table, map_file
-from playground.runtime.tap import Call, Observer, observing
-from playground.runtime.upstream import hide_from_compiler, local_of
+from playground.tap import Call, Observer, observing
 
 MOST_TENSORS = 8
 """How many tensors of a batch are looked at."""

@@ -28,7 +28,7 @@ from playground.algorithms.cost_model import (
     ring_cost,
     times_sent,
 )
-from playground.console.units import BYTES, SECONDS
+from playground.ui.units import BYTES, SECONDS
 
 STYLE, SCRIPT = "calculators.css", "calculators.js"
 PLACE = re.compile(r"<!-- calculator: (\w+) -->\n")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from playground.algorithms import BACKEND, load_algorithm
 from playground.algorithms.operation import ADDS, Op
-from playground.console.units import format_bytes
+from playground.base.host import host_id
 from playground.measurement import environment
 from playground.measurement.interleave import (
     Heartbeat,
@@ -26,9 +26,6 @@ from playground.measurement.interleave import (
     slowest,
     timed,
 )
-from playground.runtime import UsageError, device, report
-from playground.runtime.host import host_id
-from playground.runtime.rendezvous.agreement import all_gather_object, require_same_on_all_ranks
 from playground.tools.bench.results import Row
 from playground.tools.bench.settings import (
     COLLECTIVES,
@@ -39,6 +36,9 @@ from playground.tools.bench.settings import (
     BenchSettings,
 )
 from playground.training.replicas import all_gather_stacked
+from playground.ui.units import format_bytes
+from playground.world import UsageError, device, report
+from playground.world.rendezvous.agreement import all_gather_object, require_same_on_all_ranks
 
 PASSES = 4
 WARM_UP = 5

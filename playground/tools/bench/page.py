@@ -14,17 +14,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from playground.console import terminal
-from playground.console.options import flags, refuse
-from playground.console.session import Session, session_command, to_document
-from playground.console.tables import Column, Rows, Texts, figures, tabulate
-from playground.console.text import bad, good, heading, prose
-from playground.console.units import format_bytes, format_digits, plural
+from playground.base.errors import PlaygroundError, UsageError
+from playground.base.flags import flag, flags_of
+from playground.base.remote import remote
 from playground.measurement import environment
-from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import flag, flags_of
-from playground.runtime.rank.reports import Event
-from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.bench import steps
 from playground.tools.bench.plot import check, plot_bandwidth
@@ -35,6 +28,13 @@ from playground.tools.bench.settings import (
     BenchSettings,
     geometric_range,
 )
+from playground.ui import terminal
+from playground.ui.options import flags, refuse
+from playground.ui.session import Session, session_command, to_document
+from playground.ui.tables import Column, Rows, Texts, figures, tabulate
+from playground.ui.text import bad, good, heading, prose
+from playground.ui.units import format_bytes, format_digits, plural
+from playground.world.rank.reports import Event
 
 TOOL = TOOLS["bench"]
 RUN = remote("playground.tools.bench.benchmark:run")

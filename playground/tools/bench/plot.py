@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from playground.console.options import check_writable
-from playground.console.units import format_bytes
-from playground.runtime.errors import UsageError
-from playground.runtime.files import writing
+from playground.base.errors import UsageError
+from playground.base.files import writing
 from playground.tools.bench.results import Row
 from playground.tools.bench.settings import MEMORY
+from playground.ui.options import check_writable
+from playground.ui.units import format_bytes
 
 SUFFIXES = (".svg", ".png")
 MAX_TICKS = 12

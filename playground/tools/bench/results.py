@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
 
-from playground.runtime.errors import UsageError
+from playground.base.errors import UsageError
 
 MUST_AGREE = ("backend", "device", "world_size", "dtype", "op")
 """Fields of a result that must be the same in both, or they cannot be compared."""

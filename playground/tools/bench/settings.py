@@ -24,9 +24,9 @@ from itertools import count, takewhile
 
 from playground.algorithms import BACKEND, OURS
 from playground.algorithms.cost_model import others, times_sent
-from playground.console.units import format_bytes
-from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_flags, flag
+from playground.base.errors import UsageError
+from playground.base.flags import check_flags, flag
+from playground.ui.units import format_bytes
 
 REDUCTION = -1
 """In place of a rank: the reduction over all ranks."""

@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from playground.algorithms import ALGORITHMS
-from playground.console.options import COMMON, flags, only_with
-from playground.console.session import Session, session_command
-from playground.console.tables import Column, Table, Texts, figures, tabulate
-from playground.console.text import good, prose
-from playground.console.training import DataOptions, announce_data, data_options, over_links
-from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.remote import remote
+from playground.base.errors import PlaygroundError, UsageError
+from playground.base.remote import remote
+from playground.training.options import DataOptions, announce_data, data_options, over_links
 from playground.training.prepare import PreparedData
 from playground.training.step_settings import (
     BERT,
@@ -29,6 +25,10 @@ from playground.training.step_settings import (
     Rung,
     candidates,
 )
+from playground.ui.options import COMMON, flags, only_with
+from playground.ui.session import Session, session_command
+from playground.ui.tables import Column, Table, Texts, figures, tabulate
+from playground.ui.text import good, prose
 
 ROUNDING = 1e-4
 """How far replicas may drift apart where each adds in an order of its own (three of them, ten

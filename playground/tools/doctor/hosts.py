@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from playground.runtime.errors import UsageError
-from playground.runtime.rendezvous.rendezvous import is_loopback
+from playground.base.errors import UsageError
 from playground.tools.doctor import Finding, error
 from playground.tools.doctor.machine import resolve
+from playground.world.rendezvous.rendezvous import is_loopback
 
 INTERVAL, LIMIT = 0.1, 2.0
 """Seconds between two rounds of greetings, and until one is given up."""

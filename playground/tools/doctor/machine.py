@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fcntl import ioctl
 
-from playground.console.units import format_bytes
-from playground.runtime.backends import BACKENDS
-from playground.runtime.rendezvous.rendezvous import LOOPBACK_INTERFACE, is_loopback
 from playground.tools.doctor import Finding, error, warning
+from playground.ui.units import format_bytes
+from playground.world.backends import BACKENDS
+from playground.world.rendezvous.rendezvous import LOOPBACK_INTERFACE, is_loopback
 
 GET_FLAGS, IS_UP = 0x8913, 1
 """A request of ioctl, SIOCGIFFLAGS; and IFF_UP. Source: netdevice(7)"""

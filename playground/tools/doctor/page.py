@@ -10,13 +10,8 @@ from pathlib import Path
 
 import click
 
-from playground.console.options import RunOptions, pack_options
-from playground.console.session import Session, session_command
-from playground.console.text import Prose, bad, good, prose
-from playground.console.units import plural
-from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import flag, like
-from playground.runtime.rendezvous.rendezvous import is_loopback
+from playground.base.errors import PlaygroundError, UsageError
+from playground.base.flags import flag, like
 from playground.tools import TOOLS
 from playground.tools.doctor import (
     ERROR,
@@ -28,6 +23,11 @@ from playground.tools.doctor import (
     script,
     software,
 )
+from playground.ui.options import RunOptions, pack_options
+from playground.ui.session import Session, session_command
+from playground.ui.text import Prose, bad, good, prose
+from playground.ui.units import plural
+from playground.world.rendezvous.rendezvous import is_loopback
 
 TOOL = TOOLS["doctor"]
 TIERS: Mapping[str, Sequence[Check]] = {

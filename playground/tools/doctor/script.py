@@ -22,22 +22,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from playground.console.units import format_bytes
-from playground.explain.right import Finding as Mistake
-from playground.explain.right.reading import read_ranks
-from playground.explain.right.rules import find_mistakes
-from playground.explain.right.run import Checked
-from playground.explain.starts import folder_of_last_start
-from playground.runtime.backends import BACKENDS, LEAVE_OUT
-from playground.runtime.errors import (
+from playground.base.errors import (
     TIMED_OUT,
     PeerDisconnected,
     RankFailed,
     RankTimeout,
     UsageError,
 )
-from playground.runtime.files import temporary_folder
-from playground.runtime.flight_recorder import (
+from playground.base.files import temporary_folder
+from playground.base.threads import OurTimer
+from playground.explain.hang import (
     MAKE_DDP,
     RECEIVE,
     UNASKED,
@@ -45,14 +39,20 @@ from playground.runtime.flight_recorder import (
     Operation,
     RankState,
 )
-from playground.runtime.flight_recorder.box import SWITCH, TIME_LIMIT, View, find_boxes
-from playground.runtime.flight_recorder.diagnosis import Diagnosis, diagnose, find_mismatch
-from playground.runtime.launcher.examine import line_of
-from playground.runtime.launcher.launch import launch
-from playground.runtime.program import Program, parse
-from playground.runtime.rank.reports import Event, report
-from playground.runtime.threads import OurTimer
+from playground.explain.hang.box import SWITCH, TIME_LIMIT, View, find_boxes
+from playground.explain.hang.diagnosis import Diagnosis, diagnose, find_mismatch
+from playground.explain.right import Finding as Mistake
+from playground.explain.right.reading import read_ranks
+from playground.explain.right.rules import find_mistakes
+from playground.explain.right.run import Checked
+from playground.explain.starts import folder_of_last_start
 from playground.tools.doctor import Finding, error, run_checks, warning
+from playground.ui.units import format_bytes
+from playground.world.backends import BACKENDS, LEAVE_OUT
+from playground.world.launcher.examine import line_of
+from playground.world.launcher.launch import launch
+from playground.world.program import Program, parse
+from playground.world.rank.reports import Event, report
 
 SIZES = (2, 3)
 """Numbers of ranks on which it runs: three are the fewest of an odd number."""

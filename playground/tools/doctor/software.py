@@ -18,13 +18,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from playground.console.units import plural
-from playground.runtime.backends import get_backend
-from playground.runtime.backends.nccl import driver_supports
-from playground.runtime.errors import PlaygroundError
-from playground.runtime.launcher.launch import launch
-from playground.runtime.remote import remote
+from playground.base.errors import PlaygroundError
+from playground.base.remote import remote
 from playground.tools.doctor import Finding, error, warning
+from playground.ui.units import plural
+from playground.world.backends import get_backend
+from playground.world.backends.nccl import driver_supports
+from playground.world.launcher.launch import launch
 
 TRY = remote("playground.tools.doctor.software:try_torch")
 TRIED = ("gloo", "nccl")
@@ -143,7 +143,7 @@ def add_up(rank: int, size: int) -> int:
     import torch
     import torch.distributed as dist
 
-    from playground.runtime.backends import device
+    from playground.world.backends import device
 
     tensor = torch.full((ELEMENTS,), rank + 1.0, device=device())
     dist.all_reduce(tensor)

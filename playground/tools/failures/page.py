@@ -15,21 +15,21 @@ from pathlib import Path
 
 import click
 
-from playground.console.options import ALL
-from playground.console.session import Session, run_to_its_end, session_command, to_document
-from playground.console.tables import RANK_COLUMN, Column, Table, Texts
-from playground.console.text import bad, good, heading, prose
+from playground.base.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
+from playground.base.files import temporary_folder
+from playground.base.remote import ROOT, Remote, file_of, remote
+from playground.explain.hang import UNASKED, Doing, Kind, RankState, diagnosis
+from playground.explain.hang.box import View, find_boxes, process_status
 from playground.explain.right.report import tell
 from playground.explain.right.run import Checked, find_mistakes_of
-from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
-from playground.runtime.files import temporary_folder
-from playground.runtime.flight_recorder import UNASKED, Doing, Kind, RankState, diagnosis
-from playground.runtime.flight_recorder.box import View, find_boxes, process_status
-from playground.runtime.launcher.entry import CommandWorld, run_as_it_is
-from playground.runtime.rank.process import find_lifelines
-from playground.runtime.remote import ROOT, Remote, file_of, remote
-from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
 from playground.tools import TOOLS
+from playground.ui.options import ALL
+from playground.ui.session import Session, run_to_its_end, session_command, to_document
+from playground.ui.tables import RANK_COLUMN, Column, Table, Texts
+from playground.ui.text import bad, good, heading, prose
+from playground.world.command_world import CommandWorld, run_as_it_is
+from playground.world.rank.process import find_lifelines
+from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT
 
 TOOL = TOOLS["break"]
 SIZE = 3

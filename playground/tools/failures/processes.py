@@ -9,7 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from playground.runtime import restart_count
+from playground.world import restart_count
 
 
 def killed(rank: int, size: int) -> float:

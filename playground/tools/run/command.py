@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from playground.console.lesson import Lesson
-from playground.console.options import options
-from playground.console.session import Session, session_command
-from playground.runtime.constants import Constant, Value, read_constants
-from playground.runtime.errors import UsageError
-from playground.runtime.launcher.rounds import ROUNDS
-from playground.runtime.remote import file_of, parse
+from playground.base.constants import Constant, Value, read_constants
+from playground.base.errors import UsageError
+from playground.base.remote import file_of, parse
+from playground.lessons.lesson_row import Lesson
 from playground.tools.run.options import ProgramOptions, constant_option, program_options
+from playground.ui.options import options
+from playground.ui.session import Session, session_command
+from playground.world.launcher.rounds import ROUNDS
 
 
 def lesson_command(lesson: Lesson) -> click.Command:

@@ -6,11 +6,11 @@ import os
 import shlex
 from pathlib import Path
 
-from playground.console.session import Session
-from playground.runtime.program import Program
 from playground.tools import TOOLS
 from playground.tools.doctor.page import finding_text
 from playground.tools.doctor.script import TEXT_CHECKS, check_text
+from playground.ui.session import Session
+from playground.world.program import Program
 
 
 def say_what_would_run(

@@ -12,13 +12,13 @@ from typing import Any
 
 import click
 
-from playground.console.options import FILE, flags, options
+from playground.base.constants import Constant, Constants, Value
+from playground.base.errors import UsageError
+from playground.base.flags import flag, flags_of
 from playground.explain import CERTAIN, CHECKS
-from playground.runtime.constants import Constant, Constants, Value
-from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag, flags_of
-from playground.runtime.launcher.output import EVERY_RANK, FIRST_RANK
-from playground.runtime.launcher.rounds import ROUNDS
+from playground.ui.options import FILE, flags, options
+from playground.world.launcher.output import EVERY_RANK, FIRST_RANK
+from playground.world.launcher.rounds import ROUNDS
 
 NO_LIMIT = 999_999.0
 """Seconds of silence after which a run is ended unless --timeout says so: a program that trains may

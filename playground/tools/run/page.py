@@ -8,13 +8,10 @@ from dataclasses import dataclass, replace
 
 import click
 
-from playground.console.options import pack_options, refuse
-from playground.console.session import Session, session_command
-from playground.runtime.constants import read_constants
-from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag
-from playground.runtime.program import Program, parse, path_of_new_interpreter
-from playground.runtime.remote import remote
+from playground.base.constants import read_constants
+from playground.base.errors import UsageError
+from playground.base.flags import flag
+from playground.base.remote import remote
 from playground.tools import TOOLS
 from playground.tools.run.options import (
     NO_LIMIT,
@@ -24,6 +21,9 @@ from playground.tools.run.options import (
     set_option,
 )
 from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks, share_imports
+from playground.ui.options import pack_options, refuse
+from playground.ui.session import Session, session_command
+from playground.world.program import Program, parse, path_of_new_interpreter
 
 TOOL = TOOLS["run"]
 CHECK_TEXT = remote("playground.tools.doctor.script:check_text")

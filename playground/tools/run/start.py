@@ -10,27 +10,27 @@ from pathlib import Path
 
 import click
 
-from playground.console.lesson import Lesson
-from playground.console.session import Session
+from playground.base.constants import Value
+from playground.base.errors import UsageError
+from playground.base.files import make_folder, write_file
+from playground.base.frames import add_program
+from playground.base.imports import find_settings
+from playground.base.remote import file_of, remote
 from playground.explain import OFF
-from playground.runtime.constants import Value
-from playground.runtime.errors import UsageError
-from playground.runtime.files import make_folder, write_file
-from playground.runtime.frames import add_program
-from playground.runtime.imports import find_settings
-from playground.runtime.launcher import server
-from playground.runtime.launcher.output import file_name, label_of
-from playground.runtime.program import (
+from playground.lessons.lesson_row import Lesson
+from playground.tools.run.options import FILES, NO_LIMIT, ProgramOptions
+from playground.ui.session import Session
+from playground.world.launcher import server
+from playground.world.launcher.output import file_name, label_of
+from playground.world.program import (
     Program,
     find_lessons,
     find_shared_imports,
     parse,
     path_of_new_interpreter,
 )
-from playground.runtime.rank.reports import HUNG_UP, JOINED
-from playground.runtime.remote import file_of, remote
-from playground.runtime.rendezvous.environment import rank_env_from
-from playground.tools.run.options import FILES, NO_LIMIT, ProgramOptions
+from playground.world.rank.reports import HUNG_UP, JOINED
+from playground.world.rendezvous.environment import rank_env_from
 
 APART = (
     "no rank has formed a process group: these were {size} independent runs of {name}. "
@@ -38,7 +38,7 @@ APART = (
 )
 VISION = "torchvision"
 """What reads the data, and is imported once for all ranks."""
-RUN_PROGRAM = remote("playground.runtime.program:run_program")
+RUN_PROGRAM = remote("playground.world.program:run_program")
 MEASURED = remote("playground.explain.cost.run:measured")
 CHECKED = remote("playground.explain.right.run:checked")
 

@@ -10,13 +10,7 @@ from statistics import median
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine
-from playground.console.options import pack_options, refuse
-from playground.console.session import Session, session_command
-from playground.console.tables import Column, Table, Texts, figures, tabulate
-from playground.console.text import heading, prose
-from playground.console.units import format_bytes, format_digits, format_seconds
-from playground.runtime.rank.reports import Event
-from playground.runtime.remote import remote
+from playground.base.remote import remote
 from playground.tools import TOOLS
 from playground.tools.scale.plan import (
     COSTS,
@@ -31,6 +25,12 @@ from playground.tools.scale.plan import (
     predict_cluster,
     samples_of,
 )
+from playground.ui.options import pack_options, refuse
+from playground.ui.session import Session, session_command
+from playground.ui.tables import Column, Table, Texts, figures, tabulate
+from playground.ui.text import heading, prose
+from playground.ui.units import format_bytes, format_digits, format_seconds
+from playground.world.rank.reports import Event
 
 TOOL = TOOLS["scale"]
 MEASURE = remote("playground.tools.scale.samples:measure")

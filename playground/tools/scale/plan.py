@@ -15,8 +15,8 @@ from typing import Any
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Cost, Machine, Task
-from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag
+from playground.base.errors import UsageError
+from playground.base.flags import flag
 
 MIN_RANKS, DEFAULT_RANKS, MAX_RANKS = 4, 8, 16
 """Ranks to measure with. More would need much memory: all-to-all has N² tensors under way."""

@@ -19,11 +19,11 @@ import torch.distributed as dist
 
 from playground.algorithms import load_all_reduce
 from playground.algorithms.cost_model import ELEMENT
+from playground.base.host import cores, host_id, ranks_by_host
 from playground.measurement.interleave import interleave, slowest, timed
-from playground.runtime import report
-from playground.runtime.host import cores, host_id, ranks_by_host
-from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.tools.scale.plan import Effort, Group, Key, Plan, plan_for
+from playground.world import report
+from playground.world.rendezvous.agreement import all_gather_object
 
 BLOCK = 0.004
 """Seconds that the calls timed together are to take, so that starting them does not count."""

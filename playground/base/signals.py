@@ -1,0 +1,141 @@
+"""Signals that end a program of ours: what they do to a launcher, and to a rank that somebody else
+has started."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import threading
+import time
+from types import FrameType
+from typing import NoReturn
+
+from playground.base.threads import OurThread
+
+TERMINATING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that
+is closed."""
+DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
+"""Handlers that may be replaced. (`nohup` ignores SIGHUP, a shell script SIGINT for what it runs in
+the background.)"""
+stopping = threading.Event()
+"""Set at once when such a signal comes, wherever the main thread is, in a program that has called
+`exit_after`."""
+postponed: dict[int, float] = {}
+"""Signals that first leave such a program some time, in seconds: what it does until then is its own
+affair."""
+
+
+def handle_termination() -> None:
+    """From now on these signals raise: Ctrl-C `KeyboardInterrupt`, the others `SystemExit` with
+    code 128 + number."""
+    for number in TERMINATING:
+        if signal.getsignal(number) in DEFAULT:
+            signal.signal(number, exit_orderly)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. If a plain `KeyboardInterrupt` comes out of code that is given to `exec` as text, as
+    a dataclass is made of, Python ends by SIGINT in the end, although the program has caught it and
+    exits with a code of its own."""
+
+
+class Terminated(SystemExit):
+    """One of the others."""
+
+    code: int
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    exit_if_importing(number, frame)
+    raise Interrupted
+
+
+def exit_orderly(number: int, frame: FrameType | None) -> None:
+    exit_if_importing(number, frame)
+    raise Terminated(128 + number)
+
+
+def exit_if_importing(number: int, frame: FrameType | None) -> None:
+    """Exit at once where an import is under way: it may run Python from within C++, which ends the
+    process by SIGABRT, or drop whatever is raised and do without the module: torch without numpy,
+    for example."""
+    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    if frame:
+        os.write(2, b"playground: interrupted\n" * (number == signal.SIGINT and speaks()))
+        os._exit(128 + number)
+
+
+def describe_signal(number: int) -> str:
+    """Its name, if it has one."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def leave_to_system() -> None:
+    """From now on these signals end the process at once, and Ctrl-C, which a person may repeat,
+    does nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in TERMINATING:
+        if signal.getsignal(number) == exit_orderly:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def finish_first() -> None:
+    """From now on these signals raise nothing: this program is about to end anyway, and has
+    something left to do."""
+    if threading.current_thread() is threading.main_thread():
+        for number in TERMINATING:
+            if signal.getsignal(number) == exit_orderly:
+                signal.signal(number, do_nothing)
+
+
+def do_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal without ignoring it: it still wakes the thread of `exit_after`."""
+
+
+def exit_after(seconds: float) -> None:
+    """Have these signals end the process after `seconds`, wherever its main thread then stands.
+
+    Python runs handlers in the main thread, between two of its instructions: never, while that
+    waits in gloo for a peer that is gone. torchrun would wait for it, too, 30 s long.
+    """
+    signals, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    os.register_at_fork(
+        after_in_child=lambda: signal.set_wakeup_fd(-1)
+    )  # what is sent to a child does not end this process
+    OurThread(
+        target=wait_and_exit, args=(signals, seconds), name="wait for signals", daemon=True
+    ).start()
+
+
+def wait_and_exit(signals: int, seconds: float) -> NoReturn:
+    first, end = 0, math.inf
+    while True:
+        left = None if end == math.inf else max(0.0, end - time.monotonic())
+        if not select.select([signals], [], [], left)[0]:
+            break
+        number = os.read(signals, 1)[0]
+        if (grace := postponed.get(number)) is not None:
+            first, end = first or number, min(end, time.monotonic() + grace)
+        elif number in (signal.SIGINT, *TERMINATING):
+            first = number
+            break
+    stopping.set()
+    time.sleep(seconds)
+    os._exit(128 + first)
+
+
+def speaks() -> bool:
+    """Whether this process says that it was interrupted: of the ranks that others have started, the
+    first alone."""
+    return os.environ.get("RANK", "0") == "0"

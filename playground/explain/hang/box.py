@@ -1,0 +1,424 @@
+"""The memory of a flight recorder: a log that is a ring of the latest operations, with how many
+were called by channel. It takes as much of the machine's memory as has been written to.
+
+It has no name: others open it as /proc/PID/fd/FD, and so have it for as long as they like, however
+the rank ends. Does not import torch.
+
+Source: memfd_create(2)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from playground.base.event_log import (
+    BEGUN,
+    HEADER,
+    NONE,
+    OWN,
+    USED,
+    EventLog,
+    Format,
+    LogReader,
+    Table,
+    read_lines,
+)
+from playground.base.forks import move_up
+from playground.base.untrusted import printable
+from playground.explain.hang import (
+    AWAITED,
+    DONE,
+    ISSUED,
+    Doing,
+    Operation,
+    RankState,
+    channel_of,
+)
+from playground.explain.hang.sources import Sources
+
+NAME = "flight-recorder-of-a-rank"
+SWITCH = "PLAYGROUND_FLIGHT_RECORDER"
+CAPACITY = 2048
+"""Number of operations in the ring."""
+LATEST = 64
+"""Number of a rank's latest operations that are looked at while it runs."""
+MOST_CHANNELS = 8192
+"""Number of channels that are told apart."""
+NO_TAG = -1
+"""In the place of the tag of a message that is counted with others."""
+MOST_RAISED = 64
+"""Number of classes of exceptions that are told apart."""
+PID, RANK, SIZE, PROGRAMS, ENDED, MAIN = range(OWN, OWN + 6)
+"""Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those
+that have returned; `MAIN` is the number of the operation that the main thread is in, or -1. As long
+as `BEGUN` and `MAIN` stay as they are, the main thread has begun and ended no operation."""
+MOST_SIZES = 6
+"""Number of a shape's sizes in a record: the last one is the product of those that have no
+place."""
+HEADS = [
+    struct.Struct(f"<qqiiiii4x{sizes}q{8 * (MOST_SIZES - sizes)}xq")
+    for sizes in range(MOST_SIZES + 1)
+]
+"""when called (ns), when done, index + 1, line, description, what had been raised, number of sizes,
+sizes, mark"""
+RECORD = HEADS[-1]
+FIRST, LENGTH = HEADER, RECORD.size // 8
+"""Where the first record begins, and how long each is, in units of 8 bytes."""
+DONE_AT, MARK_AT = 1, LENGTH - 1
+"""Offsets in a record, in units of 8 bytes."""
+MARK = struct.Struct(f"<{8 * MARK_AT}xq")
+MAY_GIVE_UP = -1
+"""In the place of when it was done: it is not, and has a time limit of its own."""
+FORMAT = Format(
+    title=b"PLAYBOX5", record=RECORD, mark=MARK, capacity=CAPACITY, words=MOST_CHANNELS, ring=True
+)
+COUNTS = FORMAT.words_at // 8
+"""Where the counts by channel begin, in units of 8 bytes."""
+OVERFLOW = COUNTS + MOST_CHANNELS - 1
+"""The count of what is not told apart: see `FULL`."""
+WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED = (
+    "world", "channel", "operation", "line", "raised", "unnamed",
+)  # fmt: skip
+"""Subjects of lines of the text."""
+TIME_LIMIT = "time limit"
+"""Key of the report that the time is up."""
+PF_EXITING = 4
+"""A flag of a process. Source: Linux's include/linux/sched.h"""
+FULL = f"what it does on more than {MOST_CHANNELS} channels"
+Description = tuple[str, str, tuple[int, ...], Any, "int | None", int, int, tuple[int, ...]]
+"""kind, name, group, dtype, peer, tag, number, members: see `Operation`. The dtype is torch's
+own."""
+Known = tuple[int, int]
+"""The number of a description, and the place of its channel's count."""
+
+
+def open_box(rank: int, size: int, world: str) -> Box | None:
+    """This process's flight recorder. `world` is the same for all ranks of a world, and for no
+    others. None if it is turned off, or the system has no such memory."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    with contextlib.suppress(OSError):
+        return Box(rank, size, world)
+    return None
+
+
+class Box(EventLog):
+    """A rank's own flight recorder, to write to."""
+
+    def __init__(self, rank: int, size: int, world: str) -> None:
+        """Raises `OSError`."""
+        self.file = move_up(os.memfd_create(NAME))
+        os.ftruncate(self.file, FORMAT.size)
+        super().__init__(FORMAT, mmap.mmap(self.file, FORMAT.size))
+        self.words[PID] = os.getpid()
+        self.words[RANK] = rank
+        self.words[SIZE] = size
+        self.world = world
+        self.main_thread = threading.main_thread().ident
+
+    def begin_program(self) -> None:
+        """A program begins, in a process group of its own."""
+        self.worlds = -1
+        self.begin_world(self.words[RANK])
+        self.words[PROGRAMS] += 1
+
+    def continue_program(self) -> None:
+        """The program that has returned goes on: what it calls is counted with what it has called
+        before."""
+        self.words[PROGRAMS] += 1
+
+    def begin_world(self, number: int) -> None:
+        """A world begins, in which this rank has another number, maybe: nothing has been called
+        there."""
+        words = self.words
+        self.worlds += 1
+        self.known: dict[Any, Known] = {}
+        """What the hooks look up, by keys of their own."""
+        self.descriptions, self.channels = Table(self, OPERATION), Table(self, CHANNEL)
+        self.raised, self.unnamed = Table(self, RAISED), Table(self, UNNAMED)
+        self.sources = Sources(Table(self, LINE).__getitem__)
+        words[MAIN] = NONE
+        words[USED] = 0
+        self.around = NONE
+        """The operation of the main thread in which it may call others."""
+        has_moved = number != words[RANK]
+        self.write(WORLD, (self.world, words[BEGUN], self.worlds, has_moved))
+        self.octets[FORMAT.words_at : FORMAT.text_at] = bytes(8 * MOST_CHANNELS)
+        self.call = self.make_call()
+
+    def end_program(self) -> None:
+        """The program has returned."""
+        self.words[ENDED] = self.words[PROGRAMS]
+
+    def doubt(self, what: str) -> None:
+        """The program has called something that is not counted: `what` it is. From now on nothing
+        is proved of it."""
+        if self.unnamed[what] == NONE:
+            self.words[OVERFLOW] = 1
+
+    def describe(self, key: Any, description: Description) -> Known:
+        """From now on, operations like this are known by `key`."""
+        kind, name, group, _, peer, tag, number, _ = description
+        channel = channel_of(kind, name, group, peer, tag, number)
+        with self.one_at_a_time:
+            if len(self.known) >= 2 * MOST_CHANNELS:
+                self.known.clear()
+            has_room = channel in self.channels or len(self.channels) < MOST_CHANNELS - 1
+            if not has_room or self.channels[channel] == NONE:
+                self.words[OVERFLOW] = 1
+                # What it is can still be told, but for the tag: those may be ever new.
+                untagged = *description[:5], NO_TAG, *description[6:]
+                return self.descriptions[tuple(map(plain, untagged))], OVERFLOW
+            described = self.descriptions[tuple(map(plain, description))]
+            self.known[key] = described, COUNTS + self.channels[channel]
+            return self.known[key]
+
+    def make_call(self) -> Callable[..., int]:
+        """The function that is called at each operation, with all that it needs at hand."""
+        words = self.words
+        memory = self.memory
+        packs = [each.pack_into for each in HEADS]
+        start, length = FORMAT.place_of(0), RECORD.size
+        find, now, exc_info = self.sources.find, time.monotonic_ns, sys.exc_info
+
+        def call(known: Known, depth: int, may_give_up: bool, shape: Sequence[int] = ()) -> int:
+            """An operation is called, by the program's innermost line from `depth` frames above
+            this one on. Returns its number."""
+            description, place = known
+            # no other thread comes between: nothing is called in these lines
+            number = words[BEGUN]
+            words[BEGUN] = mark = number + 1
+            words[place] = index = words[place] + 1
+            error = exc_info()[1]
+            raised = NONE if error is None else self.note_raised(error)
+            try:
+                pack = packs[len(shape)]
+            except IndexError:
+                shape = (*shape[: MOST_SIZES - 1], prod(shape[MOST_SIZES - 1 :]))
+                pack = packs[MOST_SIZES]
+            pack(
+                memory, start + length * (number % CAPACITY), now(), -may_give_up, index,
+                find(depth), description, raised, len(shape), *shape, mark,
+            )  # fmt: skip
+            return number
+
+        return call
+
+    def take_back(self, number: int, known: Known) -> None:
+        """The operation was refused before it began: it does not count, and meets none of the
+        others'."""
+        self.words[known[1]] -= 1
+        self.words[FIRST + LENGTH * (number % CAPACITY) + MARK_AT] = 0
+
+    def note_raised(self, error: BaseException) -> int:
+        """The number of an exception's class."""
+        name = type(error).__name__
+        has_room = name in self.raised or len(self.raised) < MOST_RAISED
+        return self.raised[name if has_room else BaseException.__name__]
+
+    def end(self, number: int, how: int = 0) -> None:
+        """The operation is over; with `MAY_GIVE_UP`, it has a time limit of its own from now on."""
+        place = FIRST + LENGTH * (number % CAPACITY)
+        if self.words[place + MARK_AT] == number + 1:  # otherwise a later one has taken its place
+            self.words[place + DONE_AT] = how or time.monotonic_ns()
+
+
+def plain(value: Any) -> Any:
+    """As it is written: torch's types by their names, without a module's."""
+    is_plain = value is None or isinstance(value, int | str | tuple)
+    return value if is_plain else str(value).rpartition(".")[2]
+
+
+class View(LogReader):
+    """A rank's flight recorder as others see it."""
+
+    def __init__(self, pid: int, file: int) -> None:
+        """The box that process `pid` has opened as `file`. Raises `OSError` if it cannot be opened,
+        `ValueError` if it is no box, or one of another version."""
+        super().__init__(os.open(f"/proc/{pid}/fd/{file}", os.O_RDONLY | os.O_CLOEXEC), FORMAT)
+        if self.format != FORMAT:
+            raise ValueError("it is no flight recorder, or one of another version")
+        self.pid = pid
+
+    @property
+    def progress(self) -> object:
+        """Stays the same as long as the main thread sleeps, or is stopped, in one operation, or is
+        in none, and the program has not returned."""
+        status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
+        used = status[11:13]  # ticks of the processor, as user and system
+        return self.calls, used, status[:1] == [b"T"]
+
+    @property
+    def calls(self) -> tuple[int, int, int]:
+        """Stays the same as long as no operation begins, the main thread enters and leaves none,
+        and the program has not returned."""
+        header = self.read_header()
+        return header[BEGUN], header[MAIN], header[ENDED]
+
+    @property
+    def begun(self) -> int:
+        """The number of operations that have begun."""
+        return self.read_header()[BEGUN]
+
+    @property
+    def programs(self) -> int:
+        """The number of programs that have begun."""
+        return self.read_header()[PROGRAMS]
+
+    @property
+    def waits(self) -> bool:
+        """Whether the main thread is in an operation."""
+        return self.read_header()[MAIN] != NONE
+
+    def read(self, latest: int = CAPACITY) -> RankState:
+        """The rank's state and its latest operations, without one that is half written."""
+        header = self.read_header()
+        begun, main = header[BEGUN], header[MAIN]
+        records = self.read_records(sorted({main, *range(max(0, begun - latest), begun)}))
+        now = time.monotonic()
+        counts = memoryview(self.read_words()).cast("q")
+        tables = self.read_tables()  # after the records, which refer to them
+        tables[LINE] = [
+            f"{Path(file).name}:{line} in {function}" for file, line, function, _ in tables[LINE]
+        ]
+        _, first, worlds, moved = tables[WORLD][0] if tables[WORLD] else ("", begun, 0, False)
+        operations = {
+            number: read
+            for number, record in records.items()
+            if number >= first and (read := read_operation(record, number == main, tables))
+        }
+        inside = operations.get(main)
+        doing = Doing.IN_OPERATION if inside else Doing.IN_PROGRAM
+        latest_times = [max(operation.issued, operation.done) for operation in operations.values()]
+        return RankState(
+            rank=header[RANK],
+            doing=Doing.FINISHED if header[ENDED] == header[PROGRAMS] else doing,
+            operations=tuple(operations.values()),
+            waits_for=inside,
+            counts={
+                (name, tuple(group), *rest): count
+                for (name, group, *rest), count in zip(tables[CHANNEL], counts, strict=False)
+            },
+            since=now - (inside.issued if inside else max(latest_times, default=now)),
+            unnamed=FULL if counts[-1] else "".join(tables[UNNAMED][:1]),
+            worlds=worlds,
+            is_renumbered=bool(moved),
+        )
+
+    def read_tables(self) -> dict[str, list[Any]]:
+        """The things that the text holds, by subject, up to the first line that is not whole."""
+        tables = defaultdict[str, list[Any]](list)
+        with contextlib.suppress(ValueError, TypeError):
+            for subject, thing in read_lines(self.read_text()):
+                tables[subject].append(clean(thing))
+        return tables
+
+    def read_since(self, progress: object, latest: int = CAPACITY) -> RankState:
+        """The rank's state: if it is in an operation, but has gone on since its progress was this,
+        it is in the program, and about to do something else."""
+        state = self.read(latest)
+        if is_stopped(self.pid):
+            return replace(state, doing=Doing.STOPPED)
+        moves = state.doing == Doing.IN_OPERATION and self.progress != progress
+        return replace(state, doing=Doing.IN_PROGRAM) if moves else state
+
+    @property
+    def has_ended(self) -> bool:
+        header = self.read_header()
+        return header[ENDED] == header[PROGRAMS]
+
+    @property
+    def world(self) -> tuple[str, int] | None:
+        """The name of its world, and how many ranks that has; None before the first program."""
+        worlds = self.read_tables()[WORLD]
+        return (worlds[0][0], self.read_header()[SIZE]) if worlds else None
+
+
+def clean(value: Any) -> Any:
+    """Without characters that a terminal obeys: a box may be another user's."""
+    if isinstance(value, str):
+        return printable(value)
+    return [clean(each) for each in value] if isinstance(value, list) else value
+
+
+def read_operation(
+    record: bytes, is_main: bool, tables: Mapping[str, list[Any]]
+) -> Operation | None:
+    """The operation of this record, which the main thread is in or not; None if its description is
+    missing."""
+    called, done, index, line, description, raised, sizes, *shape, _ = RECORD.unpack(record)
+    if not 0 <= description < len(tables[OPERATION]):
+        return None
+    kind, name, group, dtype, peer, tag, number, members = tables[OPERATION][description]
+    return Operation(
+        kind=kind, name=name, group=tuple(group), shape=tuple(shape[: max(sizes, 0)]), dtype=dtype,
+        peer=peer, tag=tag, number=number, members=tuple(members), index=index - 1,
+        line=find_in(tables[LINE], line),
+        raised=find_in(tables[RAISED], raised),
+        state=DONE if done > 0 else AWAITED if is_main else ISSUED,
+        issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
+    )  # fmt: skip
+
+
+def find_in(things: Sequence[str], number: int) -> str:
+    """The text of this number; empty if there is none."""
+    return things[number] if 0 <= number < len(things) else ""
+
+
+def process_status(pid: int, *thread: str) -> list[bytes]:
+    """The state of a process or of one of its threads, and what follows; empty if it is gone.
+
+    Source: proc_pid_stat(5)
+    """
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}", *thread, "stat").read_bytes().rpartition(b")")[2].split()
+    return []
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped this process (SIGSTOP)."""
+    return process_status(pid)[:1] == [b"T"]
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether the main thread of this process neither runs nor would, if there were a core for it:
+    it waits for something, has been stopped, or is gone."""
+    return process_status(pid)[:1] not in ([b"R"], [b"D"])
+
+
+def is_ending(pid: int) -> bool:
+    """Whether this process has begun to end, as it does before its sockets are closed, or is
+    gone."""
+    status = process_status(pid)
+    return not status or bool(int(status[6]) & PF_EXITING)
+
+
+def find_boxes(pids: Iterable[int]) -> Iterator[View]:
+    """The flight recorders of these processes, of those that may be looked at. (A launcher has its
+    ranks' open.)"""
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            files = (
+                file for file in os.listdir(f"/proc/{pid}/fd") if is_box(f"/proc/{pid}/fd/{file}")
+            )
+            views = (View(pid, int(file)) for file in files)
+            if own := next((view for view in views if view.read_header()[PID] == pid), None):
+                yield own
+
+
+def is_box(path: str) -> bool:
+    with contextlib.suppress(OSError):  # it has been closed since
+        return os.readlink(path).startswith(f"/memfd:{NAME}")
+    return False

@@ -1,0 +1,104 @@
+"""Ranks that somebody else has started, maybe on several hosts: each tells the others through the
+store where it stands still, and rank 0 looks for a deadlock.
+
+What is told grows old. So rank 0, when it has found a deadlock, asks all ranks whether they still
+are as they have told: if so, they all were at the moment when it asked.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from playground.base.untrusted import unpickle
+from playground.explain.hang import UNASKED, Doing, Operation, RankState
+from playground.explain.hang.activity import Activity, compare, look
+from playground.explain.hang.box import LATEST, Box, View
+from playground.explain.hang.diagnosis import Diagnosis, diagnose, find_mismatch
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+NOT_JUDGED = -1
+
+
+class Exchange:
+    """A rank's part in it."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, box: Box, port: int) -> None:
+        """`port` is the store's."""
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.port = port
+        self.view = View(os.getpid(), box.file)
+        self.seen: tuple[object, Activity | None] = None, None
+        """This rank's progress, and what else it does, at the last look."""
+        self.told: object = None
+        """The same when it told the others of it."""
+        self.judged = NOT_JUDGED
+        """How often ranks had told of themselves when they were last judged."""
+        self.answered = 0
+        """The last question of rank 0's that this rank has answered."""
+        self.found: tuple[int, Diagnosis] | None = None
+        """On rank 0, a question, and the deadlock that is proved if all have not moved."""
+
+    def look(self) -> Diagnosis | None:
+        """Tell the others if this rank stands still since the last look, or does so no more.
+        Returns a deadlock if one is proved: on rank 0 alone. Raises what the store does."""
+        before, self.seen = self.seen, (self.view.progress, look(self.port))
+        still = self.seen == before and (self.view.waits or self.view.has_ended)
+        if still and self.seen != self.told:
+            self.store.set(f"state {self.rank}", pickle.dumps(self.state()))
+            self.store.add("states", 1)
+            self.told = self.seen
+        if (asked := self.store.add("asked", 0)) > self.answered:
+            self.answered = asked
+            self.store.set(
+                f"answer {asked} of {self.rank}", "still" if self.seen == self.told else "moved"
+            )
+        return self.judge() if self.rank == 0 else None
+
+    def judge(self) -> Diagnosis | None:
+        """A deadlock, once all ranks have answered that they stand still as they have told."""
+        if self.found:
+            asked, deadlock = self.found
+            keys = [f"answer {asked} of {rank}" for rank in range(self.size)]
+            if not self.store.check(keys):
+                return None
+            self.found = None
+            if {*self.store.multi_get(keys)} == {b"still"}:
+                return deadlock
+            # who has moved may stand again where it stood, and then says nothing new
+            self.judged = NOT_JUDGED
+        if (told := self.store.add("states", 0)) != self.judged:
+            self.judged = told
+            found = diagnose(self.collect())
+            if found and found.proved:
+                self.found = self.store.add("asked", 1), found
+        return None
+
+    def state(self) -> RankState:
+        """This rank's own."""
+        state, activity = self.view.read_since(self.seen[0], LATEST), self.seen[1]
+        may_act, moves = compare(activity, activity)
+        return replace(state, may_act=state.may_act or may_act, moves=moves)
+
+    def collect(self) -> list[RankState]:
+        """The states of all ranks: those without a report are in the program."""
+        states = [RankState(rank=rank, doing=Doing.IN_PROGRAM) for rank in range(self.size)]
+        told = [
+            (rank, key) for rank in range(self.size) if self.store.check([key := f"state {rank}"])
+        ]
+        for rank, key in told:
+            states[rank] = unpickle(self.store.get(key), RankState, Doing, Operation)
+        return states
+
+    def explain(self) -> Diagnosis | None:
+        """Why this rank's operation has failed, as far as it can be told. Raises what the store
+        does."""
+        states = [self.state() if one.rank == self.rank else one for one in self.collect()]
+        states = [replace(state, may_act=state.may_act or UNASKED) for state in states]
+        return diagnose(states) or find_mismatch(states)

@@ -1,0 +1,64 @@
+"""In a rank: records a function that it runs.
+
+On a GPU a receive returns at once, and only orders what comes after it; and a rank that issues work
+to its GPU is soon ahead of it: recorded times are those at which calls were made. Source:
+https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from playground.algorithms.messages import executed_by
+from playground.base.files import create
+from playground.explain.replay.record.algorithms import RecordingExecutor
+from playground.explain.replay.record.distributed import CallRecorder
+from playground.explain.replay.record.layout import RUN
+from playground.explain.replay.record.recorder import Recorder
+from playground.explain.replay.record.training import DeviceRecorder, TrainingHooks
+from playground.lessons.devices import observing as observing_devices
+from playground.tap import observing
+from playground.world import device
+from playground.world.rank.reports import hearing
+
+_recorders: list[Recorder] = []
+"""The active recorder of this process, if any."""
+
+
+@contextlib.contextmanager
+def recorded(folder: Path, rank: int, run: str = "") -> Iterator[Recorder]:
+    """Record this rank in this block, into `folder`; each step of a lesson in it is a phase. `run`
+    is the content of run.json there."""
+    with contextlib.suppress(OSError):  # the recorder reports it
+        folder.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder(folder, rank, device=str(device()))
+    if run:
+        with contextlib.suppress(OSError), open(create(folder / RUN), "w") as file:
+            file.write(run)  # where that fails, the launcher writes it
+
+    calls, training = CallRecorder(recorder), TrainingHooks(recorder)
+    _recorders[:] = [recorder]
+    try:
+        with (
+            observing(calls),
+            executed_by(RecordingExecutor(recorder, calls)),
+            observing_devices(DeviceRecorder(recorder)),
+            training.installed(),
+            hearing(training.hear),
+        ):
+            yield recorder
+    finally:
+        _recorders.clear()
+        recorder.stop()
+
+
+def forget() -> None:
+    """Stop recording in a process that was forked from a rank, such as a worker of a DataLoader."""
+    while _recorders:
+        _recorders.pop().let_go()
+
+
+os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,275 @@
+"""Records training: forward, backward and the optimizer's step, gradients as they get ready,
+buckets as they leave, and copies between the devices of one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from playground.algorithms.traffic import bytes_of
+from playground.base.upstream import hide_from_compiler
+from playground.explain.replay.record import (
+    BUCKET,
+    COMPUTE,
+    GRADIENT,
+    MAIN,
+    MOVE,
+    PHASE,
+    name_of_move,
+)
+from playground.explain.replay.record.layout import LANE_CODES
+from playground.explain.replay.record.recorder import Recorder
+from playground.tap import ranks_of
+from playground.tap.replacement import replaced
+
+TRAINING_STEP = "training step"
+HOOK_ID = 20170
+"""Identifies our hooks of a process group."""
+
+
+class BucketHooks:
+    """Records the buckets of DistributedDataParallel, whose all_reduce is called in C++."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.left = 0
+        """Number of buckets that have left since backward began."""
+        self.listened_to: list[Any] = []
+        """Process groups."""
+        self.under_way: dict[tuple[int, int], int] = {}
+        """Numbers of the events of calls that are being issued, by group and operation."""
+        self.issued: list[tuple[Any, int]] = []
+        """The futures of the works of those since backward began, for which torch waits by itself,
+        and the numbers."""
+
+    @contextlib.contextmanager
+    def during_backward(self, number: int) -> Iterator[None]:
+        """In this block, an all_reduce that is called in C++ is a bucket of this backward pass."""
+        backwards = self.recorder.backwards
+        self.left = self.left if backwards else 0
+        backwards.append(number)
+        try:
+            yield
+        finally:
+            backwards.remove(number)
+            self.finish_done()
+
+    def listen(self, group: Any) -> None:
+        """Record buckets in this group. (torch 2.13 has no hooks for calls in C++.)"""
+        if group not in self.listened_to and hasattr(group, "register_pre_hook"):
+            self.listened_to.append(group)
+            group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
+            group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        self.finish_done()
+        for group in self.listened_to:
+            with contextlib.suppress(RuntimeError):  # it may have been destroyed
+                group.unregister_pre_hook(HOOK_ID)
+                group.unregister_post_hook(HOOK_ID)
+        self.listened_to.clear()
+
+    @functools.partial(hide_from_compiler, with_calls=True)
+    def before_call(self, group: Any, call: Any) -> None:
+        recorder, around = self.recorder, self.recorder.around()
+        is_bucket = call.name.name == "ALLREDUCE" and around in recorder.backwards
+        if recorder.thread.is_inside or not is_bucket:
+            return  # part of a recorded function, or no bucket
+        [flat] = call.input_tensors
+        if flat.is_floating_point():
+            # there may be no other frame: threads of torch's come here
+            source = recorder.sources.find(1)
+            what = BUCKET, f"bucket {self.left}", bytes_of(flat), flat.shape, ranks_of(group)
+            self.under_way[id(group), call.op_id] = recorder.begin(
+                *what, source=source, parent=around
+            )
+            self.left += 1
+
+    @functools.partial(hide_from_compiler, with_calls=True)
+    def after_call(self, group: Any, call: Any) -> None:
+        """The call has been issued; its event ends with its future."""
+        number = self.under_way.pop((id(group), call.op_id), None)
+        if number is not None and call.work is None:
+            self.recorder.end(number)
+        elif number is not None:
+            future = call.work.get_future()
+            self.issued.append((future, number))
+            future.add_done_callback(lambda _: self.recorder.end_once([number]))
+
+    def finish_done(self) -> None:
+        """Record the ends of calls that are over: the thread that calls their callbacks may be
+        late."""
+        over = [each for each in self.issued if each[0].done()]
+        self.recorder.end_once([number for _, number in over])
+        self.issued = [each for each in self.issued if each not in over]
+
+
+class DeviceRecorder:
+    """Records the copies between devices, and the work of threads for them: an observer of
+    `playground.lessons.devices`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    @contextlib.contextmanager
+    def copying(
+        self, part: str, tensor: torch.Tensor, source: torch.device, target: torch.device
+    ) -> Iterator[None]:
+        """Record that a part of a training step copies a tensor."""
+        recorder = self.recorder
+        what = MOVE, name_of_move(part, str(source), str(target)), bytes_of(tensor), tensor.shape
+        line, around = recorder.sources.find(), recorder.around()
+        number = recorder.begin(*what, source=line, parent=around)
+        try:
+            yield
+        finally:
+            recorder.end_all([number])
+
+    def working_for(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """Record it as a phase with the name of the device. The main thread works for all
+        devices."""
+        is_main = self.recorder.thread.lane == LANE_CODES[MAIN]
+        return contextlib.nullcontext() if is_main else self.recorder.span(PHASE, str(device))
+
+
+class TrainingHooks:
+    """A training step begins with a forward pass that is to be followed by a backward one, and ends
+    with the optimizer's step; on a rank that takes none, with the next forward pass before which
+    `zero_grad` was called."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.buckets = BucketHooks(recorder)
+        self.name = TRAINING_STEP
+        """The name of each training step in the recording."""
+        self.here = threading.local()
+        """`forward`: whether this thread is in the forward pass of a module; `step`: the number of
+        its training step; `gradients`: whether there has been a backward pass in that."""
+        self.models: WeakSet[nn.Module] = WeakSet()
+        """Modules whose gradients are recorded."""
+        self.handles: list[Any] = []
+
+    def hear(self, event: dict[str, object]) -> None:
+        """Name training steps after the way to train, if that is reported."""
+        if "way" in event:
+            self.name = f"{event['way']}: {TRAINING_STEP}"
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        with (
+            replaced(nn.Module, "__call__", self.wrap_forward),
+            replaced(torch.autograd, "backward", self.wrap_backward),
+        ):
+            self.handles.append(register_optimizer_step_pre_hook(self.before_step))
+            self.handles.append(register_optimizer_step_post_hook(self.after_step))
+            try:
+                yield
+            finally:
+                for handle in self.handles:
+                    handle.remove()
+                self.buckets.remove()
+
+    def wrap_forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record calls of modules, but not those inside of another module's."""
+        here = self.here
+
+        @functools.wraps(real)
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or getattr(here, "forward", False):
+                return real(module, *args, **kwargs)
+            number = self.begin_forward(module)
+            try:
+                return real(module, *args, **kwargs)
+            finally:
+                self.end_forward(number)
+
+        return hide_from_compiler(forward)
+
+    @functools.partial(hide_from_compiler, with_calls=True)
+    def begin_forward(self, module: nn.Module) -> int:
+        """A module is called, and not inside of another. Returns the number of the event."""
+        learns = module.training and torch.is_grad_enabled()
+        if learns:
+            self.begin_step(module)
+            self.watch_gradients(module)
+            if isinstance(module, DistributedDataParallel):
+                self.buckets.listen(module.process_group)
+        self.here.forward, recorder = True, self.recorder
+        name = "forward" if learns else "inference"
+        return recorder.open(recorder.begin(COMPUTE, name, source=recorder.sources.find()))
+
+    @functools.partial(hide_from_compiler, with_calls=True)
+    def end_forward(self, number: int) -> None:
+        self.recorder.close(number)
+        self.here.forward = False
+
+    def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self.here.gradients = True
+            with (
+                self.recorder.span(COMPUTE, "backward") as number,
+                self.buckets.during_backward(number),
+            ):
+                return real(*args, **kwargs)
+
+        return backward
+
+    def begin_step(self, module: nn.Module) -> None:
+        """A forward pass of this module begins: begin a training step, unless the current one
+        continues."""
+        recorder, here = self.recorder, self.here
+        if recorder.thread.lane != LANE_CODES[MAIN]:
+            return  # a replica of DataParallel, or a remote call: the step is the caller's
+        step, around = getattr(here, "step", None), recorder.thread.parent
+        if step is not None and step == around and here.gradients and has_no_gradients(module):
+            recorder.close(step)
+        if step is None or not recorder.is_open(step):
+            number = recorder.begin(PHASE, self.name, source=recorder.sources.find())
+            here.step = recorder.open(number)
+            here.gradients = False
+
+    def before_step(self, *called: Any) -> None:
+        number = self.recorder.begin(COMPUTE, "step", source=self.recorder.sources.find())
+        self.here.optimizer = self.recorder.open(number)
+
+    def after_step(self, *called: Any) -> None:
+        self.recorder.close(self.here.optimizer)
+        if getattr(self.here, "step", None) is not None:
+            self.recorder.close(self.here.step)
+            self.here.step = None
+
+    def watch_gradients(self, model: nn.Module) -> None:
+        """Record when gradients of this model's parameters are ready, from now on."""
+        model = model.module if isinstance(model, DistributedDataParallel) else model
+        if model in self.models:
+            return
+        self.models.update(model.modules())  # a loss that wraps the model is not a second model
+        for name, param in model.named_parameters():
+            if param.requires_grad and param.is_leaf:
+                hook = functools.partial(self.note_gradient, name)
+                self.handles.append(param.register_post_accumulate_grad_hook(hook))
+
+    def note_gradient(self, name: str, param: torch.Tensor) -> None:
+        what = {"nbytes": param.nbytes, "shape": param.shape}
+        self.recorder.instant(GRADIENT, name, **what, parent=self.recorder.around())
+
+
+def has_no_gradients(module: nn.Module) -> bool:
+    """Whether `zero_grad` has been called and backward has not. (A module without parameters, a
+    loss, says nothing.)"""
+    return {param.grad is None for param in module.parameters()} == {True}

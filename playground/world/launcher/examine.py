@@ -1,0 +1,179 @@
+"""Looks at the ranks' flight recorders from time to time: a deadlock is reported when proved, not
+when time is up."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from playground.base.errors import TIMED_OUT, PeerDisconnected, PlaygroundError, RankFailed
+from playground.base.frames import is_program
+from playground.explain.hang import UNASKED, Doing, Operation, RankState
+from playground.explain.hang.box import CAPACITY, LATEST
+from playground.explain.hang.diagnosis import (
+    Diagnosis,
+    diagnose,
+    explain_failure,
+    find_mismatch,
+)
+from playground.world.launcher.rank_handle import RankHandle
+
+INTERVAL = 0.25
+MOST_INTERVALS = 16
+"""Number of intervals that the next look waits at most if a deadlock was found, but not borne
+out."""
+LATEST_OF_ENDED = 256
+"""Number of a rank's latest operations that are looked at when it has returned."""
+Seen = Mapping[int, tuple[str, bool]]
+"""By rank, what may act in it besides its main thread, and whether data is under way."""
+FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+
+
+class Examiner:
+    """Examines the ranks of a world."""
+
+    def __init__(self, ranks: Sequence[RankHandle]) -> None:
+        self.ranks = ranks
+        self.began = 0.0
+        """When the program began, on the monotonic clock: a rank that has finished without calling
+        anything since is not at the line of what it called before."""
+        self.next_look = time.monotonic() + INTERVAL
+        self.seen: list[object] = []
+        """The progress of each rank at the last look."""
+        self.judged: list[object] = []
+        """The same for the ranks that stood still when they were last judged."""
+        self.doubts = 0
+        """How often since then a deadlock was found that the ranks did not bear out."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the next look is due."""
+        return max(0.0, self.next_look - time.monotonic())
+
+    def find_deadlock(self) -> Diagnosis | None:
+        """A deadlock that is proved if nothing but main threads acts: two looks have found the
+        same, and no operation can complete. Does nothing until a look is due."""
+        if self.seconds_left:
+            return None
+        self.next_look = time.monotonic() + INTERVAL
+        before, self.seen = self.seen, self.progress
+        still = self.find_still(before, self.seen)
+        standing = [
+            progress if rank in still else None
+            for rank, progress in zip(self.ranks, self.seen, strict=True)
+        ]
+        known = standing == self.judged
+        if (known and not self.doubts) or not any(rank.box and rank.box.waits for rank in still):
+            return None
+        found = diagnose(self.states(still, seen={}))
+        proved = found is not None and found.proved
+        self.judged = standing
+        self.doubts = self.doubts * (known and proved)
+        return found if proved else None
+
+    def confirm(
+        self, before: list[object], stacks: Mapping[int, str], seen: Seen
+    ) -> Diagnosis | None:
+        """A deadlock that is proved: of the ranks whose progress is the same as `before`."""
+        now = self.progress
+        still = self.find_still(before, now)
+        found = self.explain(stacks, seen, still)
+        if found and found.proved and {*still} <= {*self.find_still(now, self.progress)}:
+            return found
+        self.doubts += 1
+        self.next_look = time.monotonic() + INTERVAL * min(2**self.doubts, MOST_INTERVALS)
+        return None
+
+    def find_reason(self, stacks: Mapping[int, str], seen: Seen) -> Diagnosis | None:
+        """Why the ranks stand still, as far as that is known."""
+        states = self.states(latest=CAPACITY, seen=seen)
+        return diagnose([replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states])
+
+    @property
+    def progress(self) -> list[object]:
+        """The progress of each rank: a rank whose progress stays the same stands still."""
+        return [(rank.done, rank.vanished, rank.box and rank.box.progress) for rank in self.ranks]
+
+    def find_still(self, before: Sequence[object], now: Sequence[object]) -> list[RankHandle]:
+        """The ranks whose progress is the same as before; none of those that had not been seen."""
+        looks = zip(self.ranks, before, now, strict=False)
+        return [rank for rank, was, is_now in looks if was == is_now]
+
+    def states(
+        self,
+        still: Collection[RankHandle] | None = None,
+        latest: int = LATEST,
+        seen: Seen | None = None,
+    ) -> list[RankState]:
+        """The state of each rank. Those that are not `still` are about to do something else. `seen`
+        is what may act in ranks besides their main threads, and whether data moves; nothing, in
+        those it lacks."""
+        states = []
+        for rank in self.ranks:
+            state = self.state_of(rank, latest)
+            unasked = (rank.activity and rank.activity.may_act) or UNASKED
+            may_act, moves = (
+                (unasked, False) if seen is None else seen.get(rank.number, ("", False))
+            )
+            if still is not None and rank not in still and state.doing == Doing.IN_OPERATION:
+                state = replace(state, doing=Doing.IN_PROGRAM)
+            states.append(replace(state, may_act=state.may_act or may_act, moves=moves))
+        return states
+
+    def state_of(self, rank: RankHandle, latest: int) -> RankState:
+        nothing = RankState(rank=rank.number, doing=Doing.IN_PROGRAM)
+        state = (
+            rank.box.read(latest) if rank.box and rank.box.programs == rank.assigned else nothing
+        )
+        if rank.failure:
+            end = rank.failure.reason if isinstance(rank.failure, RankFailed) else ""
+            waits_for = find_failed(rank.failure, state)
+            return replace(state, doing=Doing.DEAD, end=end, waits_for=waits_for)
+        if rank.result is not None:
+            *before, last = state.operations or (None,)
+            if last and last.issued < self.began:
+                state = replace(state, operations=(*before, replace(last, line="")))
+            return replace(state, doing=Doing.FINISHED)
+        return replace(state, doing=Doing.STOPPED) if rank.is_stopped() else state
+
+    def explain(
+        self,
+        stacks: Mapping[int, str] = MappingProxyType({}),
+        seen: Seen | None = None,
+        still: Collection[RankHandle] | None = None,
+    ) -> Diagnosis | None:
+        """Why the ranks stand still, or one has failed, as far as it is known. `stacks` say where
+        ranks are."""
+        states = self.states(still, CAPACITY, seen)
+        states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states]
+        if any(state.doing == Doing.DEAD for state in states):
+            return explain_failure(states)
+        return diagnose(states) or find_mismatch(states)
+
+    def find_mismatch(self) -> Diagnosis | None:
+        """An operation in which the ranks did not agree although all of them have returned."""
+        found = find_mismatch(self.states(latest=LATEST_OF_ENDED))
+        return found and find_mismatch(self.states(latest=CAPACITY))  # which may begin earlier
+
+
+def find_failed(failure: PlaygroundError, state: RankState) -> Operation | None:
+    """The operation in which a rank has failed; None if it has failed elsewhere. The program may
+    have called others since, below that exception."""
+    if not isinstance(failure, RankFailed):
+        return None
+    is_lost = isinstance(failure, PeerDisconnected) or TIMED_OUT.search(failure.traceback)
+    if state.waits_for or not is_lost:
+        return state.waits_for
+    return next((one for one in reversed(state.operations) if not one.raised), None)
+
+
+def line_of(stack: str) -> str:
+    """The innermost line of a stack that is the program's own: "train.py:12 in step"."""
+    for path, line, function in reversed(FRAME.findall(stack)):
+        if is_program(path):
+            return f"{Path(path).name}:{line} in {function}"
+    return ""

@@ -1,0 +1,34 @@
+"""The launcher's hold on the process that serves the store of a world."""
+
+from __future__ import annotations
+
+import socket
+
+from playground.world.launcher import server
+from playground.world.rendezvous.keeper import keep_store
+from playground.world.rendezvous.rendezvous import Rendezvous, Server
+
+
+class StoreKeeper:
+    """A process that serves the store at `listener` until `end`, or until this one has ended. It
+    comes from the fork server of a rank, if one is given, and ends with that at the latest. Raises
+    `ForkServerFailed` if there can be none."""
+
+    def __init__(
+        self, listener: socket.socket, own_server: server.ForkServerClient | None = None
+    ) -> None:
+        self.process, self.line = server.start(
+            keep_store, listener, server=own_server, imports_program=False
+        )
+        self.process.own_server = None  # which is the rank's to end
+
+    def end(self) -> None:
+        """End it, and do not wait for that: nothing depends on it any more."""
+        self.line.close()
+        self.process.kill()
+        self.process.close()
+
+
+def find_place(listener: socket.socket) -> Rendezvous:
+    """Where ranks meet whose store is to be served at `listener`."""
+    return Rendezvous(port=listener.getsockname()[1], server=Server.KEEPER)

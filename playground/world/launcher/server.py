@@ -1,0 +1,446 @@
+"""Where ranks come from: a server process that has imported torch once and forks itself for each
+rank."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import math
+import multiprocessing as mp
+import os
+import resource
+import signal
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from playground.base.errors import ForkServerFailed
+from playground.base.forks import close_in_children, receive_fds
+from playground.base.imports import read_once
+from playground.base.inheritance import Inheritance, read_inheritance
+from playground.base.upstream import (
+    find_modules_as_here,
+    is_importing_program,
+    pickle_main,
+    python_command,
+)
+from playground.explain.hang.box import is_stopped
+from playground.world.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, NO_ROOM, REFUSED
+
+MAX_ANSWER = 2**14
+"""Bytes of an answer: the reason for a refusal can be long, the kernel does not cut it."""
+START_LIMIT = 300.0
+"""Seconds the server has to answer, and a new process to come up: a cold disk reads torch
+slowly."""
+LOOK_INTERVAL, STOPPED_LOOKS = 1.0, 5
+"""Seconds between two looks at a server that does not answer, and the number of looks that find it
+stopped before it counts as lost. (After Ctrl-Z and `fg` this process may be awake a moment before
+the server is.)"""
+NO_ANSWER = f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?"
+ENDED = "has ended without an answer: out of memory? (ulimit -v, dmesg)"
+CREDENTIALS = struct.Struct("iII")
+"""Process, user and group."""
+END_LIMIT = 1.0
+"""Seconds the server has to say that it ends, before it is killed; and to hang up, if it has
+dropped a request."""
+
+
+class ForkServerClient:
+    """A fork server that imports `modules`, looking for them in `path`, with `settings` in its
+    environment. This returns at once; requests wait for the imports.
+
+    It is no child of this process, whose program may wait for all of its own (`os.wait`): the child
+    that starts it ends at once.
+    """
+
+    def __init__(self, path: list[str], modules: list[str], settings: dict[str, str]) -> None:
+        self.ready = False
+        self.pid = 0
+        """Its process id: 0 until it has told that."""
+        self.processes: weakref.WeakSet[ForkedProcess] = weakref.WeakSet()
+        self.caller = read_caller()
+        """What this process was like, which it has from it."""
+        with contextlib.ExitStack() as passed_on, contextlib.ExitStack() as ours:
+            self.requests, theirs = socket.socketpair()
+            ours.enter_context(self.requests)
+            passed_on.enter_context(theirs)
+            end, self.lifeline = os.pipe()
+            ours.callback(os.close, self.lifeline)
+            passed_on.callback(os.close, end)
+            # not the number of a stream that is closed here
+            lifeline = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3)
+            passed_on.callback(os.close, lifeline)
+            # It looks for modules where this process does, from the first import on: not in a
+            # working folder that happens to hold a `queue.py`.
+            code = (
+                "import os, sys; os.fork() and os._exit(0); "
+                f"sys.path[:] = {path!r}; from playground.world.launcher.fork_server "
+                f"import serve; serve({lifeline}, {modules!r}, {settings!r})"
+            )
+            self.starter = spawn(python_command(code), stdin=theirs.fileno(), kept=lifeline)
+            ours.pop_all()
+        close_in_children(self)
+
+    def meet(self) -> None:
+        """Wait until it has told its process id. Raises `ForkServerFailed` if it has ended
+        before."""
+        if self.pid:
+            return
+        if not wait([self.requests], START_LIMIT):
+            raise ForkServerFailed(NO_ANSWER)
+        message, pidfds, _ = receive_fds(self.requests, MESSAGE.size, 1)
+        self.wait_for_starter()
+        if not pidfds:
+            raise ForkServerFailed(ENDED)
+        self.pid, self.pidfd = MESSAGE.unpack(message)[0], pidfds[0]
+
+    def wait_for_starter(self) -> None:
+        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            os.waitpid(self.starter, 0)
+
+    def fork(self, fds: list[int], streams: int = 0) -> tuple[int, int, int, int]:
+        """A new process that inherits `fds`, of which the first `streams` become its stdout and
+        stderr: its id, a pidfd of it, the descriptor its exit code is read from, and the one to
+        write to what it is to run.
+
+        Raises `ForkServerFailed` if there will be none: in a line, why, and what to do.
+        """
+        self.meet()
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            status, their_status = socket.socketpair(type=socket.SOCK_SEQPACKET)
+            theirs.enter_context(their_status)
+            ours.enter_context(status)
+            their_work, work = os.pipe()
+            theirs.callback(os.close, their_work)
+            ours.callback(os.close, work)
+            # it is dead: no answer will say so
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                socket.send_fds(
+                    self.requests, [bytes([streams])], [their_status.fileno(), their_work, *fds]
+                )
+            theirs.close()
+            pid, pidfd = self.await_answer(status)
+            ours.pop_all()
+        return pid, pidfd, status.detach(), work
+
+    def await_answer(self, status: socket.socket) -> tuple[int, int]:
+        """The process id that the server answers with, and the pidfd."""
+        end, stopped = time.monotonic() + START_LIMIT, 0
+        while not wait([status], LOOK_INTERVAL):
+            stopped_pid = self.find_stopped()
+            stopped = stopped + 1 if stopped_pid else 0
+            if stopped == STOPPED_LOOKS:
+                waits = "is" if stopped_pid == self.pid else "waits for a process that is"
+                raise ForkServerFailed(
+                    f"{waits} stopped (SIGSTOP): kill -CONT {stopped_pid} lets it go on"
+                )
+            if time.monotonic() >= end:
+                raise ForkServerFailed(NO_ANSWER)
+        answer, pidfds, _ = receive_fds(status, MAX_ANSWER, 1)
+        if not answer:
+            raise ForkServerFailed(ENDED if wait([self.requests], END_LIMIT) else NO_ROOM)
+        if (pid := MESSAGE.unpack_from(answer)[0]) == REFUSED:
+            raise ForkServerFailed(answer[MESSAGE.size :].decode())
+        self.ready = True
+        return pid, pidfds[0]
+
+    def is_stopped(self) -> bool:
+        return not wait([self.pidfd], 0) and is_stopped(self.pid)
+
+    def find_stopped(self) -> int | None:
+        """The process that holds up its answer, if somebody has stopped one: itself or, during its
+        imports, a program that one of these runs (torch's runs `ldconfig`)."""
+        if self.is_stopped():
+            return self.pid
+        return next(filter(is_stopped, self.list_imported()), None)
+
+    def list_imported(self) -> list[int]:
+        """The process ids of the programs that its imports run. (Later its children are ranks.)"""
+        if self.pid and not self.ready:
+            with contextlib.suppress(OSError):
+                children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+                return [int(pid) for pid in children.read_text().split()]
+        return []
+
+    def is_running(self) -> bool:
+        """Whether it has not hung up. (It does so before the kernel has put its memory away, which
+        takes a while.)"""
+        if not self.pid and wait([self.requests], 0):
+            try:
+                self.meet()
+            except ForkServerFailed:
+                return False
+        return not wait([self.requests], 0)
+
+    def is_idle(self) -> bool:
+        """Whether none of its processes is left."""
+        return all(each.has_ended for each in self.processes)
+
+    def end(self) -> None:
+        """End it; what holds the other end of the lifeline (its ranks, if there are any) ends with
+        it."""
+        with self.requests:
+            if not (self.ready and self.is_running() and self.ends_by_itself()):
+                for pid in self.list_imported():  # one that is stopped would stay so
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+                # it has ended, or is another user's by now: without its lifeline it ends as well
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    if self.pid:
+                        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.close()
+        if not self.pid:
+            self.wait_for_starter()
+
+    def close(self) -> None:
+        """Let go of it. Unless another process holds on to it, it ends with its ranks."""
+        self.requests.close()
+        os.close(self.lifeline)
+        if self.pid:
+            os.close(self.pidfd)
+
+    def ends_by_itself(self) -> bool:
+        """Whether it says that it does. It may have something to write then (coverage, for
+        example)."""
+        self.requests.shutdown(socket.SHUT_WR)
+        return bool(wait([self.requests], END_LIMIT))
+
+
+def spawn(words: list[str], stdin: int, kept: int) -> int:
+    """Start a program that has nothing of ours open but standard streams and `kept`; its process
+    id."""
+    inherited = []
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # closed by now
+            if descriptor > 2 and os.get_inheritable(descriptor):
+                inherited.append(descriptor)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # One that was opened before the limit was lowered is none to the C library.
+    beyond = [descriptor for descriptor in inherited if descriptor >= limit]
+    files: list[tuple[int, ...]] = [
+        (os.POSIX_SPAWN_CLOSE, each) for each in inherited if each < limit
+    ]
+    files += [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, kept, kept)]
+    try:
+        for descriptor in beyond:
+            os.set_inheritable(descriptor, False)
+        return os.posix_spawn(
+            words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY
+        )
+    except OSError as error:
+        option = {errno.EAGAIN: "-u", errno.ENOMEM: "-v", errno.EMFILE: "-n"}.get(error.errno or 0)
+        way_out = f": raise the limit (ulimit {option})" if option else ""
+        raise ForkServerFailed(f"cannot be started ({error.strerror}){way_out}") from error
+    finally:
+        for descriptor in beyond:
+            os.set_inheritable(descriptor, True)
+
+
+UNGUARDED = 97
+"""Exit code of a rank that met a launch() while importing the user's script."""
+LOST_BY_THE_SERVER = 256
+"""In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known
+how it ended."""
+PRELOADED = ["torch.distributed", "playground.world.rank.world"]
+_settings: dict[str, str] = {}
+_servers: list[ForkServerClient] = []
+"""The newest is the last. An earlier one stays as long as it has processes."""
+_lock = threading.Lock()
+
+
+def preload(*modules: str) -> None:
+    """Add to what the server imports. Counts until this process starts its first rank."""
+    PRELOADED.extend(module for module in modules if module not in PRELOADED)
+
+
+def import_with(settings: Mapping[str, str]) -> None:
+    """Add to the environment that the server imports torch in. Counts until this process starts its
+    first rank. (A rank's own environment is the caller's.)"""
+    _settings.update(settings)
+
+
+def warm_up() -> None:
+    """Let the server begin with its imports, if it has not: this returns at once."""
+    running_server()
+
+
+def start(
+    main: Callable[..., None],
+    *args: Any,
+    streams: Sequence[Connection] = (),
+    server: ForkServerClient | None = None,
+    imports_program: bool = True,
+) -> tuple[ForkedProcess, Connection]:
+    """A new process that runs `main(line, *args)`, and our end of that line: see
+    `ForkedProcess`."""
+    ours, theirs = mp.Pipe()
+    close_in_children(ours)
+    with socket.socket(fileno=os.dup(ours.fileno())) as end:
+        end.setblocking(True)  # otherwise `socket.setdefaulttimeout` counts here
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # for `find_sender`
+        # A message that is not taken in (the process is stopped) raises BlockingIOError.
+        end.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0)
+        )
+    try:
+        with theirs:
+            return ForkedProcess(main, (theirs, *args), streams, server, imports_program), ours
+    except BaseException:
+        # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
+        ours.close()
+        if server:
+            server.end()
+        raise
+
+
+def find_sender(line: Connection) -> tuple[int, int]:
+    """The process that the next message of a line is from, and its real user, as the kernel knows
+    them: 0 and -1 where the line ends. Raises `OSError` where the rank is gone.
+
+    Source: SCM_CREDENTIALS in https://man7.org/linux/man-pages/man7/unix.7.html
+    """
+    with socket.socket(fileno=os.dup(line.fileno())) as end:
+        _, given, *_ = end.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size), socket.MSG_PEEK)
+    for level, kind, content in given:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            pid, user, _ = CREDENTIALS.unpack(content)
+            return pid, user
+    return 0, -1
+
+
+def leave_if_imported() -> None:
+    """End this process if it is a rank that is importing, unguarded, the very script that started
+    it.
+
+    It would start ranks that start ranks. The launcher recognises the exit code and explains, once.
+    """
+    if is_importing_program():
+        os._exit(UNGUARDED)
+
+
+def release() -> None:
+    """End the server now. (The system ends it when this process ends, however that happens.)"""
+    with _lock:
+        while _servers:
+            _servers.pop().end()
+
+
+# Once, and before anybody can register what asks ranks to leave: at the exit that comes first,
+# being the later one.
+atexit.register(release)
+os.register_at_fork(after_in_child=_servers.clear)
+
+
+def new_server() -> ForkServerClient:
+    """A fork server for one rank alone, which ends it by `end`."""
+    return ForkServerClient(find_modules_as_here(), PRELOADED, _settings)
+
+
+def running_server() -> ForkServerClient:
+    """The fork server: a new one if there is none, none any more, or if this process has changed in
+    what a new process has from it."""
+    caller = read_caller()
+    with _lock:
+        for client in [*_servers]:
+            if not client.is_running() or (client.caller != caller and client.is_idle()):
+                _servers.remove(client)
+                client.end()
+        found = next((each for each in _servers if each.caller == caller), None)
+        if found is None:
+            found = new_server()
+            _servers.append(found)
+        return found
+
+
+Caller = tuple[Inheritance, tuple[tuple[str, str], ...]]
+
+
+def read_caller() -> Caller:
+    """What a new process has from this one for as long as it lives."""
+    return read_inheritance(), read_once(os.environ)
+
+
+class ForkedProcess:
+    """A new process that calls `main(*args)`, once the server has done its imports. What it prints
+    goes into the pipes for stdout and stderr, if `streams` are given, from its import of the
+    program on; a third stream is its stdin. It comes from `server`, if one is given, which ends
+    with it. Raises `ForkServerFailed` if there can be no process.
+
+    How it ended is heard from the server. Signals, and whether it has ended, need none: it may be
+    stopped or dead.
+    """
+
+    def __init__(
+        self,
+        main: Callable[..., object],
+        args: tuple[Any, ...] = (),
+        streams: Sequence[Connection] = (),
+        server: ForkServerClient | None = None,
+        imports_program: bool = True,
+    ) -> None:
+        self.fds = [stream.fileno() for stream in streams]
+        self.returncode: int | None = None
+        work = pickle_main(main, args, self.fds, imports_program)
+        self.server, self.own_server = server or running_server(), server
+        self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds, len(streams))
+        self.server.processes.add(self)
+        self.pidfd = Connection(pidfd, writable=False)
+        self.status = Connection(self.sentinel, writable=False)
+        close_in_children(self.pidfd, self.status)
+        # It may have been killed already: its sentinel says so.
+        with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as to_rank:
+            to_rank.write(work)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.pidfd.closed or bool(wait([self.pidfd], 0))
+
+    @property
+    def exitcode(self) -> int | None:
+        """None as long as it runs."""
+        return self.join(0.0)
+
+    def join(self, seconds: float = math.inf) -> int | None:
+        """Wait for its end. The exit code; None if it still runs after `seconds`."""
+        end = time.monotonic() + seconds
+        while self.returncode is None:
+            has_ended, left = bool(wait([self.pidfd], 0)), max(0.0, end - time.monotonic())
+            if wait([self.status], 0):
+                message = os.read(self.sentinel, MESSAGE.size)
+                # the server is gone; the process may be stopped, or hold the GIL, and not notice
+                if not message:
+                    self.kill()
+                    wait([self.pidfd])
+                self.returncode = MESSAGE.unpack(message)[0] if message else LOST_BY_THE_SERVER
+            elif has_ended and self.server.is_stopped():
+                self.returncode = LOST_BY_THE_SERVER
+            elif left == 0:
+                break
+            else:
+                wait([self.status] if has_ended else [self.status, self.pidfd], min(left, 0.2))
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        # it has ended, and the server has waited for it
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd.fileno(), number)
+
+    def close(self) -> None:
+        self.pidfd.close()
+        self.status.close()
+        if self.own_server:
+            self.own_server.end()

@@ -1,0 +1,345 @@
+"""Watch the ranks of a world until each has handed in its result, one of them fails, a deadlock is
+proved, or all are silent too long; then have them leave, all at once, or stop them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any
+
+from playground.base.errors import (
+    TIMED_OUT,
+    UNHEARD,
+    Deadlock,
+    PeerDisconnected,
+    PlaygroundError,
+    ProgramRefused,
+    RankFailed,
+    RankTimeout,
+    StoreFailed,
+)
+from playground.explain.hang import Kind
+from playground.explain.hang.activity import BETWEEN_LOOKS, compare
+from playground.world.launcher.examine import Examiner
+from playground.world.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandle, describe_exit
+from playground.world.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
+from playground.world.launcher.standstill import Standstill
+from playground.world.rank.preemption import PreemptionNotice
+from playground.world.rank.reports import Event, Progress
+from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT
+
+AFTERMATH = 0.25
+"""Seconds in which, where ranks have lost another, word of what became of that may still arrive."""
+WAITS, REFUSAL_LIMIT = 1.0, 10.0
+"""Where a rank has refused what the program was asked: seconds in one operation after which another
+rank is taken to wait for it, and to refuse nothing; seconds that all have to refuse."""
+LEAVE_LIMIT = 30.0
+"""Seconds a rank has at least to destroy its process group and give its memory back, all results
+being in."""
+LOOK_INTERVAL = 1.0
+
+
+def ignore_report(rank: int, event: Event) -> None:
+    """The default for the reports of ranks."""
+
+
+@dataclass
+class WorldWatch:
+    """The launcher's watch over the ranks of a world."""
+
+    ranks: Sequence[RankHandle]
+    timeout: float
+    """Maximum silence of all ranks in seconds (`START_LIMIT` while one is coming up)."""
+    on_report: Progress
+    notice: PreemptionNotice
+    """The notice of a preemption, which is passed on to the ranks."""
+    bare: bool = False
+    """Whether they run a program: see `LaunchConfig.bare`."""
+    silence: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.examiner = Examiner(self.ranks)
+        self.standstill = Standstill(self.ranks)
+
+    def run(self) -> None:
+        """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are
+        in a deadlock, or all are silent too long."""
+        while not all(rank.done for rank in self.ranks):
+            self.look()
+        for rank in self.ranks:
+            rank.relay_output()
+        if mismatch := self.examiner.find_mismatch():
+            logging.getLogger("playground").warning(mismatch)
+
+    def look(self) -> None:
+        """Wait for messages, and act upon them, upon silence, and upon what the ranks' flight
+        recorders show."""
+        are_up = all(rank.up or rank.is_stopped() for rank in self.ranks)
+        limit = self.timeout if are_up else START_LIMIT
+        pause = max(0.0, min(limit - self.silence, self.examiner.seconds_left))
+        seconds = min(pause, self.notice.seconds_left)
+        received = receive(self.ranks, seconds, self.on_report)
+        if self.notice.take():
+            for rank in self.ranks:
+                rank.order("end")
+        self.silence = 0.0 if received else self.silence + pause
+        suspects, stands = self.examiner.find_deadlock(), self.standstill.is_due()
+        if suspects or stands:
+            began = time.monotonic()
+            self.judge(stands)
+            self.silence += time.monotonic() - began
+        if self.silence >= limit:
+            raise self.explain(
+                RankTimeout(len(self.ranks), self.silence, self.collect_stacks(self.ranks))
+            )
+        if not any(rank.died for rank in self.ranks):
+            self.check_store()
+        if any(rank.failure for rank in self.ranks):
+            raise self.explain(self.first_failure())
+
+    def check_store(self) -> None:
+        """Raise `StoreFailed` if the process that serves the store has ended: no rank can meet
+        another any more, and what ranks raise because of that does not say so."""
+        for rank in self.ranks:
+            if rank.keeper and rank.keeper.process.has_ended:
+                code = rank.keeper.process.join(EXIT_LIMIT)
+                raise StoreFailed(describe_exit(code, rank.backend))
+
+    def judge(self, stands: bool) -> None:
+        """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in
+        two looks, no rank has made progress, nothing else acts in those that are blocked, and no
+        data is under way. If it `stands`, a run of which that cannot be proved is told of."""
+        before, present = self.examiner.progress, [rank for rank in self.ranks if not rank.vanished]
+        ask_for_stacks(present, self.on_report)
+        looks = {rank: rank.activity for rank in present}
+        time.sleep(BETWEEN_LOOKS)
+        ask_for_stacks(present, self.on_report)
+        seen = {rank.number: compare(looks[rank], rank.activity) for rank in present}
+        stacks = {rank.number: rank.stack for rank in present if rank.result is None}
+        if diagnosis := self.examiner.confirm(before, stacks, seen):
+            raise Deadlock(len(self.ranks), self.silence, stacks, diagnosis)
+        if stands and (found := self.examiner.find_reason(stacks, seen)):
+            self.standstill.tell(found)
+
+    def explain(self, failure: PlaygroundError) -> PlaygroundError:
+        """The failure, with the diagnosis of the flight recorders."""
+        found = self.examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
+        if found and found.kind != Kind.LOST:  # that a rank has failed is what the failure says
+            failure.diagnosis = found
+        return failure
+
+    def first_failure(self) -> PlaygroundError:
+        """The failure that caused the others.
+
+        A rank that raised stays up until it is stopped, so no rank fails because of it. A rank that
+        died took its sockets along, and word of the exceptions this causes in its peers may
+        overtake word of its death: it is ending by then.
+        """
+        ranks = self.ranks
+
+        def one_is_about_to_die() -> bool:
+            return not any(rank.died for rank in ranks) and any(rank.is_ending() for rank in ranks)
+
+        def all_lost_another() -> bool:
+            failures = [rank.failure for rank in ranks if rank.failure]
+            return all(isinstance(failure, PeerDisconnected) for failure in failures)
+
+        def order(rank: RankHandle) -> tuple[bool, bool, float]:
+            return not rank.died, isinstance(rank.failure, PeerDisconnected), rank.failed_at
+
+        receive_while(one_is_about_to_die, ranks, EXIT_LIMIT, self.on_report)
+        receive_while(all_lost_another, ranks, AFTERMATH, self.on_report)
+        first = min((rank for rank in ranks if rank.failure), key=order).failure
+        assert first
+        if self.bare and isinstance(first, RankFailed) and first.refusal:
+            return self.find_refusal() or first
+        if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
+            # It waited for a peer: the reader wants to know what the others were doing instead.
+            first.others = self.collect_stacks([rank for rank in ranks if not rank.failure])
+        return first
+
+    def find_refusal(self) -> ProgramRefused | None:
+        """What all ranks of a program refuse, after one has: the others are given time for it
+        unless one of them waits for a rank, or has ended."""
+        stood: dict[RankHandle, tuple[object, float]] = {}
+
+        def may_refuse(rank: RankHandle) -> bool:
+            waits_in = rank.box and rank.box.waits and rank.box.progress
+            before, since = stood.get(rank, (None, 0.0))
+            if not waits_in or waits_in != before:
+                stood[rank] = waits_in, time.monotonic()
+                return not rank.done
+            return time.monotonic() - since < WAITS
+
+        def others_may_refuse() -> bool:
+            others = [rank for rank in self.ranks if not rank.failure]
+            return bool(others) and all(map(may_refuse, others))
+
+        end = time.monotonic() + REFUSAL_LIMIT
+        while others_may_refuse() and time.monotonic() < end:
+            receive(self.ranks, BETWEEN_LOOKS, self.on_report)
+        refusals = [getattr(rank.failure, "refusal", "") for rank in self.ranks]
+        return ProgramRefused(refusals[0]) if all(refusals) else None
+
+    def collect_stacks(self, ranks: Sequence[RankHandle]) -> dict[int, str]:
+        """By rank, the Python stack of each of these that is unfinished."""
+        unfinished = [rank for rank in ranks if rank.result is None and not rank.vanished]
+        return ask_for_stacks(unfinished, self.on_report)
+
+
+def receive(
+    ranks: Sequence[RankHandle], seconds: float, on_report: Progress = ignore_report
+) -> bool:
+    """Wait for messages of these ranks and take in what there is; False if `seconds` passed in
+    silence.
+
+    What a rank prints counts as a message, and is passed on as it comes.
+    """
+    present = [rank for rank in ranks if not rank.vanished]
+    sources = [rank.line for rank in present if not rank.hung_up]
+    sources += [rank.process.sentinel for rank in present]
+    ready = await_any(ranks, sources, seconds)
+    events: list[tuple[int, Event]] = []
+    for rank in present:
+        ended = rank.process.sentinel in ready
+        if ended or rank.line in ready:  # of one that has ended, too, all messages are taken in
+            events += [(rank.number, event) for event in rank.receive_all()]
+        if ended and not rank.vanished:
+            rank.vanish()
+    # not above: what it raises (a closed stdout, say) is not the rank's doing
+    for number, event in events:
+        on_report(number, event)
+    return bool(ready)
+
+
+def await_any(ranks: Sequence[RankHandle], sources: Sequence[Any], seconds: float) -> set[Any]:
+    """Wait for one of `sources`, or for output of these ranks, which is passed on; what there was,
+    empty after `seconds`."""
+    outputs = [output for rank in ranks for output in rank.outputs]
+    end = time.monotonic() + seconds
+    while True:
+        now = time.monotonic()
+        left = max(0.0, end - now)
+        pause = min([left, *(output.seconds_left(now) for output in outputs)])
+        pipes = [output.pipe for output in outputs if output.is_read(now)]
+        ready: set[Any] = set(wait([*sources, *pipes], pause))
+        for output in outputs:
+            if output.pipe in ready and not output.holder:  # none of them has begun a long line
+                output.relay()
+        for rank in ranks:
+            rank.relay_parts()
+        if ready or pause == left:
+            return ready
+
+
+def receive_while(
+    condition: Callable[[], bool],
+    ranks: Sequence[RankHandle],
+    seconds: float,
+    on_report: Progress = ignore_report,
+) -> bool:
+    """Receive until the condition fails, for `seconds` at most. Returns whether it still holds."""
+    end = time.monotonic() + seconds
+    while (holds := condition()) and (left := end - time.monotonic()) > 0:
+        receive(ranks, left, on_report)
+    return holds
+
+
+def ask_for_stacks(
+    ranks: Sequence[RankHandle], on_report: Progress = ignore_report
+) -> dict[int, str]:
+    """By rank, where each of these stands."""
+    for rank in ranks:
+        rank.stack = UNHEARD
+        rank.activity = None
+        rank.order("where")
+
+    def may_answer() -> bool:
+        return any(
+            rank.stack == UNHEARD and not (rank.hung_up or rank.is_stopped()) for rank in ranks
+        )
+
+    receive_while(may_answer, ranks, GRACE, on_report)
+    return {rank.number: rank.stack for rank in ranks}
+
+
+def release(ranks: list[RankHandle], timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Let the ranks leave, all at once: until they have, they may be silent for `timeout` seconds,
+    as their threads and exit functions may take as long as the function itself. Raise `RankFailed`
+    for one that cannot leave cleanly."""
+    limit = max(timeout, LEAVE_LIMIT)
+    for rank in ranks:
+        if not rank.vanished:
+            rank.order("leave")
+    end = time.monotonic() + limit
+    while staying := [rank for rank in ranks if rank.process.exitcode is None]:
+        if time.monotonic() > end:
+            last = staying[-1]
+            failure = last.unclean_exit(f"still there after {limit:g} s")
+            failure.others = ask_for_stacks([last])
+            raise failure
+        if receive(staying, LOOK_INTERVAL):
+            end = time.monotonic() + limit
+        for rank in staying:
+            if rank.failure and not rank.vanished:
+                raise rank.failure
+            # its result is in
+            if (code := rank.process.exitcode) not in (None, 0, LOST_BY_THE_SERVER):
+                raise rank.unclean_exit(describe_exit(code, rank.backend))
+
+
+def interrupt(ranks: Sequence[RankHandle], seconds: float) -> None:
+    """Pass Ctrl-C on to the ranks and to what they have started, as torchrun does, and kill those
+    that have not ended after `seconds`. One that ends does not wait for the others: what they wait
+    for from it raises an error there."""
+    present = [rank for rank in ranks if rank.up]
+    leaving: set[RankHandle] = set()
+    for rank in present:
+        rank.order("interrupt all")
+    end = time.monotonic() + seconds
+    while present and (left := end - time.monotonic()) > 0:
+        receive(present, left)
+        present = [rank for rank in present if not rank.vanished]
+        for rank in present:
+            if (rank.done or rank.failure) and rank not in leaving:
+                leaving.add(rank)
+                rank.order("leave")
+    for rank in present:
+        rank.process.kill()
+
+
+def stop(ranks: list[RankHandle], seconds: float = GRACE) -> None:
+    """End what is left of the ranks: the closed line asks them, then SIGTERM, then SIGKILL. What
+    they still do, exit functions of one that has failed and handlers of SIGTERM in the others, may
+    take so many seconds."""
+    try:
+        for rank in ranks:
+            rank.relay_output()
+    finally:  # whoever was to read that may be gone
+        try:
+            for rank in ranks:
+                rank.line.close()
+                # the start of one is not to be waited for, and one that is stopped hears nothing
+                hears = rank.up and not rank.is_stopped()
+                (rank.process.terminate if hears else rank.process.kill)()
+            await_ends(ranks, seconds)
+        finally:  # Ctrl-C may come once more
+            for rank in ranks:
+                rank.process.kill()
+            for rank in ranks:
+                rank.close()
+
+
+def await_ends(ranks: Sequence[RankHandle], seconds: float) -> None:
+    """Wait for the ends of these ranks' processes, so many seconds at most. What they print until
+    then is passed on."""
+    end = time.monotonic() + seconds
+    while staying := [rank for rank in ranks if rank.process.exitcode is None]:
+        if (left := end - time.monotonic()) <= 0:
+            break
+        await_any(staying, [rank.process.sentinel for rank in staying], min(left, LOOK_INTERVAL))
+    for rank in ranks:
+        rank.relay_output()

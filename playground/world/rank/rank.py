@@ -1,0 +1,364 @@
+"""Inside a rank that the launcher started: run the function, report to the launcher, follow its
+orders.
+
+| rank → launcher              | launcher → rank                                      |
+|------------------------------|------------------------------------------------------|
+| `("up",)`                    | `Assignment`: run this                               |
+| `("report", event)`          | `"where"`: answer with `("stack", text, activity)`   |
+| `("result", pickled, list)`  | `"leave"`: every rank has its result                 |
+| `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
+| `("box", file)`              | `"opened"`: the box, so it may go with this process  |
+|                              | `"release"`: end what waits for other ranks          |
+| `("ask", prompt)`            | `Answer`: to its question                            |
+|                              | `"interrupt"`: raise KeyboardInterrupt, if it is up  |
+|                              | `"interrupt all"`: so do your processes, as by a     |
+|                              | terminal; `"leave"` lets one go that has failed      |
+|                              | end of file: the launcher is gone, go at once        |
+
+The messages are pickles: results, reports and exceptions are the program's own objects. No program
+that the rank starts has the line, and no fork of it. The launcher asks the kernel who has sent each
+message: it hears the rank's process alone, and takes plain data of one that has given its rights
+away.
+
+A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
+so that no peer fails only because it is gone, and the first failure to be reported is the first
+that happened. A rank that has handed in its result waits too: for the order to leave, or for more
+work. But a `bare` one, whose function is a whole program, ends when that does: its result is handed
+in when its threads and its exit functions have come to their end, which may still take part in what
+others do.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from playground.base import signals
+from playground.base.connections import break_off_connecting, shut_down_groups
+from playground.base.errors import LOST_PEER, PeerDisconnected, PlaygroundError, RankFailed
+from playground.base.forks import close_in_children, keep_from_programs
+from playground.base.frames import RUNNERS, is_program
+from playground.base.losses import end_waits
+from playground.base.threads import OurThread, signals_blocked
+from playground.explain.hang.activity import look
+from playground.world import backends
+from playground.world.rank.assignment import Answer, Assignment, call
+from playground.world.rank.preemption import (
+    clear_preemption,
+    leave_to_launcher,
+    request_preemption,
+    run_until_preempted,
+)
+from playground.world.rank.process import (
+    end,
+    exit_orderly,
+    finish,
+    flush,
+    forget_frames,
+    run_program,
+)
+from playground.world.rank.reports import report_to
+from playground.world.rendezvous.environment import RankEnv
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+
+_launchers: list[Launcher] = []
+
+
+def ask(prompt: object = "", /) -> str:
+    """In the place of `input`: what a person types at the launcher, who is asked by one rank at a
+    time. Raises `EOFError` if there is nobody, and in a process that a rank has started."""
+    for launcher in _launchers:
+        return launcher.ask(str(prompt))
+    raise EOFError("only a rank itself can ask")
+
+
+os.register_at_fork(after_in_child=_launchers.clear)  # a child of a rank is not the rank
+
+
+class Launcher:
+    """The rank's end of the line to its launcher."""
+
+    def __init__(self, line: Connection, rank: int, size: int) -> None:
+        self.line = line
+        self.rank = rank
+        self.size = size
+        self.assignments: SimpleQueue[Assignment | None] = SimpleQueue()
+        """The work of this rank; None when it may leave."""
+        self.has_failed = False
+        self.dismissed = threading.Event()
+        """Set when the launcher has heard of the failure, and needs this process no longer."""
+        self.box_is_opened = threading.Event()
+        """Set when the launcher has opened the flight recorder, so that it may go with this
+        process."""
+        self.lock, self.asking = threading.Lock(), threading.Lock()
+        self.answers: SimpleQueue[Answer] = SimpleQueue()
+        self.main_thread = threading.get_ident()
+        self.socket = os.fstat(line.fileno()).st_ino
+        close_in_children(line)
+        _launchers[:] = [self]
+        OurThread(target=self.follow_orders, name="launcher", daemon=True).start()
+
+    def send(self, *message: Any) -> None:
+        # this process has been forked from the rank, and came back from what the rank runs
+        if self.line.closed:
+            os._exit(1)
+        if not self.is_connected:  # the launcher hears how the process ends
+            return
+        try:
+            with self.lock:
+                self.line.send(message)
+        except ConnectionError:  # the launcher is gone, or has asked this process to end
+            if threading.get_ident() == self.main_thread:
+                finish()
+            os._exit(1)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the program has left the line open. (It may close all descriptors, as daemons do,
+        and open files that get their numbers.)"""
+        try:
+            return os.fstat(self.line.fileno()).st_ino == self.socket
+        except OSError:
+            return False
+
+    def ask(self, prompt: str) -> str:
+        """The line that a person types. Raises `EOFError` if there is none."""
+        sys.stdout.flush()
+        with self.asking:
+            self.answers = SimpleQueue()  # an interrupted question may have been answered
+            self.send("ask", prompt)
+            answer = self.answers.get()
+        if answer.text is None:
+            raise EOFError(answer.reason or "EOF when reading a line")
+        return answer.text
+
+    def follow_orders(self) -> None:
+        while self.is_connected:
+            try:
+                order = self.line.recv()
+            except (EOFError, OSError):
+                if not self.is_connected:
+                    return
+                if not (self.has_failed or handles_sigterm()):
+                    os._exit(1)
+                self.dismissed.set()
+                self.box_is_opened.set()
+                return
+            if order == "where":
+                frame = sys._current_frames()[self.main_thread]
+                self.send("stack", describe_place(traceback.extract_stack(frame)), look())
+            elif order == "end":
+                request_preemption()
+                if handles_sigterm():
+                    os.kill(os.getpid(), signal.SIGTERM)
+            elif order == "opened":
+                self.box_is_opened.set()
+            elif order == "release":
+                release()
+            elif order == "interrupt":
+                signal.pthread_kill(self.main_thread, signal.SIGINT)
+            elif isinstance(order, Answer):
+                self.answers.put(order)
+            elif order == "interrupt all":
+                os.killpg(0, signal.SIGINT)
+            elif order == "leave":
+                self.dismissed.set()
+                self.assignments.put(None)
+            else:
+                # here, in the order of the line: it may be asked before it begins
+                clear_preemption()
+                self.assignments.put(order)
+
+    def submit(self, result: Any, changes: list[str]) -> None:
+        """Hand in the result. Without `changes`, this process can run something else as a new one
+        would."""
+        try:
+            pickled = pickle.dumps(result)
+        except Exception as error:
+            words = f"returned what cannot be sent to the launcher ({error}): return plain data"
+            raise RankFailed(self.rank, self.size, words) from None
+        if not self.is_connected:
+            end_unheard(result)
+        flush()
+        self.send("result", pickled, changes)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Report a failure, and end as the process of a script does."""
+        if not self.is_connected:
+            end(error)
+        flush()
+        self.has_failed = True
+        # Ctrl-C may come twice: from the terminal, and from the launcher, which passes it on
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signals.do_nothing)
+        self.send("failed", failure(error, self.rank, self.size))
+        finish()
+        self.dismissed.wait()
+        # they come with that, and the interpreter's end would restore what they do to any process
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        forget_frames(error)
+        exit_orderly(1)
+
+
+def end_unheard(result: Any) -> NoReturn:
+    """End this process, whose program has closed the line: the launcher hears its exit code
+    only."""
+    if result is None:
+        end()
+    print(
+        "playground: what this rank returned is lost, as it has closed the descriptor that its "
+        "launcher hears it by (os.closerange?): return None, or close the program's own files",
+        file=sys.stderr,
+    )
+    finish()
+    os._exit(1)
+
+
+def handles_sigterm() -> bool:
+    """Whether the program has a handler of its own for SIGTERM. The launcher sends it, as it closes
+    the line, and SIGKILL after it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return callable(handler) and handler is not signals.do_nothing
+
+
+def main(line: Connection, env: RankEnv, backend: str) -> None:
+    """The life of a rank."""
+    launcher = Launcher(line, env.rank, env.size)
+    launcher.send("up")
+    report_to(partial(launcher.send, "report"))
+    try:
+        live(launcher, env, backend)
+    except BaseException as error:
+        # whatever it is, SystemExit included: the launcher must receive it
+        launcher.fail(error)
+
+
+def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
+    """Enter the world, run what the launcher sends, leave the world: when all may, or when a
+    program has ended."""
+    from playground.explain.hang.hooks import hooks
+    from playground.world.rank.world import Member, ProcessState
+
+    member = state = None
+    while work := launcher.assignments.get():
+        if not work.stays:
+            work.move_in()
+        if member is None or state is None:
+            with signals_blocked():  # for the threads that torch starts
+                member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
+            state = ProcessState()
+            # now, while there is time to open it: gloo may abort this process in its first
+            # operation
+            if member.box:
+                launcher.send("box", member.box.file)
+        elif work.rendezvous:
+            member.meet_again(work.rendezvous, work.timeout)
+        elif work.stays:
+            hooks.continue_program()
+        else:
+            member.drop_groups()
+        if work.rendezvous or not work.stays:
+            with signals_blocked():
+                (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+            keep_from_programs()
+        if not work.stays:
+            state.renew()
+        fn, args = work.load()
+        if not work.stays:
+            leave_to_launcher(work.preemptible)
+            if not work.bare:  # which is its program's, and is not kept
+                state.begin()
+        result = run_until_preempted(run_program, call, fn, env.rank, env.size, *args)
+        if work.bare:
+            finish()
+        hooks.end_program()
+        is_over = not (work.stays or work.bare)
+        launcher.submit(result, state.find_changes() if is_over else ["its program goes on"])
+        if work.bare:
+            if member.box:
+                launcher.box_is_opened.wait()
+            return
+    finish()  # while the process group stands: what is registered with atexit may destroy it
+    if member:
+        member.leave()
+    # All results are in. torch's C++ may abort where it is taken down while threads of its own run.
+    flush()
+    os._exit(0)
+
+
+def release() -> None:
+    """In this process, have every operation of a process group raise, and the forming of groups: no
+    group is of use after that."""
+    from playground.world.rank.world import members
+
+    end_waits()
+    for member in members:
+        shut_down_groups(member.env.rendezvous.port)
+        break_off_connecting(member.env.size)
+        member.backend.abort_groups()
+
+
+def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
+    """`error` as the user is to read it: its headline, and its traceback from where their own
+    function begins."""
+    if isinstance(error, PlaygroundError):
+        return error
+    whole = traceback.TracebackException.from_exception(error)
+    innermost = whole.stack[-1:]
+    whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
+    headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
+    if missing := backends.explain_missing_device(error):
+        own = [frame for frame in whole.stack if is_program(frame.filename)]
+        where = traceback.StackSummary.from_list(own[-1:] or whole.stack[-1:])
+        return RankFailed(rank, size, f"failed: {missing}", "".join(where.format()).rstrip())
+    # The backends raise RuntimeError. A socket or a file of the user's own raises OSError, and may
+    # say the same.
+    lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
+    kind = PeerDisconnected if lost else RankFailed
+    failed = kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
+    for frame in innermost:
+        failed.refusal = describe_refusal(error, frame)
+    return failed
+
+
+def describe_refusal(error: BaseException, innermost: traceback.FrameSummary) -> str:
+    """In one line, what a program says by an `assert` with a message, and where; or by
+    `sys.exit`. Empty for any other error, and for an `assert` of a library's."""
+    message = error.args[0] if error.args else None
+    if not (isinstance(message, str) and message.strip()):
+        return ""
+    words = " ".join(message.split())
+    if isinstance(error, SystemExit):
+        return words
+    if isinstance(error, AssertionError) and is_program(innermost.filename):
+        return f"{words} ({os.path.basename(innermost.filename)}:{innermost.lineno})"
+    return ""
+
+
+def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """`stack` from where the user's function begins, without our own part in it; nothing if it is
+    not in that function."""
+    ours = (*RUNNERS, "<frozen importlib", "<frozen runpy")
+    start = next((i for i, frame in enumerate(stack) if frame.filename == __file__), 0)
+    return [frame for frame in stack[start:] if not frame.filename.startswith(ours)]
+
+
+def describe_place(stack: traceback.StackSummary) -> str:
+    """The user's frames; in a line, where a rank is that has not begun their function, or has left
+    it."""
+    if theirs := user_frames(stack):
+        return "".join(traceback.format_list(theirs))
+    last = stack[-1]
+    place = f"{os.path.basename(last.filename)}:{last.lineno}"
+    return f"  (not in the program: in {last.name}, {place})"

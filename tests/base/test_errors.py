@@ -1,0 +1,94 @@
+"""What errors say, with which exit code, and that they reach another process whole."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import playground
+from playground.base.errors import (
+    UNHEARD,
+    Deadlock,
+    ForkServerFailed,
+    PeerDisconnected,
+    PlaygroundError,
+    Preempted,
+    ProgramRefused,
+    RankFailed,
+    RankTimeout,
+    RendezvousTimeout,
+    StoreFailed,
+    UsageError,
+)
+from playground.explain.hang import Kind
+from playground.explain.hang.diagnosis import Diagnosis
+
+DIAGNOSIS = Diagnosis(
+    kind=Kind.LOST, culprits=(1,), operation="barrier", line="train.py:1",
+    proved=True, unknown="", sentence="rank 1 is in barrier", table="rank 1", cure="call the same",
+)  # fmt: skip
+STACKS = {0: "train.py:1 in step\n", 2: UNHEARD}
+ERRORS: list[tuple[PlaygroundError, int, str]] = [
+    (UsageError("-n 0: at least 1"), 2, "-n 0: at least 1"),
+    (ForkServerFailed("was killed"), 1, "the fork server, which ranks come from, was killed"),
+    (StoreFailed("was killed"), 1, "the process that serves the ranks' store was killed"),
+    (RendezvousTimeout("2 of 3 ranks have come"), 1, "2 of 3 ranks have come"),
+    (RankFailed(1, 3, "raised", "Traceback: …"), 1, "rank 1 of 3 raised\nTraceback: …"),
+    (ProgramRefused("4 ranks do not divide 30"), 1, "4 ranks do not divide 30"),
+    (PeerDisconnected(0, 2, "lost rank 1"), 1, "rank 0 of 2 lost rank 1"),
+    (Preempted(7), 75, "preempted by SIGTERM after step 7"),
+    (
+        RankTimeout(3, 2.5, STACKS),
+        1,
+        "no sign of life for 2.5 s from rank 2 of 3: no answer: stopped, or inside C code that "
+        "holds the GIL\nrank 0 stands at:\ntrain.py:1 in step\nrank 2 stands at:\n" + UNHEARD,
+    ),
+    (Deadlock(2, 0.5, {}, DIAGNOSIS), 1, str(DIAGNOSIS)),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"), ERRORS, ids=[type(error).__name__ for error, _, _ in ERRORS]
+)
+def test_it_says_what_has_happened_here_and_in_another_process(
+    error: PlaygroundError, code: int, text: str
+) -> None:
+    for each in (error, pickle.loads(pickle.dumps(error))):
+        assert type(each) is type(error)
+        assert (each.exit_code, str(each), each.headline) == (code, text, text.split("\n")[0])
+        assert type(each).__module__ == "playground"
+
+
+def test_each_has_an_exit_code_and_a_text_of_its_own() -> None:
+    def below(kind: type[PlaygroundError]) -> set[type[PlaygroundError]]:
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    ours = {kind for kind in below(PlaygroundError) if kind.__module__ == "playground"}
+    assert ours - {PlaygroundError} == {type(error) for error, _, _ in ERRORS}
+    assert all(kind.__doc__ for kind in ours)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "who"),
+    [
+        ({1: "here"}, "rank 1 of 4: a hang"),
+        ({0: "here", 3: "there"}, "ranks 0, 3 of 4: a hang"),
+        ({0: UNHEARD, 1: UNHEARD}, "ranks 0, 1 of 4: a hang"),
+        ({0: "here", 1: UNHEARD, 2: UNHEARD}, "ranks 1, 2 of 4: no answer"),
+    ],
+)
+def test_ranks_that_have_not_answered_are_named_where_others_have(
+    stacks: dict[int, str], who: str
+) -> None:
+    assert f"no sign of life for 3 s from {who}" in RankTimeout(4, 3, stacks).headline
+
+
+def test_others_stand_below_the_failure_with_what_the_recorders_say() -> None:
+    failure = RankFailed(1, 2, "raised")
+    failure.others, failure.diagnosis = {0: "train.py:3 in step"}, DIAGNOSIS
+    assert str(failure) == (
+        f"rank 1 of 2 raised\nrank 0 stands at:\ntrain.py:3 in step\n{DIAGNOSIS}"
+    )
+    assert str(Preempted(3)) == "preempted by SIGTERM after step 3"
+    assert playground.RankFailed is RankFailed

@@ -1,0 +1,486 @@
+"""Diagnoses of wrong programs, one of each kind, and of random ones, run on an abstract gloo until
+it stands still."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import re
+import textwrap
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from random_programs import (
+    MISTAKES,
+    AbstractGloo,
+    collective,
+    make_mistake,
+    receive,
+    run,
+    send,
+    stand_still,
+    write_programs,
+)
+from widths import too_wide
+
+from playground.base.untrusted import unpickle
+from playground.explain.hang import (
+    BACKWARD,
+    BUFFERS,
+    ISSUED,
+    NEW_GROUP,
+    Doing,
+    Kind,
+    Operation,
+    RankState,
+)
+from playground.explain.hang.diagnosis import (
+    diagnose,
+    explain_failure,
+    find_mismatch,
+)
+
+SUM, BARRIER = collective("all_reduce"), collective("barrier")
+ROOT_0, ROOT_1 = collective("broadcast", peer=0), collective("broadcast", peer=1)
+SUM_3, BARRIER_3, GROUP_3 = (collective(name, 3) for name in ("all_reduce", "barrier", NEW_GROUP))
+SUM_4, BARRIER_4, BACKWARD_4, GROUP_4 = (
+    collective(name, 4) for name in ("all_reduce", "barrier", BACKWARD, NEW_GROUP)
+)
+
+
+@pytest.mark.parametrize(
+    ("programs", "kind", "culprits", "sentence"),
+    [
+        ([[SUM, ROOT_0], [ROOT_0, SUM]], "different collectives", (0, 1),
+         "rank 0 is in all_reduce (train.py:1) where rank 1 is in broadcast (:1)"),
+        ([[SUM_3, SUM_3], [SUM_3, BARRIER_3], [SUM_3, SUM_3]], "different collectives", (1,),
+         "rank 1 is in barrier (train.py:2) where ranks 0, 2 are in all_reduce (:2)"),
+        ([[BACKWARD_4], [BACKWARD_4], [SUM_4], [BACKWARD_4]], "a collective that meets DDP's", (2,),
+         "rank 2 is in all_reduce (train.py:1) where ranks 0-1, 3 are in DDP's backward (:1)"),
+        ([[ROOT_0], [ROOT_1]], "different roots", (0, 1),
+         "rank 0 is in broadcast from rank 0 (train.py:1) where rank 1 is in broadcast from rank 1 "
+         "(:1)"),
+        ([[replace(SUM, shape=(4, 2))], [replace(SUM, shape=(4, 3))]], "different shapes", (0, 1),
+         "rank 0 is in all_reduce of shape [4, 2] (train.py:1) where rank 1 is in all_reduce of "
+         "shape [4, 3] (:1)"),
+        ([[SUM_3], [SUM_3], [replace(SUM_3, dtype="float64")]], "different dtypes", (2,),
+         "rank 2 is in all_reduce of float64 (train.py:1) where ranks 0-1 are in all_reduce of "
+         "float32 (:1)"),
+        ([[SUM_3], [SUM_3], [collective("all_reduce", group=(1, 2), number=1)]], "different groups",
+        (1, 2),
+         "rank 2 is in all_reduce of group 1 (ranks 1-2) (train.py:1) "
+         "where ranks 0-1 are in all_reduce of group 0 (ranks 0-2) (:1)"),
+        ([[GROUP_4, SUM_4], [GROUP_4, SUM_4], [SUM_4], [SUM_4]], "a group not made by all", (2, 3),
+         "ranks 2-3 are in all_reduce (train.py:1) where ranks 0-1 are in new_group (:1)"),
+        ([[GROUP_3, SUM_3], [GROUP_3], [SUM_3, GROUP_3]], "a group not made by all", (2,),
+         "rank 2 is in all_reduce (train.py:1) where ranks 0-1 are in new_group (:1)"),
+        ([[SUM, SUM], [SUM]], "a rank that has finished", (1,),
+         "rank 1 has finished (train.py:1) where rank 0 is in all_reduce (:2)"),
+        ([[SUM_4] * 3, [SUM_4] * 2, [SUM_4] * 3, [SUM_4] * 2], "a rank that has finished", (1, 3),
+         "ranks 1, 3 have finished (train.py:2) where ranks 0, 2 are in all_reduce (:3)"),
+        ([[SUM_3], [SUM_3], [receive(0, 3), SUM_3]], "a rank that does not take part", (0, 2),
+         "rank 2 is in recv from rank 0 (train.py:1) where ranks 0-1 are in all_reduce (:1)"),
+        ([[send(1), receive(1)], [send(0), receive(0)]], "send against send", (0, 1),
+         "rank 0 is in send to rank 1 (train.py:1) where rank 1 is in send to rank 0 (:1)"),
+        ([[receive(1), send(1)], [receive(0), send(0)]], "receive against receive", (0, 1),
+         "rank 0 is in recv from rank 1 (train.py:1) where rank 1 is in recv from rank 0 (:1)"),
+        ([[send((rank + 1) % 3, 3)] for rank in range(3)], "send against send", (0, 1, 2),
+         "rank 0 is in send to rank 1 (train.py:1) where rank 2 is in send to rank 0 (:1)"),
+        ([[send(1, tag=5)], [receive(0, tag=6)]], "wrong tag", (0, 1),
+         "rank 0 is in send to rank 1 with tag 5 (train.py:1) where rank 1 is in recv from rank 0 "
+         "with tag 6 (:1)"),
+        ([[send(2, 3), SUM_3], [receive(0, 3), SUM_3], [SUM_3]], "wrong peer", (0, 2),
+         "rank 0 is in send to rank 2 (train.py:1) where rank 1 is in recv from rank 0 (:1)"),
+        ([[SUM_3], [replace(BARRIER_3, raised="ValueError: no")], [SUM_3]], "a collective in "
+                                                                            "`finally`", (1,),
+         "rank 1 is in barrier (train.py:1) where ranks 0, 2 are in all_reduce (:1)"),
+        ([[receive(None, 3), SUM_3], [SUM_3], [SUM_3]], "a rank that does not take part", (0, 1, 2),
+         "rank 0 is in recv from anyone (train.py:1) where ranks 1-2 are in all_reduce (:1)"),
+    ],
+)  # fmt: skip
+def test_one_of_each_kind_is_told_apart(
+    programs: list[list[Operation]], kind: str, culprits: tuple[int, ...], sentence: str
+) -> None:
+    states = run(*programs)
+    found = diagnose(states)
+    assert found
+    assert (found.kind, found.culprits, found.proved) == (kind, culprits, True)
+    assert found.sentence == textwrap.fill(f"deadlock: {sentence}", 80)
+    assert found.line.startswith("train.py:")
+    assert found.cure == found.kind.cure
+    assert max(map(len, str(found).splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "sentence"),
+    [
+        ({"doing": Doing.IN_PROGRAM, "line": "train.py:20 in main"}, "straggler",
+         "rank 2 is in the program (train.py:20) while ranks 0-1 are in all_reduce (:1)"),
+        ({"doing": Doing.STOPPED, "line": "train.py:20 in main"}, "stopped",
+         "rank 2 is stopped (train.py:20) while ranks 0-1 are in all_reduce (:1)"),
+        ({"doing": Doing.DEAD, "end": "was killed by SIGKILL"}, "dead",
+         "rank 2 was killed by SIGKILL while ranks 0-1 are in all_reduce (train.py:1)"),
+        ({"may_act": "what thread Timer does"}, "a rank that does not take part",
+         "probably a deadlock: rank 2 is in recv from rank 0 (train.py:1) where ranks 0-1\nare in "
+         "all_reduce (:1)"),
+        ({"moves": True}, "a rank that does not take part",
+         "probably a deadlock: rank 2 is in recv from rank 0 (train.py:1) where ranks 0-1\nare in "
+         "all_reduce (:1)"),
+    ],
+)  # fmt: skip
+def test_nothing_is_proved_while_a_rank_may_act(
+    changed: dict[str, Any], kind: str, sentence: str
+) -> None:
+    *others, last = run([SUM_3], [SUM_3], [receive(0, 3)])
+    found = diagnose([*others, replace(last, **changed)])
+    assert found
+    assert (found.kind, 2 in found.culprits, found.proved, found.sentence) == (
+        kind,
+        True,
+        False,
+        sentence,
+    )
+
+
+def test_no_code_runs_that_a_stranger_has_written_to_the_store() -> None:
+    with pytest.raises(pickle.UnpicklingError, match=r"posix\.getpid is not expected"):
+        unpickle(b"cposix\ngetpid\n(tR.", RankState)
+
+
+def test_an_operation_that_may_give_up_proves_nothing() -> None:
+    found = diagnose(run([replace(SUM, may_give_up=True)], [receive(0)]))
+    assert found
+    assert (found.kind, found.culprits, found.proved) == (
+        "a rank that does not take part",
+        (0, 1),
+        False,
+    )
+
+
+def test_a_rank_that_is_not_seen_may_act() -> None:
+    found = diagnose(run([SUM], [])[:1])
+    assert found
+    assert (found.kind, found.culprits, found.proved) == ("a rank that is not seen", (1,), False)
+
+
+def test_functions_of_one_algorithm_meet() -> None:
+    states = run([collective("all_gather")], [collective("all_gather_into_tensor")])
+    states = [
+        replace(state, doing=Doing.IN_OPERATION, waits_for=state.operations[0]) for state in states
+    ]
+    found = diagnose(states)
+    assert found
+    assert (found.kind, found.proved) == ("in progress", False)
+
+
+def test_what_all_have_called_is_in_progress() -> None:
+    states = [
+        replace(state, doing=Doing.IN_OPERATION, waits_for=state.operations[0])
+        for state in run([SUM], [SUM])
+    ]
+    found = diagnose(states)
+    assert found
+    assert (found.kind, found.culprits, found.proved) == ("in progress", (), False)
+    assert found.sentence == "ranks 0-1 are in all_reduce (train.py:1)"
+    assert diagnose(run([SUM], [SUM])) is None
+
+
+def test_ranks_that_do_the_same_share_a_row() -> None:
+    name = collective("all_gather_into_tensor", 64)
+    states = run([collective("barrier", 64)], [name, name], *[[name]] * 62)
+    states = [replace(state, since=state.rank / 10) for state in states]
+    found = diagnose(states)
+    assert found
+    assert found.table.splitlines() == [
+        "rank  does                       since  where               waits for",
+        "0     barrier #0                 0.0 s  train.py:1 in step  1-63",
+        "1-63  all_gather_into_tensor #0  6.3 s  train.py:1 in step  0",
+    ]
+
+
+def test_a_table_is_no_wider_than_a_terminal() -> None:
+    line = "a_program_with_a_very_long_name.py:1234 in a_function_with_a_very_long_name"
+    everyone = tuple(range(64))
+    states = [
+        RankState(
+            rank=rank,
+            doing=Doing.IN_OPERATION,
+            waits_for=(
+                call := collective(
+                    ("barrier", "all_gather_into_tensor")[rank % 2], 64, index=123456, line=line
+                )
+            ),
+            operations=(call,),
+            counts={call.channel: call.index + 1},
+            since=12345.6,
+        )
+        for rank in everyone
+    ]
+    found = diagnose(states)
+    assert found
+    assert found.culprits == everyone
+    assert too_wide(str(found)) == []
+    assert found.sentence.startswith("deadlock: ranks 0, 2, 4, 6, 8, … are in barrier (")
+    assert all("e.py:1234  " in row for row in found.table.splitlines()[1:])
+
+
+@pytest.mark.parametrize(
+    ("calls", "kind", "culprits", "sentence"),
+    [
+        ([SUM_3, SUM_3, replace(SUM_3, dtype="int32")], "different dtypes", (2,),
+         "rank 2 has called all_reduce of int32 (train.py:1) where ranks 0-1 have called "
+         "all_reduce of float32 (:1)"),
+        ([collective("broadcast", 3, peer=root) for root in (0, 0, 1)], "different roots", (2,),
+         "rank 2 has called broadcast from rank 1 (train.py:1) where ranks 0-1 have called "
+         "broadcast from rank 0 (:1)"),
+        ([replace(SUM_3, shape=shape) for shape in ((2, 3), (3, 2), (3, 2))], "different shapes",
+        (0,),
+         "rank 0 has called all_reduce of shape [2, 3] (train.py:1) "
+         "where ranks 1-2 have called all_reduce of shape [3, 2] (:1)"),
+        ([send(1, 3, shape=(4,), dtype="float32"), receive(0, 3, shape=(3,), dtype="float32"),
+        BARRIER_3],
+         "different sizes", (0, 1),
+         "rank 0 has called send to rank 1 of float32[4] (train.py:1) "
+         "where rank 1 has called recv from rank 0 of float32[3] (:1)"),
+    ],
+)  # fmt: skip
+def test_silent_differences_are_found(
+    calls: list[Operation], kind: str, culprits: tuple[int, ...], sentence: str
+) -> None:
+    states = run(*[[call] for call in calls])
+    found = find_mismatch(states)
+    assert found
+    assert (found.kind, found.culprits, found.proved) == (kind, culprits, False)
+    assert found.sentence == textwrap.fill(sentence, 80)
+    assert found.line == "train.py:1 in step"
+    assert "waits" not in found.table.splitlines()[1]
+
+
+def test_the_first_difference_is_told() -> None:
+    wrong = replace(SUM, dtype="int32")
+    states = run([SUM, SUM, BARRIER], [SUM, wrong, wrong])
+    timed = [
+        replace(
+            state,
+            operations=tuple(replace(one, issued=float(one.index)) for one in state.operations),
+        )
+        for state in states
+    ]
+    found = find_mismatch(timed)
+    assert found
+    assert (found.kind, found.line) == ("different dtypes", "train.py:2 in step")
+
+
+def test_what_need_not_be_equal_is_no_difference() -> None:
+    group = collective(NEW_GROUP)
+    assert (
+        find_mismatch(run([replace(group, members=(0,))], [replace(group, members=(1,))])) is None
+    )
+    long, short = ({"shape": (length,), "dtype": "float32"} for length in (4, 3))
+    # the first took the first message from rank 1
+    receives = [receive(None, 3, **short), receive(1, 3, **long)]
+    assert find_mismatch(run(receives, [send(0, 3, **short), send(0, 3, **long)], [])) is None
+
+
+def look_at_right_programs(number: int, share: float, rng: random.Random) -> int:
+    """Run so many random programs, and look at this share of the moments; return how many there
+    were."""
+    looks = 0
+    for _ in range(number):
+        gloo = AbstractGloo(write_programs(rng.randint(2, 5), rng))
+        for _ in stand_still(gloo, rng):
+            if rng.random() < share:
+                states = gloo.states()
+                found = diagnose(states)
+                assert found is None or (
+                    found.kind in ("straggler", "in progress", Kind.UNWAITED) and not found.proved
+                ), str(found)
+                rank = rng.choice(gloo.ranks)
+                states[rank] = replace(
+                    states[rank], doing=rng.choice((Doing.STOPPED, Doing.DEAD)), waits_for=None
+                )
+                found = diagnose(states)
+                assert found is not None
+                assert not found.proved
+                looks += 1
+        assert {state.doing for state in gloo.states()} == {Doing.FINISHED}
+        assert find_mismatch(gloo.states()) is None
+    return looks
+
+
+def test_right_programs_are_never_in_a_deadlock() -> None:
+    assert look_at_right_programs(300, 0.1, random.Random(0)) > 600
+
+
+@pytest.mark.stress
+def test_many_right_programs_are_never_in_a_deadlock() -> None:
+    assert look_at_right_programs(5000, 0.5, random.Random(1)) > 50_000
+
+
+def test_wrong_programs_are_diagnosed() -> None:
+    """At least 98 % of those that stand still get a kind that is right, and the culprit is named:
+    in at least 90 % alone or with the other end of a wait, otherwise with all in a circle."""
+    rng = random.Random(0)
+    rates = {how: Counter[str]() for how in MISTAKES}
+    for how, count in rates.items():
+        while count["stands"] < 50:
+            if (mistake := make_mistake(how, rng.randint(2, 5), rng)) is None:
+                continue
+            found = diagnose(mistake.states)
+            assert found
+            count.update(
+                stands=1,
+                kind=found.kind in mistake.list_right_kinds(),
+                culprit=mistake.rank in found.culprits,
+                few=len(found.culprits) <= 2,
+                proved=found.proved,
+            )
+    print("\n", "\n".join(f"{how}: {dict(count)}" for how, count in rates.items()))
+    total = sum(rates.values(), Counter[str]())
+    assert total["kind"] >= 0.98 * total["stands"]
+    assert total["culprit"] >= 0.98 * total["stands"]
+    assert total["few"] >= 0.9 * total["stands"]
+    assert total["proved"] >= 0.95 * total["stands"]
+
+
+# --- where the calls of ranks first differ ---
+
+SUM_2, BACKWARD_2, FORWARD_2 = (collective(name) for name in ("all_reduce", BACKWARD, BUFFERS))
+
+
+def call(*calls: tuple[Operation, int], waits: bool = False, rank: int = 0) -> RankState:
+    """A rank that has called these, each in a line of this number; `waits`: and is in the last."""
+    counts: Counter[Any] = Counter()
+    operations = []
+    for number, (one, line) in enumerate(calls):
+        operations.append(
+            replace(one, index=counts[one.channel], line=f"train.py:{line} in step", issued=number)
+        )
+        counts[one.channel] += 1
+    return RankState(
+        rank=rank,
+        doing=Doing.IN_OPERATION if waits else Doing.FINISHED,
+        operations=tuple(operations),
+        waits_for=operations[-1] if waits else None,
+        counts=counts,
+    )
+
+
+STEP = (FORWARD_2, 41), (BACKWARD_2, 42)
+SKIPPED = "rank 1 has called DDP's backward (train.py:42), which rank 0 has not"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind", "told"),
+    [
+        ([*STEP, (SUM_2, 50)], [*STEP, *STEP], Kind.BESIDE_DDP,
+         "rank 0 has called all_reduce (train.py:50) where rank 1 has called DDP's forward (:41)"),
+        ([*STEP, (FORWARD_2, 46), *STEP], [*STEP, *STEP, (SUM_2, 50)], Kind.ALONE,
+         "rank 0 has called DDP's forward (train.py:46), which rank 1 has not"),
+        ([*STEP, (FORWARD_2, 46), (FORWARD_2, 46), *STEP], [*STEP, *STEP], Kind.ALONE,
+         "rank 0 has called DDP's forward and 1 more (train.py:46), which rank 1 has not"),
+        ([*STEP, (FORWARD_2, 41), *STEP], [*STEP, *STEP, *STEP], Kind.SKIPPED, SKIPPED),
+        ([*STEP, (SUM_2, 45), *STEP], [*STEP, *STEP], Kind.ABSENT,
+         "rank 0 has called all_reduce (train.py:45), which rank 1 has not"),
+        ([(replace(BACKWARD_2, tag=1), 42)], [(replace(BACKWARD_2, tag=2), 43)], Kind.MODELS,
+         "rank 0 has called DDP's backward of model 1 (train.py:42) where rank 1 has called "
+         "DDP's backward of model 2 (:43)"),
+    ],
+)  # fmt: skip
+def test_what_gloo_has_mixed_is_told_by_the_first_difference(
+    first: list[tuple[Operation, int]], second: list[tuple[Operation, int]], kind: Kind, told: str
+) -> None:
+    found = find_mismatch([call(*first), call(*second, rank=1)])
+    assert found
+    assert (found.kind, found.sentence) == (kind, textwrap.fill(told, 80))
+    assert found.cure == kind.cure
+
+
+@pytest.mark.parametrize("forgotten", range(5))
+def test_the_place_of_a_call_is_known_although_earlier_ones_are_not(forgotten: int) -> None:
+    """The ring holds the latest calls of a rank, and of another one more."""
+    states = [
+        call(*STEP, *STEP, *STEP, (SUM_2, 45), *STEP), call(*STEP, *STEP, *STEP, *STEP, rank=1)
+    ]  # fmt: skip
+    states[0] = replace(states[0], operations=states[0].operations[forgotten:])
+    found = find_mismatch(states)
+    assert found
+    assert found.sentence.startswith("rank 0 has called all_reduce (train.py:45)")
+
+
+def test_a_deadlock_names_the_first_difference_if_ranks_have_passed_it() -> None:
+    ahead = call(*STEP, (FORWARD_2, 46), (FORWARD_2, 41), waits=True)
+    behind = call(*STEP, *STEP, waits=True, rank=1)
+    found = diagnose([ahead, behind])
+    assert found
+    assert found.proved
+    assert found.sentence == textwrap.fill(
+        "deadlock: rank 0 is in DDP's forward (train.py:41) where rank 1 is in DDP's backward "
+        "(:42)", 80
+    )  # fmt: skip
+    assert found.difference == "rank 0 has called DDP's forward (train.py:46), which rank 1 has not"
+    assert f"before that: {found.difference}" in " ".join(str(found).split())
+    assert found.cure == Kind.ALONE.cure
+
+
+def test_one_that_ranks_stand_at_is_not_told_twice() -> None:
+    found = diagnose(run([SUM_2, SUM_2], [SUM_2, BARRIER]))
+    assert found
+    assert found.difference == ""
+
+
+# --- why an operation failed ---
+
+
+def die(state: RankState, end: str) -> RankState:
+    return replace(state, doing=Doing.DEAD, end=end)
+
+
+def test_the_operations_are_named_in_which_a_process_was_aborted() -> None:
+    states = [call(*STEP, waits=True), call((FORWARD_2, 41), (SUM_2, 50), waits=True, rank=1)]
+    found = explain_failure([states[0], die(states[1], "was killed by SIGABRT")])
+    assert found
+    assert not found.proved
+    assert (found.kind, found.culprits) == (Kind.BESIDE_DDP, (0, 1))
+    assert re.search(r"0 +DDP's backward #0 +train.py:42", found.table)
+    assert re.search(r"1 +all_reduce #0 +train.py:50", found.table)
+
+
+def test_what_was_aborted_although_all_call_the_same_is_named() -> None:
+    states = [call(*STEP, waits=True), call(*STEP, waits=True, rank=1)]
+    found = explain_failure([states[0], die(states[1], "was killed by SIGABRT")])
+    assert found
+    assert (found.kind, found.culprits) == (Kind.ABORTED, (1,))
+    assert found.sentence == textwrap.fill(
+        "rank 1 was killed by SIGABRT in DDP's backward (train.py:42) while rank 0 is in DDP's "
+        "backward (:42)", 80
+    )  # fmt: skip
+    assert explain_failure([states[0], die(states[1], "was killed by SIGKILL")]) is None
+
+
+def test_a_closed_connection_is_explained_by_the_rank_that_has_ended() -> None:
+    states = [call(*STEP, *STEP, waits=True), call(*STEP, rank=1)]
+    found = explain_failure([die(states[0], "failed: Connection closed by peer"), states[1]])
+    assert found
+    assert (found.kind, found.culprits, found.proved) == (Kind.ENDED, (1,), False)
+    assert found.sentence.startswith("rank 1 has finished (train.py:42) while rank 0 is in DDP's")
+
+
+def test_a_send_that_nobody_waited_for_is_named() -> None:
+    sent = call((send(1), 5))
+    sent = replace(sent, operations=(replace(sent.operations[0], state=ISSUED),))
+    lost = die(call((receive(0), 7), waits=True, rank=1), "failed: Connection closed by peer")
+    found = explain_failure([sent, lost])
+    assert found
+    assert (found.kind, found.culprits) == (Kind.UNWAITED, (0,))
+    assert found.sentence == textwrap.fill(
+        "rank 0 has called send to rank 1 and not waited for it (train.py:5) where rank 1 is in "
+        "recv from rank 0 (:7)", 80
+    )  # fmt: skip
+
+
+def test_an_error_of_the_program_is_explained_by_nothing() -> None:
+    states = [call(*STEP, waits=True), die(call(*STEP, rank=1), "failed: ValueError")]
+    assert explain_failure(states) is None

@@ -1,0 +1,34 @@
+"""Functions in the place of torch's: they come and go in any order."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+from playground.tap.replacement import replaced
+
+
+def test_replacements_may_go_in_any_order() -> None:
+    place = SimpleNamespace(add=lambda number: number)
+    first = replaced(place, "add", lambda real: lambda number: real(number) * 10 + 1)
+    second = replaced(place, "add", lambda real: lambda number: real(number) * 10 + 2)
+    first.__enter__()
+    second.__enter__()
+    assert place.add(0) == 12
+    first.__exit__(None, None, None)
+    assert place.add(0) == 2
+    second.__exit__(None, None, None)
+    assert place.add(0) == 0
+
+
+def test_a_replacement_leaves_what_was_there_when_it_came() -> None:
+    place = SimpleNamespace(number=1)
+    for number in (1, 2):
+        place.number = number
+        with (
+            contextlib.suppress(ZeroDivisionError),
+            replaced(place, "number", lambda real: real * 10),
+        ):
+            assert place.number == number * 10
+            raise ZeroDivisionError
+        assert place.number == number

@@ -1,0 +1,106 @@
+"""A rank and its line to the launcher: what it reports and returns, and how it fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+from ranks import fork_a_talker
+
+import playground
+from playground.world import PeerDisconnected, RankFailed, report
+from playground.world.rank.rank import failure
+
+launch = partial(playground.launch, fresh=True)
+"""Every test here is about the life of new processes."""
+
+
+def test_a_child_of_a_rank_does_not_speak_for_it() -> None:
+    heard: list[dict[str, Any]] = []
+    assert launch(fork_a_talker, 2, on_report=lambda rank, event: heard.append(event)) == [0, 1]
+    assert heard == [{"told_by": "rank"}] * 2
+
+
+class Odd:
+    """Can be made from its pickle in a rank only, and fails in the launcher as a lost connection
+    does."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def __reduce__(self) -> Any:
+        return make_odd, (self.pid,)
+
+
+def make_odd(pid: int) -> Odd:
+    if os.getpid() != pid:
+        raise EOFError("only there")
+    return Odd(pid)
+
+
+class Unwilling:
+    def __reduce__(self) -> Any:
+        raise OSError("the disk that this lies on is gone")
+
+
+def report_unwillingly(rank: int, size: int) -> None:
+    report(what=Unwilling())
+
+
+def test_a_report_that_cannot_be_sent_is_not_taken_for_a_lost_launcher() -> None:
+    with pytest.raises(
+        RankFailed, match=r"^rank 0 of 1 failed: OSError: the disk that this lies on is gone"
+    ):
+        launch(report_unwillingly, 1)
+
+
+def report_odd(rank: int, size: int) -> None:
+    report(odd=Odd(os.getpid()))
+    time.sleep(1000)
+
+
+def test_a_report_that_cannot_be_read_is_not_taken_for_a_lost_rank() -> None:
+    with pytest.raises(
+        RankFailed, match=r"^rank 0 of 1 sent what cannot be read here \(EOFError: only there"
+    ):
+        launch(report_odd, 1)
+
+
+def test_a_connection_of_the_user_s_is_no_peer() -> None:
+    words = "Connection reset by peer"
+    assert type(failure(ConnectionResetError(104, words), 0, 1)) is RankFailed
+    assert type(failure(RuntimeError(words), 0, 1)) is PeerDisconnected
+
+
+def nothing_to_send(rank: int, size: int) -> Any:
+    return lambda: None
+
+
+def test_a_result_that_does_not_pickle_is_explained() -> None:
+    with pytest.raises(RankFailed, match="returned what cannot be sent to the launcher"):
+        launch(nothing_to_send, 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "nccl2 requires at least one CUDA device",
+        "ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+        "Distributed package doesn't have NCCL built in",
+    ],
+)
+def test_nccl_without_a_gpu_is_told_in_a_line_and_with_the_program_s_own(message: str) -> None:
+    """By what torch 2.13 to 2.15 say."""
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError(message)
+    failed = failure(caught.value, 0, 2)
+    assert failed.headline == (
+        "rank 0 of 2 failed: the program asks for nccl, and this machine shows no GPU: leave the "
+        "backend out: torch chooses gloo here, and nccl where there are GPUs"
+    )
+    place, line = str(failed).splitlines()[1:]
+    assert place.startswith(f'  File "{__file__}"')
+    assert line.strip() == "raise RuntimeError(message)"

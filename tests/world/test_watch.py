@@ -1,0 +1,139 @@
+"""The watch over a world: hangs are reported with every rank's place, and last words are heard."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import threading
+import time
+from functools import partial
+from multiprocessing.connection import wait
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from processes import all_gone
+from ranks import add_up, go_wrong
+
+import playground
+from playground.world import RankFailed, RankTimeout, report
+from playground.world.launcher import examine, watch
+from playground.world.rank.preemption import PreemptionNotice
+
+launch = partial(playground.launch, fresh=True)
+"""Every test here is about the life of new processes."""
+
+
+def report_and_vanish(rank: int, size: int) -> None:
+    report(last="words")
+    os._exit(7)
+
+
+def test_the_last_words_of_a_rank_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if, while the launcher looks for what is ready, they come after it has looked at the
+    line, and the end of the process before it looks at that: here it never looks at the line."""
+    monkeypatch.setattr(
+        watch,
+        "wait",
+        lambda objects, seconds: wait([s for s in objects if type(s) is int], seconds),
+    )
+    heard: list[dict[str, Any]] = []
+    with pytest.raises(RankFailed, match="rank 0 of 1 exited with code 7"):
+        launch(report_and_vanish, 1, on_report=lambda rank, event: heard.append(event))
+    assert heard == [{"last": "words"}]
+
+
+def test_a_hang_is_reported_with_every_rank_s_place() -> None:
+    pids: dict[int, int] = {}
+    playground.launch(add_up, 2)  # so that ranks are there which need no time to meet
+    with pytest.raises(RankTimeout) as caught:
+        playground.launch(
+            go_wrong, 2, args=("stop", 1), timeout=1,
+            on_report=lambda rank, event: pids.update({rank: event["pid"]}),
+        )  # fmt: skip
+    assert "no sign of life for 1 s from rank 1 of 2: no answer: stopped, or" in str(caught.value)
+    assert "dist.barrier()" in caught.value.stacks[0]
+    assert "no answer" in caught.value.stacks[1]
+    silent = str(RankTimeout(3, 1.0, {0: "  here", 1: "  there", 2: "  here"}))
+    assert "from ranks 0, 1, 2 of 3: a hang, or" in silent
+    assert silent.endswith("\nranks 0, 2 stand at:\n  here\nrank 1 stands at:\n  there")
+    assert all_gone(pids, expected=2)
+
+
+def wait_in_vain(rank: int, size: int) -> None:
+    """Rank 0 waits, with a timeout of its own, for a rank that does not come."""
+    dist.barrier()  # both are here: on a busy machine one begins seconds before the other
+    if rank == 1:
+        time.sleep(1000)
+    group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=0.2))
+    dist.barrier(group=group)
+
+
+def test_who_waits_in_vain_is_shown_with_who_kept_it_waiting() -> None:
+    with pytest.raises(RankFailed) as caught:
+        launch(wait_in_vain, 2, timeout=20)
+    assert caught.value.rank == 0
+    assert "rank 1 stands at" in str(caught.value)
+    assert "time.sleep(1000)" in str(caught.value)
+
+
+def test_a_rank_that_reports_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes. Here no time passes: the silences are those that the launcher was
+    ready to wait."""
+    messages: list[bool] = []
+    monkeypatch.setattr(examine.Examiner, "seconds_left", 0.25)
+    monkeypatch.setattr(watch, "receive", lambda *_: messages.pop())
+    world = watch.WorldWatch([], 1.0, watch.ignore_report, PreemptionNotice(0.0))
+
+    def look(*received: bool) -> None:
+        messages[:] = received
+        while messages:
+            world.look()
+
+    look(*[False, False, True] * 20)
+    with pytest.raises(RankTimeout, match="no sign of life for 1 s"):
+        look(*[False] * 20)
+
+
+def test_what_a_listener_raises_is_not_taken_for_a_rank_s_failure() -> None:
+    def stdout_is_gone(rank: int, event: dict[str, Any]) -> None:
+        raise BrokenPipeError("nobody reads any more")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads any more"):
+        launch(go_wrong, 2, args=("hang", 1), on_report=stdout_is_gone)
+
+
+def test_a_rank_that_is_about_to_die_is_waited_for_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever its peers make of what they get when its sockets are closed."""
+    raised = RankFailed(0, 2, "failed: ValueError: no data")
+    killed = RankFailed(1, 2, "was killed by SIGKILL")
+    first = SimpleNamespace(died=False, failure=raised, failed_at=0.0, is_ending=lambda: False)
+    other = SimpleNamespace(died=False, failure=None, failed_at=1.0, is_ending=lambda: True)
+
+    def receive(*_: object) -> None:
+        other.died, other.failure = True, killed
+
+    monkeypatch.setattr(watch, "receive", receive)
+    ranks: Any = [first, other]
+    world = watch.WorldWatch(ranks, 1.0, watch.ignore_report, PreemptionNotice(0.0))
+    assert world.first_failure() is killed
+    other.died, other.failure, other.is_ending = False, None, lambda: False
+    assert world.first_failure() is raised
+
+
+def stay(rank: int, size: int) -> None:
+    if rank == 1:
+        dist.destroy_process_group = threading.Event().wait
+
+
+def test_a_rank_that_does_not_leave_is_told_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "LEAVE_LIMIT", 1.0)
+    monkeypatch.setattr(watch, "LOOK_INTERVAL", 0.1)
+    with pytest.raises(RankFailed, match="did not leave cleanly: still there after 2 s") as caught:
+        launch(stay, 2, timeout=2)
+    assert "threading.py" in caught.value.others[1]
