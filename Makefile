@@ -11,7 +11,7 @@ OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 FETCHED := Fetching PyTorch and what it needs into .venv: on Linux 5.4 GB on the disk, with CUDA libraries, some minutes; \
 	for CPUs alone 1 GB, README.md says how. Training fetches MNIST once, 12 MB, and takes a minute.
 
-.PHONY: help demo site quick test lint stress oldest gpu clean
+.PHONY: help demo site quick test test-cpu test-gpu lint stress oldest gpu clean
 
 help: ## this list; what installs something installs it once
 	@sed -n 's/^\([a-z]*\):.* ## /make \1\t/p' Makefile | expand -t 16
@@ -22,12 +22,16 @@ demo: .venv/.installed ## install into .venv, and train MNIST on two ranks
 site: .venv/.installed ## write the course as pages: public/index.html, for a browser or any static host
 	$(BIN)/python -m playground site public
 
+test: test-cpu test-gpu ## install, run all tests and the linters
+
 # Two workers: while one waits for a timeout or for a process to start, the other goes on. Beside them the simulated GPU
 # is built, and the linters run: what these say comes after the tests.
-test: .venv/.installed-dev ## install, run all tests and the linters
+test-cpu: .venv/.installed-dev
 	@{ $(BIN)/python tests/simulated_gpu 2 true && $(MAKE) --no-print-directory lint; } >.beside.log 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not stress and not gpu"; tests=$$?; \
 	wait $$beside; beside=$$?; cat .beside.log; exit $$((tests || beside))
+
+test-gpu: .venv/.installed-dev
 	$(SIMULATED) -n 2 --dist worksteal -m "gpu and not stress"
 
 # Whether the house stands, ranks start and end, and every all-reduce and average is right; without the tests that wait
