@@ -9,14 +9,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from playground import tools
-from playground.base import process_checks as surroundings, signals
+from playground.base import process_checks, signals
 from playground.base.errors import PlaygroundError
 from playground.base.remote import remote
 from playground.base.untrusted import printable
@@ -25,9 +24,6 @@ from playground.figures import SEE
 from playground.lessons import LESSONS, PARTS, PATH
 from playground.play import PLAY
 from playground.site import READ, SITE
-from playground.ui import session
-from playground.ui.options import format_options
-from playground.world.rendezvous.environment import end_with_torchrun, take_slurm_place
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
 BESIDE = {PLAY.name: PLAY, **TOOLS, SITE.name: SITE, READ.name: READ}
@@ -44,12 +40,12 @@ COMMAND_LISTS = {
 """The purpose of each command, under the titles of --help."""
 INTERRUPTED = 128 + signal.SIGINT
 STARTED_AS_RANK = {"RANK", "WORLD_SIZE"}
+STARTED_BY_OTHERS = {*STARTED_AS_RANK, "SLURM_STEP_NUM_TASKS"}
 GRACE = 1.0
 """Seconds a rank that is told to end has for an orderly end."""
 RELEASE = remote("playground.world.launcher.server:release")
+RECORDINGS = remote("playground.explain.replay.files:Recordings")
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-session.record_with(remote("playground.explain.replay.files:Recordings"))
 
 
 class UnreadOutput(Exception):
@@ -76,7 +72,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with keep_broken_pipe():
             result = super().invoke(ctx)
-            speaks = signals.speaks() and sys.stdout.isatty() and "--json" not in sys.argv
+            speaks = signals.speaks() and sys.stdout.isatty()
             if speaks and ctx.invoked_subcommand in LESSONS:
                 from playground.exercises.page import show_steps_after
 
@@ -101,7 +97,9 @@ class Commands(click.Group):
 
             command = lesson_command(lesson)
         if command:
-            vars(command)["format_options"] = partial(format_options, command)
+            from playground.ui import session  # not for --help
+
+            session.record_with(RECORDINGS)
         return command
 
 
@@ -131,12 +129,15 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> NoReturn:
     """Run the command line as a program of its own, and end it."""
-    surroundings.open_standard_streams()
-    surroundings.replace_unencodable()
-    take_slurm_place()
-    if STARTED_AS_RANK & os.environ.keys():
-        signals.exit_after(GRACE)
-        end_with_torchrun()
+    process_checks.open_standard_streams()
+    process_checks.replace_unencodable()
+    if STARTED_BY_OTHERS & os.environ.keys():
+        from playground.world.rendezvous.environment import end_with_torchrun, take_slurm_place
+
+        take_slurm_place()
+        if STARTED_AS_RANK & os.environ.keys():
+            signals.exit_after(GRACE)
+            end_with_torchrun()
     try:
         run()
     except KeyboardInterrupt:  # just when the command had come to its end
@@ -151,7 +152,7 @@ def run() -> NoReturn:
     preempted, 128 + the signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a
     closed pipe for the output 141)."""
     try:
-        surroundings.check_working_folder()
+        process_checks.check_working_folder()
         code = cli.main(prog_name="playground", standalone_mode=False) or 0
         sys.stdout.flush()
         leave(code)
@@ -164,12 +165,12 @@ def run() -> NoReturn:
     except signals.Terminated as error:
         leave(error.code)
     except (UnreadOutput, BrokenPipeError):
-        surroundings.discard_output()
+        process_checks.discard_output()
         leave(128 + signal.SIGPIPE)
     except OSError as error:
         if not (why := describe_os_error(error)):
             raise
-        surroundings.discard_output()
+        process_checks.discard_output()
         leave(1, why)
 
 

@@ -21,7 +21,7 @@ from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
 from playground.exercises.work import Workbook, check_file, find_workbook, list_solutions, read_text
 from playground.lessons import LESSONS
 from playground.ui import terminal
-from playground.ui.options import FILE, RunOptions, flags
+from playground.ui.options import FILE, Command, RunOptions, flags
 from playground.ui.session import to_document
 from playground.ui.tables import Column, Table
 from playground.ui.text import heading
@@ -57,7 +57,7 @@ class ExerciseOptions(RunOptions):
     give_up: bool = flag(False, "Show it although yours has not passed.")
 
 
-@click.command("exercise", short_help=EXERCISES["exercise"].purpose)
+@click.command("exercise", cls=Command, short_help=EXERCISES["exercise"].purpose)
 @click.argument("name", metavar="[NAME]", type=Name((*CATALOGUE, *LESSONS)), required=False)
 @flags(ExerciseOptions, "reset", "wide")
 def exercise(name: str | None, reset: bool, wide: bool) -> None:
@@ -168,7 +168,7 @@ def show_markdown(text: str) -> None:
     click.echo(render_markdown(text, terminal.width()), nl=False)
 
 
-@click.command("check", short_help=EXERCISES["check"].purpose)
+@click.command("check", cls=Command, short_help=EXERCISES["check"].purpose)
 @click.argument("files", metavar="[FILE]...", type=FILE, nargs=-1)
 @flags(ExerciseOptions, "watch", "as_json", "size", "seed")
 def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int) -> None:
@@ -254,7 +254,7 @@ def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
     return {file: file.read_bytes() if file.is_file() else b"" for file in files}
 
 
-@click.command("hint", short_help=EXERCISES["hint"].purpose)
+@click.command("hint", cls=Command, short_help=EXERCISES["hint"].purpose)
 @click.argument("name", metavar="NAME", type=Name(CATALOGUE))
 @click.argument("number", metavar="[1|2|3]", type=click.IntRange(1, 3), required=False)
 def hint(name: str, number: int | None) -> None:
@@ -267,7 +267,7 @@ def hint(name: str, number: int | None) -> None:
     terminal.say("", *tell_steps(hint_step(chosen, work)))
 
 
-@click.command("solution", short_help=EXERCISES["solution"].purpose)
+@click.command("solution", cls=Command, short_help=EXERCISES["solution"].purpose)
 @click.argument("name", metavar="NAME", type=Name(CATALOGUE))
 @flags(ExerciseOptions, "give_up")
 def solution(name: str, give_up: bool) -> None:

@@ -17,7 +17,7 @@ from playground.lessons import PATH
 from playground.site import READ
 from playground.tools import TOOLS
 from playground.ui import terminal
-from playground.ui.options import flags
+from playground.ui.options import Command, flags
 from playground.ui.rendering import render_markdown
 
 CHAPTERS = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}
@@ -90,6 +90,7 @@ class ReadOptions:
 
 @click.command(
     READ.name,
+    cls=Command,
     short_help=READ.purpose,
     help="Show a chapter, in a pager where there is a terminal. NAME is one of "
     f"{', '.join(CHAPTERS)}.",

@@ -331,22 +331,28 @@ HEADINGS = {
 """Options that several commands have, under their headings in --help."""
 
 
-def format_options(
-    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
-) -> None:
-    """Write the command's own options first, then those of `HEADINGS`, then its subcommands."""
-    params = {
-        "--help" if "--help" in param.opts else param.name: param
-        for param in command.get_params(ctx)
-    }
-    records = {
-        name: record for name, param in params.items() if (record := param.get_help_record(ctx))
-    }
-    shared = {name for names in HEADINGS.values() for name in names}
-    own = {"Options": [name for name in records if name not in shared]}
-    for heading, names in {**own, **HEADINGS}.items():
-        if rows := [records[name] for name in records if name in names]:
-            with formatter.section(heading):
-                formatter.write_dl(rows)
-    if isinstance(command, click.Group):
-        command.format_commands(ctx, formatter)
+class Command(click.Command):
+    """A command whose --help has its own options first, then those of `HEADINGS`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        params = {
+            "--help" if "--help" in param.opts else param.name: param
+            for param in self.get_params(ctx)
+        }
+        records = {
+            name: record for name, param in params.items() if (record := param.get_help_record(ctx))
+        }
+        shared = {name for names in HEADINGS.values() for name in names}
+        own = {"Options": [name for name in records if name not in shared]}
+        for heading, names in {**own, **HEADINGS}.items():
+            if rows := [records[name] for name in records if name in names]:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+class Group(Command, click.Group):
+    """The same, and then its subcommands."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)

@@ -20,7 +20,7 @@ import click
 from playground.base import signals
 from playground.base.errors import RankFailed, RankTimeout
 from playground.ui import terminal
-from playground.ui.options import COMMON, RunOptions, options, pack_options
+from playground.ui.options import COMMON, Command, RunOptions, options, pack_options
 from playground.ui.terminal import Bar
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def session_command(
     only: Sequence[str] = COMMON,
     size: int = 2,
     min_size: int = 1,
-    kind: type[click.Command] = click.Command,
+    kind: type[Command] = Command,
     **about: Any,
 ) -> Callable[[Callable[..., None]], Any]:
     """A decorator that makes a function the command `name`, with those options of every run that

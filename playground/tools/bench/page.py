@@ -29,7 +29,7 @@ from playground.tools.bench.settings import (
     geometric_range,
 )
 from playground.ui import terminal
-from playground.ui.options import flags, refuse
+from playground.ui.options import Group, flags, refuse
 from playground.ui.session import Session, session_command, to_document
 from playground.ui.tables import Column, Rows, Texts, figures, tabulate
 from playground.ui.text import bad, good, heading, prose
@@ -241,7 +241,7 @@ def refuse_options_before(context: click.Context) -> None:
     ),
     only=(*OF_WORLD, "wide", "as_json"),
     short_help=TOOL.purpose,
-    kind=click.Group,
+    kind=Group,
     invoke_without_command=True,
 )
 @click.pass_context
