@@ -326,7 +326,7 @@ HEADINGS = {
     "Training": ("batch_size",),
     "Ranks": ("size", "backend", "timeout", "seed", "restarts"),
     "Data": ("dataset", "limit"),
-    "Output": ("wide", "as_json", "output", "see", "plot", "--help"),
+    "Output": ("wide", "as_json", "output", "output_dir", "see", "plot", "--help"),
 }
 """Options that several commands have, under their headings in --help."""
 

@@ -401,7 +401,7 @@ dist.destroy_process_group()
 
 def test_it_is_restarted_recorded_and_its_output_goes_to_files(save: Save, run_it: Ran) -> None:
     save(FAILS_ONCE)
-    words = ("--restarts", 1, "--see", "run.json", "--output", "files", "logs", "train.py")
+    words = ("--restarts", 1, "--see", "run.json", "--output-dir", "logs", "train.py")
     ran = run_it(*words)
     assert (ran.code, ran.out) == (0, "")
     told = "rank 1 of 2 failed: ValueError: once; restart 1\n--see: run.json shows "
@@ -424,7 +424,7 @@ def test_the_output_of_rank_0_alone(save: Save, run_it: Ran) -> None:
     assert run_it("--output", "first", "train.py") == Outcome(0, "of 0\n", told)
     refused = run_it("--output", "none", "train.py")
     assert (refused.code, refused.out) == (2, "")
-    assert "'none' is none of ranks, rounds, first, files DIR" in refused.err
+    assert "'none' is not one of 'ranks', 'rounds', 'first'" in refused.err
 
 
 def test_another_users_link_is_not_written_through(save: Save, run_it: Ran) -> None:
@@ -434,17 +434,17 @@ def test_another_users_link_is_not_written_through(save: Save, run_it: Ran) -> N
         (folder / "diary").write_text("dear diary")
         (folder / "rank0.stdout").symlink_to(folder / "diary")
         os.lchown(folder / "rank0.stdout", 65534, 65534)
-        ran = run_it("-n", 1, "--output", "files", folder, "train.py")
+        ran = run_it("-n", 1, "--output-dir", folder, "train.py")
         assert (folder / "diary").read_text() == "dear diary"
     why = f"{folder}/rank0.stdout: it is another user's link"
-    assert ran == Outcome(2, "", f"playground: --output files {folder}: {why}\n")
+    assert ran == Outcome(2, "", f"playground: --output-dir {folder}: {why}\n")
 
 
 def test_a_full_disk_names_the_file(save: Save, run_it: Ran, tmp_path: Path) -> None:
     save("print('of a rank')")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank0.stdout").symlink_to("/dev/full")
-    ran = run_it("-n", 1, "--output", "files", "logs", "train.py")
+    ran = run_it("-n", 1, "--output-dir", "logs", "train.py")
     assert ran == Outcome(1, "", "playground: No space left on device: logs/rank0.stdout\n")
 
 

@@ -23,8 +23,7 @@ from playground.world.launcher.rounds import ROUNDS
 NO_LIMIT = 999_999.0
 """Seconds of silence after which a run is ended unless --timeout says so: a program that trains may
 say nothing for hours."""
-FILES = "files"
-OUTPUTS = (EVERY_RANK, ROUNDS, FIRST_RANK, FILES)
+OUTPUTS = (EVERY_RANK, ROUNDS, FIRST_RANK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,53 +59,32 @@ class ProgramOptions:
     """The value of `LaunchConfig.output`."""
 
 
-class OutputOption(click.Option):
-    """An option whose value `files` is followed by a folder."""
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        option = parser._long_opt["--output"]
-        store = option.process
-
-        def process(value: str, state: Any) -> None:
-            if value == FILES and state.rargs:
-                value = f"{FILES} {state.rargs.pop(0)}"
-            store(value, state)
-
-        option.process = process
-
-
-def read_output(ctx: click.Context, param: click.Parameter, value: str) -> str | Path:
-    """The value of `LaunchConfig.output`."""
-    kind, _, folder = value.partition(" ")
-    if kind not in OUTPUTS or (kind == FILES) != bool(folder):
-        raise click.BadParameter(f"{value!r} is none of {', '.join(OUTPUTS)} DIR.")
-    return FILE.convert(folder, param, ctx) if folder else kind
-
-
 def program_options(output: str = EVERY_RANK) -> Callable[[Any], Any]:
     """The options of `ProgramOptions`, which reach the command as one argument `asked`. `output`:
     the default of --output."""
-    output_option = click.option(
+    shown = click.option(
         "--output",
-        cls=OutputOption,
+        type=click.Choice(OUTPUTS),
         default=output,
         show_default=True,
-        callback=read_output,
-        metavar=f"{'|'.join(OUTPUTS)} DIR",
         help="Whose output is shown: that of all ranks, as it comes, or in rounds (the first lines "
-        "of all ranks, then the second, …); that of rank 0; or none: it is written to DIR, a file "
-        "for each rank and stream.",
+        "of all ranks, then the second, …); or that of rank 0.",
+    )
+    folder = click.option(
+        "--output-dir",
+        type=FILE,
+        metavar="DIR",
+        help="Show no output: write it to DIR, a file for each rank and stream.",
     )
 
     def decorate(command: Any) -> Any:
         @functools.wraps(command)
-        def with_asked(*args: Any, **values: Any) -> Any:
-            names = (*flags_of(ProgramOptions), "output")
-            asked = ProgramOptions(**{name: values.pop(name) for name in names})
+        def with_asked(*args: Any, output: str, output_dir: Path | None, **values: Any) -> Any:
+            fields = {name: values.pop(name) for name in flags_of(ProgramOptions)}
+            asked = ProgramOptions(**fields, output=output_dir or output)
             return command(*args, asked=asked, **values)
 
-        return options(flags(ProgramOptions), output_option)(with_asked)
+        return options(flags(ProgramOptions), shown, folder)(with_asked)
 
     return decorate
 

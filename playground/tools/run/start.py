@@ -18,7 +18,7 @@ from playground.base.imports import find_settings
 from playground.base.remote import file_of, remote
 from playground.explain import OFF
 from playground.lessons.lesson_row import Lesson
-from playground.tools.run.options import FILES, NO_LIMIT, ProgramOptions
+from playground.tools.run.options import NO_LIMIT, ProgramOptions
 from playground.ui.session import Session
 from playground.world.launcher import server
 from playground.world.launcher.output import file_name, label_of
@@ -103,7 +103,7 @@ def make_files(folder: Path, size: int) -> None:
                 write_file(folder / file_name(rank, stream), b"")
     except OSError as error:
         why = f"{os.fsdecode(error.filename)}: {error.strerror}"
-        raise UsageError(f"--output {FILES} {folder}: {why}") from None
+        raise UsageError(f"--output-dir {folder}: {why}") from None
 
 
 def tell_terminal_size(size: int) -> None:
