@@ -60,7 +60,10 @@ def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
 
     Raises `RuntimeError` on all ranks if they call it with different operations, types or sizes.
     """
-    (add_whole if flat.nbytes <= SMALL else add_by_slots)(segment, flat, op)
+    if flat.nbytes <= SMALL:
+        add_whole(segment, flat, op)
+    else:
+        add_by_slots(segment, flat, op)
 
 
 def add_whole(segment: Segment, flat: torch.Tensor, op: Any) -> None:

@@ -163,10 +163,12 @@ class Transcript:
         self.actions.waited.append(threading.get_ident())
         is_main = threading.current_thread() is threading.main_thread()
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0) if is_main else None
+            if is_main:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, TICK, TICK) if is_main else None
+            if is_main:
+                signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
 
 
 FUNCTIONAL = {

@@ -106,7 +106,10 @@ def see_file(session: Session, file: Path, output: Path | None, steps: bool) -> 
     recording = read_recording(file)
     session.say(f"{SEE.name}: {file}", "")
     if output:
-        (render_steps if steps else render)(recording, output)
+        if steps:
+            render_steps(recording, output)
+        else:
+            render(recording, output)
     else:
         session.say(*recording_texts(recording), "")
     session.say(f"Shown: {amount(recording)}{f', in {output}' if output else ''}.")

@@ -361,8 +361,10 @@ class PlayWorld:
         """Wait until ranks have come out of the cell or make no progress: gloo never wakes up an
         operation that was about to send when its connection is shut down."""
         before: list[object] = []
-        while list_inside() and time.monotonic() < end and before != (before := examiner.progress):
+        now = examiner.progress
+        while list_inside() and time.monotonic() < end and now != before:
             receive_while(lambda: bool(list_inside()), self.ranks, REST)
+            before, now = now, examiner.progress
 
     def order(self, ranks: Sequence[RankHandle], what: str) -> None:
         for rank in ranks:

@@ -76,7 +76,10 @@ def join(
         own = serves and env.rendezvous.local
         listener = listen(env.rendezvous.host, env.rendezvous.port) if own else None
         member = Member(env, backend.name, listener, timeout=timeout, joined=True)
-        (member.leave_group_to_program if config.bare else member.form_group)(timeout)
+        if config.bare:
+            member.leave_group_to_program(timeout)
+        else:
+            member.form_group(timeout)
         watch.start()
         with preempt_on_sigterm(config.grace):
             result = run_until_preempted(run_program, fn, env.rank, env.size, *args)

@@ -88,9 +88,8 @@ def check_host_name(machine: MachineFacts) -> Iterator[Finding]:
     what = f"to {addresses[0]}, which no other host can reach" if addresses else "to nothing"
     rule = "unless told otherwise, gloo listens at the address that the host's name resolves to"
     fix = f"correct /etc/hosts, or export {VARIABLE}={machine.outer}"
-    yield (error if machine.several_hosts else warning)(
-        f"the name {machine.hostname} resolves {what}", rule, fix
-    )
+    find = error if machine.several_hosts else warning
+    yield find(f"the name {machine.hostname} resolves {what}", rule, fix)
 
 
 def check_loopback(machine: MachineFacts) -> Iterator[Finding]:

@@ -324,7 +324,10 @@ def stop(ranks: list[RankHandle], seconds: float = GRACE) -> None:
                 rank.line.close()
                 # the start of one is not to be waited for, and one that is stopped hears nothing
                 hears = rank.up and not rank.is_stopped()
-                (rank.process.terminate if hears else rank.process.kill)()
+                if hears:
+                    rank.process.terminate()
+                else:
+                    rank.process.kill()
             await_ends(ranks, seconds)
         finally:  # Ctrl-C may come once more
             for rank in ranks:

@@ -26,7 +26,7 @@ from typing import Any
 from playground.base import signals
 from playground.base.errors import Preempted
 
-_requests: list[bool] = []
+_is_requested = False
 
 
 def preempted() -> bool:
@@ -35,17 +35,19 @@ def preempted() -> bool:
     Ranks learn of it one after the other: they must agree before one of them leaves a collective
     out.
     """
-    return bool(_requests)
+    return _is_requested
 
 
 def request_preemption() -> None:
     """In a rank: from now on, it is `preempted`."""
-    _requests.append(True)
+    global _is_requested
+    _is_requested = True
 
 
 def clear_preemption() -> None:
     """In a rank: the next function begins without a request to end."""
-    _requests.clear()
+    global _is_requested
+    _is_requested = False
 
 
 def run_until_preempted(fn: Callable[..., Any], *args: Any) -> Any:

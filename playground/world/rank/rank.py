@@ -71,18 +71,24 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-_launchers: list[Launcher] = []
+_launcher: Launcher | None = None
+"""Of a rank's process: not of the processes that it forks."""
 
 
 def ask(prompt: object = "", /) -> str:
     """In the place of `input`: what a person types at the launcher, who is asked by one rank at a
     time. Raises `EOFError` if there is nobody, and in a process that a rank has started."""
-    for launcher in _launchers:
-        return launcher.ask(str(prompt))
-    raise EOFError("only a rank itself can ask")
+    if _launcher is None:
+        raise EOFError("only a rank itself can ask")
+    return _launcher.ask(str(prompt))
 
 
-os.register_at_fork(after_in_child=_launchers.clear)  # a child of a rank is not the rank
+def forget_launcher() -> None:
+    global _launcher
+    _launcher = None
+
+
+os.register_at_fork(after_in_child=forget_launcher)
 
 
 class Launcher:
@@ -105,7 +111,6 @@ class Launcher:
         self.main_thread = threading.get_ident()
         self.socket = os.fstat(line.fileno()).st_ino
         close_in_children(line)
-        _launchers[:] = [self]
         OurThread(target=self.follow_orders, name="launcher", daemon=True).start()
 
     def send(self, *message: Any) -> None:
@@ -234,7 +239,8 @@ def handles_sigterm() -> bool:
 
 def main(line: Connection, env: RankEnv, backend: str) -> None:
     """The life of a rank."""
-    launcher = Launcher(line, env.rank, env.size)
+    global _launcher
+    _launcher = launcher = Launcher(line, env.rank, env.size)
     launcher.send("up")
     report_to(partial(launcher.send, "report"))
     try:
@@ -270,7 +276,10 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
             member.drop_groups()
         if work.rendezvous or not work.stays:
             with signals_blocked():
-                (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+                if work.bare:
+                    member.leave_group_to_program(work.timeout)
+                else:
+                    member.form_group(work.timeout)
             keep_from_programs()
         if not work.stays:
             state.renew()

@@ -120,7 +120,10 @@ class PeerEnds:
     def close(self) -> None:
         """Let go of all that is left."""
         for source in self.sources:
-            source.close() if isinstance(source, socket.socket) else os.close(source)
+            if isinstance(source, socket.socket):
+                source.close()
+            else:
+                os.close(source)
         self.wakeups.close()
 
 

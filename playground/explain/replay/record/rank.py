@@ -24,8 +24,8 @@ from playground.tap import observing
 from playground.world import device
 from playground.world.rank.reports import hearing
 
-_recorders: list[Recorder] = []
-"""The active recorder of this process, if any."""
+_recorder: Recorder | None = None
+"""The active recorder of this process."""
 
 
 @contextlib.contextmanager
@@ -34,13 +34,14 @@ def recorded(folder: Path, rank: int, run: str = "") -> Iterator[Recorder]:
     is the content of run.json there."""
     with contextlib.suppress(OSError):  # the recorder reports it
         folder.mkdir(parents=True, exist_ok=True)
+    global _recorder
     recorder = Recorder(folder, rank, device=str(device()))
     if run:
         with contextlib.suppress(OSError), open(create(folder / RUN), "w") as file:
             file.write(run)  # where that fails, the launcher writes it
 
     calls, training = CallRecorder(recorder), TrainingHooks(recorder)
-    _recorders[:] = [recorder]
+    _recorder = recorder
     try:
         with (
             observing(calls),
@@ -51,14 +52,16 @@ def recorded(folder: Path, rank: int, run: str = "") -> Iterator[Recorder]:
         ):
             yield recorder
     finally:
-        _recorders.clear()
+        _recorder = None
         recorder.stop()
 
 
 def forget() -> None:
     """Stop recording in a process that was forked from a rank, such as a worker of a DataLoader."""
-    while _recorders:
-        _recorders.pop().let_go()
+    global _recorder
+    if _recorder:
+        _recorder.let_go()
+        _recorder = None
 
 
 os.register_at_fork(after_in_child=forget)

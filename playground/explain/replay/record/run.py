@@ -184,8 +184,8 @@ def read_recording(path: str | Path) -> Recording:
     """
     try:
         with refused_if_damaged(path):
-            is_folder = Path(path).is_dir()
-            files = (layout.read_folder if is_folder else layout.read_zip)(Path(path))
+            place = Path(path)
+            files = layout.read_folder(place) if place.is_dir() else layout.read_zip(place)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     return merge(files, path)

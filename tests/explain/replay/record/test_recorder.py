@@ -10,6 +10,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from playground.explain.replay.record import (
     COMPUTE,
     GRADIENT,
@@ -130,19 +132,19 @@ def test_threads_have_lanes_and_spans_of_their_own(tmp_path: Path) -> None:
 
 
 def test_what_comes_after_the_end_or_from_a_forked_process_is_lost_and_does_no_harm(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from playground.explain.replay.record import rank
 
     recorder = new_recorder(tmp_path)
-    rank._recorders.append(recorder)
+    monkeypatch.setattr(rank, "_recorder", recorder)
     child = os.fork()
     if not child:
         recorder.instant(GRADIENT, "of the child")
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     numbers = [recorder.begin(COMPUTE, "of the rank") for _ in range(3)]
-    rank._recorders.clear()
+    monkeypatch.setattr(rank, "_recorder", None)
     recorder.stop()
     recorder.end(numbers[2])
     recorder.set_lane(numbers[2], 1)
