@@ -14,7 +14,7 @@ from fixtures import Run
 from playground.app import TOOLS, cli
 from playground.base.remote import ROOT
 from playground.exercises.exercise import CATALOGUE
-from playground.exercises.work import Workbook
+from playground.exercises.workbook import Workbook
 from playground.lessons import LESSONS, PATH
 from playground.lessons.lesson_row import Lesson
 

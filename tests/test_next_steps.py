@@ -14,7 +14,7 @@ from test_readme import SMALLER
 
 from playground.exercises.exercise import CATALOGUE, Exercise
 from playground.exercises.page import show_steps_after
-from playground.exercises.work import Workbook
+from playground.exercises.workbook import Workbook
 from playground.lessons import LESSONS
 
 

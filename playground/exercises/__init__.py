@@ -37,6 +37,6 @@ EXERCISES = {
 def check(function: Callable[..., object]) -> Verdict:
     """Judge the function of an exercise, defined in a notebook or in a file, and print the verdict.
     Raises `UsageError` if there is no exercise of its name."""
-    from playground.exercises.work import check_function
+    from playground.exercises.workbook import check_function
 
     return check_function(function)

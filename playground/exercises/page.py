@@ -18,7 +18,13 @@ from playground.base.untrusted import printable
 from playground.exercises import EXERCISES
 from playground.exercises.exercise import BLOCKED, CATALOGUE, CORE, PASS, Exercise, find_exercise
 from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
-from playground.exercises.work import Workbook, check_file, find_workbook, list_solutions, read_text
+from playground.exercises.workbook import (
+    Workbook,
+    check_file,
+    find_workbook,
+    list_solutions,
+    read_text,
+)
 from playground.lessons import LESSONS
 from playground.ui import terminal
 from playground.ui.options import FILE, Command, RunOptions, flags

@@ -20,7 +20,7 @@ from playground.explain.replay.files import RENDERED, amount, render, render_ste
 from playground.explain.replay.record import Recording
 from playground.explain.replay.record.run import RECORDED, read_recording
 from playground.explain.replay.render.renderers import check_ending, render_scene
-from playground.explain.replay.render.words import recording_texts
+from playground.explain.replay.render.text_report import recording_texts
 from playground.figures import SEE
 from playground.figures.catalogue import FIGURES
 from playground.ui.options import FILE, check_writable, flags

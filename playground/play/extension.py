@@ -24,7 +24,7 @@ from playground.play import cells
 from playground.play.boards import run_board
 from playground.play.cells import Outcome
 from playground.play.html import with_html
-from playground.play.words import (
+from playground.play.text_report import (
     by_rank,
     describe_end,
     describe_values,
@@ -268,7 +268,7 @@ class PlayMagics(Magics):
     @line_magic
     def lesson(self, line: str) -> None:
         """Run a lesson's program, or a step of it. Its objects are in the namespace then."""
-        from playground.play.course import find_program, with_data
+        from playground.play.course_magics import find_program, with_data
 
         board = self.ask(lambda world: with_data(find_program(shlex.split(line))))
         text = board.file.read_text(encoding="utf-8")
@@ -278,7 +278,7 @@ class PlayMagics(Magics):
     @line_cell_magic
     def exercise(self, line: str, cell: str | None = None) -> None:
         """Show a task, and put its stub into the next cell; or judge what was written there."""
-        from playground.play.course import begin_exercise, judge
+        from playground.play.course_magics import begin_exercise, judge
 
         if cell is not None:
             print(self.ask(lambda world: judge(line.strip(), cell)))

@@ -33,10 +33,10 @@ from playground.explain.replay.record.run import (
     standstill_of,
 )
 from playground.explain.replay.render.renderers import check_ending
-from playground.explain.replay.render.words import to_words
+from playground.explain.replay.render.text_report import to_words
 from playground.play import cells
 from playground.play.cells import Outcome
-from playground.play.words import bytes_of
+from playground.play.text_report import bytes_of
 from playground.play.world import PlayWorld, Run
 from playground.world import backends
 

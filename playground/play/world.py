@@ -22,7 +22,7 @@ from playground.play import cells
 from playground.play.cells import Outcome
 from playground.world import backends
 from playground.world.launcher import server
-from playground.world.launcher.examine import Examiner, line_of
+from playground.world.launcher.deadlock_watch import Examiner, line_of
 from playground.world.launcher.keeper import StoreKeeper, find_place
 from playground.world.launcher.launch import LaunchConfig, start, start_rank
 from playground.world.launcher.rank_handle import RankHandle

@@ -53,7 +53,7 @@ from playground.exercises.verdict import (
     check_solution,
     tell_lines,
 )
-from playground.exercises.work import Workbook, progress_file
+from playground.exercises.workbook import Workbook, progress_file
 from playground.site.chapters import CHAPTERS
 from playground.training import mesh_costs as costs
 from playground.ui import terminal

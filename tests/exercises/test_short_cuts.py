@@ -17,7 +17,7 @@ from playground.exercises.verdict import (
     check_solution,
     tell_lines,
 )
-from playground.exercises.work import Workbook
+from playground.exercises.workbook import Workbook
 
 IMPORTS = """\
 import builtins, gc, importlib, inspect, multiprocessing, os, pickle

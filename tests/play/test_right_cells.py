@@ -12,7 +12,7 @@ from boards import BOARDS, source_of
 from processes import is_alive
 
 from playground.exercises.exercise import CATALOGUE, Exercise
-from playground.play.words import describe_end, describe_values
+from playground.play.text_report import describe_end, describe_values
 from playground.play.world import PlayWorld, Run
 
 SIZE = 4

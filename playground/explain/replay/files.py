@@ -45,8 +45,8 @@ from playground.explain.replay.record.run import (
     note_failure,
 )
 from playground.explain.replay.render.renderers import check_ending, render_scene, to_svg, write
+from playground.explain.replay.render.text_report import to_words
 from playground.explain.replay.render.timeline import lay_out
-from playground.explain.replay.render.words import to_words
 from playground.ui.options import check_writable
 from playground.ui.units import plural
 from playground.world.command_world import CommandWorld

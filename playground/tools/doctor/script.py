@@ -49,7 +49,7 @@ from playground.explain.starts import folder_of_last_start
 from playground.tools.doctor import Finding, error, run_checks, warning
 from playground.ui.units import format_bytes
 from playground.world.backends import BACKENDS, LEAVE_OUT
-from playground.world.launcher.examine import line_of
+from playground.world.launcher.deadlock_watch import line_of
 from playground.world.launcher.launch import launch
 from playground.world.program import Program, parse
 from playground.world.rank.reports import Event, report

@@ -10,7 +10,7 @@ from recordings import Call, Receive, Wait, on_gpus, play, recording_of, ring, t
 from widths import too_wide
 
 from playground.explain.replay.record import Recording
-from playground.explain.replay.render.words import recording_texts
+from playground.explain.replay.render.text_report import recording_texts
 from playground.ui.rendering import render
 
 

@@ -22,7 +22,7 @@ from playground.explain.replay.analyse import match_messages
 from playground.explain.replay.files import to_chrome
 from playground.explain.replay.record import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
 from playground.explain.replay.record.run import Recorded, read_recording
-from playground.explain.replay.render.words import recording_texts
+from playground.explain.replay.render.text_report import recording_texts
 from playground.testing import World
 from playground.ui.rendering import render
 from playground.world.backends import BACKENDS

@@ -13,7 +13,7 @@ from playground.explain.hang.activity import Activity
 from playground.explain.hang.box import MAIN, Box, View
 from playground.world import PeerDisconnected, RankFailed
 from playground.world.launcher import watch
-from playground.world.launcher.examine import Examiner, line_of
+from playground.world.launcher.deadlock_watch import Examiner, line_of
 from playground.world.rank.preemption import PreemptionNotice
 
 

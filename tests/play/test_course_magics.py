@@ -20,10 +20,10 @@ from playground.explain.replay.record import COMPUTE, Recording
 from playground.lessons import LESSONS
 from playground.play import cells
 from playground.play.boards import Board, run_board, to_cell
-from playground.play.course import begin_exercise, find_program, judge, with_data
+from playground.play.course_magics import begin_exercise, find_program, judge, with_data
 from playground.play.html import with_html
 from playground.play.recordings import NOTHING, Player, read_flight_recorders, record_cell
-from playground.play.words import describe_end, describe_values, values_in_html
+from playground.play.text_report import describe_end, describe_values, values_in_html
 from playground.play.world import PlayWorld, Run
 from playground.training import prepare
 

@@ -12,7 +12,7 @@ from playground.base.remote import file_of
 from playground.base.untrusted import printable
 from playground.exercises.exercise import find_exercise
 from playground.exercises.verdict import tell_lines
-from playground.exercises.work import check_text
+from playground.exercises.workbook import check_text
 from playground.lessons import LESSONS
 from playground.play.boards import Board
 from playground.tools.run.command import read_values
