@@ -131,7 +131,7 @@ def test_a_signal_is_heard_in_an_import_that_drops_exceptions(
     """As that of torch does, whose C++ imports numpy, and continues without it if that raises
     one."""
     (tmp_path / "dropping.py").write_text(DROPPING.format(number.value))
-    program = "from playground.world import signals; signals.handle_termination(); import dropping"
+    program = "from playground.base import signals; signals.handle_termination(); import dropping"
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, timeout=ENOUGH
     )
