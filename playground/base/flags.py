@@ -102,10 +102,3 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """Raise `UsageError` unless `value` is one of `choices`."""
     if value not in choices:
         raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}")
-
-
-def check_at_least_one(settings: object, *names: str) -> None:
-    """Raise `UsageError` unless each of these attributes of `settings` is 1 or more."""
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise UsageError(f"{name} {getattr(settings, name)}: it must be at least 1")
