@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,10 @@ def one_rank_too_many_in_a_file(rank: int, size: int, path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=3)
 
 
+def one_rank_too_many_in_a_file_by_position(rank: int, size: int, path: Path) -> None:
+    dist.init_process_group("gloo", f"file://{path}", timedelta(minutes=30), 3, rank)
+
+
 def ports_of_their_own(rank: int, size: int) -> None:
     """Each rank asks the system for a free one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -175,8 +180,13 @@ def test_a_world_of_more_ranks_than_there_are_is_told(fn: Callable[[int, int], N
     assert TOO_FEW in find_what_is_told(fn)
 
 
-def test_a_world_in_a_file_of_more_ranks_than_there_are_is_told(tmp_path: Path) -> None:
-    assert TOO_FEW in find_what_is_told(one_rank_too_many_in_a_file, tmp_path / "store")
+@pytest.mark.parametrize(
+    "fn", [one_rank_too_many_in_a_file, one_rank_too_many_in_a_file_by_position]
+)
+def test_a_world_in_a_file_of_more_ranks_than_there_are_is_told(
+    fn: Callable[[int, int, Path], None], tmp_path: Path
+) -> None:
+    assert TOO_FEW in find_what_is_told(fn, tmp_path / "store")
 
 
 def test_ranks_that_look_for_each_other_at_different_ports_are_told() -> None:

@@ -418,19 +418,18 @@ under_way = UnderWay()
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """torch's own; a rank of a world that we have launched may call it although its process group
     stands already."""
+    given = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
     for member in members:
         if not member.joined or member.is_left_to_program:
             member.make_way()
-        call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
-        if member.offered:
-            args, kwargs = (), call | member.offered
+        given |= member.offered
     with contextlib.ExitStack() as forming:
         under_way.forming, under_way.formed = forming, int
-        url, size = kwargs.get("init_method"), kwargs.get("world_size")
+        url, size = given.get("init_method"), given.get("world_size")
         if isinstance(url, str) and url.startswith("file:") and isinstance(size, int):
-            forming.enter_context(hooks.forming_world(size, kwargs.get("timeout"), url))
+            forming.enter_context(hooks.forming_world(size, given.get("timeout"), url))
         try:
-            torch_init_process_group(*args, **kwargs)
+            torch_init_process_group(**given)
             under_way.formed()
         finally:
             under_way.forming = None
