@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from playground.figures.ways import CountedStep, WaysSettings
-from playground.training.gpt_run import LR, Batch, batches, set_lr
+from playground.training.gpt_batches import LR, Batch, batches, set_lr
 from playground.training.memory import Recomputed, change
 from playground.training.sharding import BytesSent
 from playground.training.step import training_step

@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fixtures import Run, Worlds
+from one_process import EXACT
 from ranks import misbehave
 from torch import Tensor
 
 from playground.base.remote import file_of
 from playground.lessons import LESSONS
 from playground.lessons.gpt import GPT, LAYERS, C, H, T, make_batch
-from playground.training.one_process import EXACT
 from playground.world import RankFailed, device
 
 FOLDER = file_of(LESSONS["context"].module).parent

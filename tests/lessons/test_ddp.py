@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from fixtures import Run, Worlds
+from one_process import EXACT
 from processes import ENOUGH
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
@@ -32,7 +33,6 @@ from playground.lessons.ddp import lesson as ddp
 from playground.lessons.mnist import Net
 from playground.training import prepare
 from playground.training.averaging import buckets
-from playground.training.one_process import EXACT
 from playground.training.replicas import find_largest_difference
 
 SIZES = {name: param.nbytes for name, param in Net().named_parameters()}

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from fixtures import Run, Worlds
+from one_process import EXACT
 from torch import nn
 
 from playground.base.remote import file_of
 from playground.lessons import LESSONS
 from playground.lessons.experts import lesson
 from playground.lessons.gpt import LAYERS, C, T
-from playground.training.one_process import EXACT
 
 experts: Any = lesson
 ROWS = {"as many": [8, 8, 8, 8], "uneven": [5, 0, 1, 9]}

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import Run, Worlds
+from one_process import EXACT
 from processes import ENOUGH
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from playground.lessons.ladder import lesson as ladder
 from playground.tap import Call, Observer, observing
-from playground.training.one_process import EXACT
 from playground.training.sync import new_grad_sync
 
 OURS = (

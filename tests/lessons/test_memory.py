@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from fixtures import Run, Worlds
+from one_process import EXACT
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from playground.lessons.gpt import GPT, LAYERS, Block, C, H, T, V, make_batch, next_token_loss
 from playground.lessons.memory import lesson
 from playground.training import formulas
-from playground.training.one_process import EXACT
 
 memory: Any = lesson
 SEQUENCES = 12

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures import Run, Worlds
+from one_process import EXACT
 from torch.nn.utils import parameters_to_vector
 
 from playground import RankFailed, launch
@@ -26,7 +27,6 @@ from playground.base.remote import file_of
 from playground.lessons import LESSONS
 from playground.lessons.gpt import LAYERS, C, T, V, make_batch
 from playground.training.mesh_costs import Training, cost_of, hosts_of_eight
-from playground.training.one_process import EXACT
 
 PATIENCE = 300
 """Seconds: where other work is done, too, what the lesson imports takes a minute."""

@@ -14,12 +14,12 @@ import pytest
 import torch
 from fixtures import Run, Worlds
 from hypothesis import given, strategies as st
+from one_process import EXACT
 from ranks import misbehave
 
 from playground.base.remote import file_of
 from playground.lessons import LESSONS
 from playground.lessons.gpt import C, T, make_batch
-from playground.training.one_process import EXACT
 from playground.world import RankFailed, device
 
 OURS = ("naive", "gpipe", "one_forward_one_backward")

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fixtures import Run, Worlds
+from one_process import EXACT
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from playground.lessons.prove import lesson as prove
-from playground.training.one_process import EXACT
 
 RIGHT = {"mean_gradient", "DDP", "sum_over_batch"}
 WRONG = {"summed_gradient", "unequal_parts", "own_parameters", "batch_norm"}

@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from fixtures import Run, Worlds
+from one_process import EXACT
 from torch.nn.utils import parameters_to_vector
 
 from playground.lessons.gpt import GPT, LAYERS, C, T, V, make_batch
 from playground.lessons.scaling import lesson as scaling
-from playground.training.one_process import EXACT
 
 COMPUTE, UPDATE, MESSAGES = 0.25, 0.02, 0.1
 """Seconds."""

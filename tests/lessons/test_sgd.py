@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import Run, Worlds
+from one_process import EXACT
 from processes import ENOUGH
 
 from playground.lessons.mnist import Net
 from playground.lessons.sgd import lesson as sgd
 from playground.training import prepare
-from playground.training.one_process import EXACT
 
 
 def take_steps(rank: int, size: int) -> tuple[list[list[float]], float, float]:

@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from fixtures import Run, Worlds
+from one_process import EXACT
 from torch import nn
 
 from playground.base.remote import file_of
 from playground.lessons import LESSONS
 from playground.lessons.gpt import GPT, LAYERS, C, T, V, make_batch, next_token_loss
-from playground.training.one_process import EXACT
 
 WAYS = ("tensor_parallel", "vocabulary_parallel", "sequence_parallel", "by_library")
 BATCH, STEPS = 8, 3

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import Worlds
+from one_process import EXACT
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from playground.lessons.gpt import GPT, make_batch, next_token_loss
 from playground.training import prepare
-from playground.training.one_process import EXACT
 
 
 def train_alone(batches: list[torch.Tensor]) -> torch.Tensor:

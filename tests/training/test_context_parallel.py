@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fixtures import Worlds
+from one_process import EXACT
 from torch import Tensor
 
 from playground.exercises.cases import counting
 from playground.training.context_parallel import attend, attend_backward, ring_attention
-from playground.training.one_process import EXACT
 
 
 def new_heads(tensors: int, length: int) -> list[Tensor]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import one_process
 import pytest
 import torch
 
 from playground.testing import World
-from playground.training import gpt_run, tiny_gpt
+from playground.training import gpt_batches, tiny_gpt
 from playground.training.tiny_gpt import GPTConfig, new_gpt
 
 
@@ -18,7 +19,7 @@ def losses(model: torch.nn.Sequential, seed: int, steps: int) -> list[float]:
     generator = torch.Generator().manual_seed(seed)
     found = []
     for step in range(steps):
-        gpt_run.set_lr(optimizer, step)
+        gpt_batches.set_lr(optimizer, step)
         tokens, targets = tiny_gpt.copying(24, generator)
         loss = tiny_gpt.copying_loss(model(tokens), targets)
         optimizer.zero_grad()
@@ -50,7 +51,7 @@ def test_a_unit_is_the_same_alone_and_in_any_model() -> None:
     assert whole[1].attention.output.bias.std() > 0
 
 
-def new_task(off: dict[int, float]) -> tuple[torch.nn.Linear, gpt_run.Backward]:
+def new_task(off: dict[int, float]) -> tuple[torch.nn.Linear, one_process.Backward]:
     """A model, and what computes its gradients; the losses of some steps are told `off`. No
     gradient is of before."""
     torch.manual_seed(0)
@@ -70,19 +71,19 @@ def compare_with_what_is_off(rank: int, size: int) -> None:
     given = [
         (torch.full((2, 3), step + 1.0).double(), torch.ones(2, 1).double()) for step in range(3)
     ]
-    same = gpt_run.compare("same", new_task({}), new_task({}), given)
+    same = one_process.compare(new_task({}), new_task({}), given)
     assert (same.loss_difference, same.parameter_difference) == (0.0, 0.0)
-    off = gpt_run.compare("off", new_task({2: 0.5}), new_task({}), given)
+    off = one_process.compare(new_task({2: 0.5}), new_task({}), given)
     assert off.loss_difference == pytest.approx(0.5)
-    lost = gpt_run.compare("lost", new_task({2: math.nan}), new_task({}), given)
+    lost = one_process.compare(new_task({2: math.nan}), new_task({}), given)
     assert lost.loss_difference == math.inf
     model, whole = new_task({})[0], new_task({})[0]
     with torch.no_grad():
         model.bias += 0.25
-    assert gpt_run.parameter_difference(whole, model) == pytest.approx(0.25)
+    assert one_process.parameter_difference(whole, model) == pytest.approx(0.25)
     with torch.no_grad():
         model.bias += math.nan
-    assert gpt_run.parameter_difference(whole, model) == math.inf
+    assert one_process.parameter_difference(whole, model) == math.inf
 
 
 def test_a_comparison_finds_what_differs_in_one_step_or_one_parameter(

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fixtures import Worlds
+from one_process import EXACT, EXACT_STEPS, Backward, backward_alone, train as train_gpt
 from ranks import misbehave
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -25,9 +26,8 @@ from playground.figures.counting import Trainer, count, new_model
 from playground.figures.ways import CountedStep, WaysSettings
 from playground.tap import observing
 from playground.training.formulas import WIDTH_OF, kept_bytes, stage_bytes_sent, times_held
-from playground.training.gpt_run import Backward, backward_alone, batches, train as train_gpt
+from playground.training.gpt_batches import batches
 from playground.training.memory import bytes_kept
-from playground.training.one_process import EXACT, EXACT_STEPS
 from playground.training.replicas import flatten, max_abs_diff
 from playground.training.sharding import METHODS, Zero2, Zero3, train
 from playground.training.step import backward, training_step
@@ -100,7 +100,7 @@ def train_alone(settings: WaysSettings) -> tuple[list[float], torch.Tensor]:
         if settings.dtype == "bfloat16"
         else backward_alone(model)
     )
-    return train_gpt("alone", model, one_backward, exact).losses, flatten(model.parameters())
+    return train_gpt(model, one_backward, exact), flatten(model.parameters())
 
 
 def backward_in_bfloat16(model: nn.Module, parts: int) -> Backward:

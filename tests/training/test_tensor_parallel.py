@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fixtures import Worlds
+from one_process import EXACT
 from torch import nn
 
-from playground.training.one_process import EXACT
 from playground.training.tensor_parallel import (
     RowParallelLinear,
     VocabParallelEmbedding,
