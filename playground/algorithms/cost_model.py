@@ -40,7 +40,7 @@ TIMES_SENT_AT: dict[str, Callable[[int, int], float]] = {
     "broadcast": lambda size, place: float(place < size - 1),
     "reduce": lambda size, place: float(place > 0),
     "gather": lambda size, place: float(place > 0),
-    "scatter": lambda size, place: 0.0 if place else others(size),
+    "scatter": lambda size, place: 0.0 if place else share_of_others(size),
     "barrier": lambda size, place: 0.0,
     "monitored_barrier": lambda size, place: 0.0,
 }
@@ -48,7 +48,7 @@ TIMES_SENT_AT: dict[str, Callable[[int, int], float]] = {
 root."""
 
 
-def others(size: int) -> float:
+def share_of_others(size: int) -> float:
     """The fraction of a tensor, cut into a shard per rank, that belongs to other ranks."""
     return (size - 1) / size
 
@@ -360,12 +360,3 @@ def hierarchical_cost(task: Task) -> Cost:
     inside = Counts(hops, hops * chunk, hops / 2 * chunk)
     total = rings + between.total.times(min(shares, task.elements))
     return Cost(between.between, inside, total, between.between + inside)
-
-
-SENT = {
-    "ddp": ("all_reduce",),
-    "zero-1": ("reduce_scatter", "all_gather"),
-    "zero-2": ("reduce_scatter", "all_gather"),
-    "zero-3": ("all_gather", "all_gather", "reduce_scatter"),
-}
-"""By ZeRO's stages, the collectives of a step, of the bytes of all parameters each."""

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from playground.figures.ways import CountedStep, WaysSettings
 from playground.training.gpt_batches import LR, Batch, batches, set_lr
-from playground.training.memory import Recomputed, change
+from playground.training.memory import recompute
 from playground.training.sharding import BytesSent
 from playground.training.step import training_step
 from playground.training.sync import GradSync
@@ -67,7 +67,7 @@ def new_model(settings: WaysSettings, dtype: torch.dtype = torch.float32) -> nn.
     model = new_gpt(config, settings.seed).to(device(), dtype)
     if settings.checkpoint_activations:
         for block in model[1:-1]:
-            change(block, Recomputed)
+            recompute(block)
     return model
 
 
@@ -101,12 +101,6 @@ class Trainer:
         self.losses.append(
             training_step(self.optimizer, losses, self.sync, last=last, moment=moment)
         )
-
-    def mean_losses(self) -> list[float]:
-        """The losses of whole batches, by step. All must call this."""
-        losses = torch.stack(self.losses).double()
-        dist.all_reduce(losses)
-        return (losses / dist.get_world_size()).tolist()
 
     def parameters(self) -> list[Tensor]:
         """All memory that holds parameters, replicated or in shards."""

@@ -7,13 +7,18 @@ Sources: Korthikanti et al., 2022, arXiv 2205.05198; Rajbhandari et al., 2020, a
 
 from __future__ import annotations
 
-from playground.algorithms.cost_model import SENT, times_sent
-
 FLOAT32, MIXED = (4, 4, 8), (2, 2, 12)
 """Bytes of a parameter, its gradient, and its optimizer's state. Adam keeps two numbers of float32;
 in mixed precision, the float32 master besides."""
 STAGES = range(len(MIXED) + 1)
 """Those of ZeRO, DDP's is 0: each shards one more of the three, the last first."""
+COLLECTIVES_OF_STAGE = {
+    "ddp": ("all_reduce",),
+    "zero-1": ("reduce_scatter", "all_gather"),
+    "zero-2": ("reduce_scatter", "all_gather"),
+    "zero-3": ("all_gather", "all_gather", "reduce_scatter"),
+}
+"""By ZeRO's stages, the collectives of a step, of the bytes of all parameters each."""
 KEPT_WIDTHS = 16
 """Numbers that a block keeps of a token, in widths of the model: its input, the normed input, 3 of
 queries, keys and values, the output of attention; the input of its second half, the same normed, 4
@@ -41,22 +46,3 @@ def kept_bytes(
     of their inputs alone. Numbers have `itemsize` bytes."""
     widths = itemsize if recompute else KEPT_WIDTHS * itemsize + masks
     return widths * tokens * width * blocks
-
-
-WIDTH_OF = {"float32": 4, "bfloat16": 2}
-"""Bytes of a number."""
-
-
-def times_held(way: str, size: int) -> float:
-    """What a rank holds of float32 parameters, gradients and Adam's state, in bytes of the
-    parameters."""
-    return state_bytes(FLOAT32, list(SENT).index(way), size) / FLOAT32[0]
-
-
-def stage_bytes_sent(
-    way: str, model_bytes: float, size: int, dtype: str = "float32", reduce_dtype: str = "float32"
-) -> float:
-    """The bytes that a rank sends in a step. Parameters are gathered in `dtype`, gradients reduced
-    in `reduce_dtype`; `model_bytes` are those of float32."""
-    widths = {"all_gather": WIDTH_OF[dtype], "reduce_scatter": WIDTH_OF[reduce_dtype]}
-    return sum(widths.get(call, 4) / 4 * times_sent(size, call) * model_bytes for call in SENT[way])

@@ -1,25 +1,11 @@
-"""What makes a training need less memory, for any module: forward in bfloat16, and activations
-computed again."""
+"""What makes a training need less memory, for any module: activations computed again."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
-from playground.training.activations import Activations, Checkpoint
-from playground.world import device
-
-
-class InBfloat16(nn.Module):
-    """The operations of forward that autocast knows compute in bfloat16. Parameters and the output
-    are float32."""
-
-    def forward(self, *inputs: Any) -> torch.Tensor:
-        with torch.autocast(device().type, torch.bfloat16):
-            return super().forward(*inputs).float()
+from playground.training.activations import Checkpoint
 
 
 class Recomputed(nn.Module):
@@ -38,17 +24,6 @@ class Recomputed(nn.Module):
         return Checkpoint.apply(forward, x)
 
 
-def change(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Let the forward of a module be that of `kind`, `InBfloat16` or `Recomputed`, around its
-    own."""
-    module.__class__ = type(kind.__name__, (kind, type(module)), {})
-
-
-def bytes_kept(model: nn.Module, forward: Callable[[], torch.Tensor]) -> int:
-    """The bytes that autograd keeps for backward of `forward`, which runs the model. The next
-    random numbers stay the same."""
-    with torch.random.fork_rng(), Activations(model) as activations:
-        output = forward()
-        held = activations.held
-    del output  # and with it what is kept
-    return held
+def recompute(module: nn.Module) -> None:
+    """Let the forward of a module be that of `Recomputed`, around its own."""
+    module.__class__ = type("Recomputed", (Recomputed, type(module)), {})

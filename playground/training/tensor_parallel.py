@@ -23,8 +23,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from playground.training.tiny_gpt import IGNORED
-
 
 class Mirrored(torch.autograd.Function):
     """One collective forward and, for the gradient, its mirror image in backward."""
@@ -151,21 +149,6 @@ def local_index(ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
         raise IndexError(f"{outside[0].item()} is out of range: ids are 0 to {count * size - 1}")
     is_local = owner == rank
     return (ids - rank * count).where(is_local, 0), is_local
-
-
-def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross entropy, from logits [batch, length, vocabulary / N], which are never
-    gathered: three all_reduces of [batch, length]. Targets `IGNORED` do not count. Raises
-    `IndexError` for targets outside the vocabulary."""
-    has_target = targets != IGNORED
-    index, is_local = local_index(targets.where(has_target, 0), logits.shape[-1])
-    highest = logits.detach().amax(-1)
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)  # so that exp does not overflow
-    logits = logits - highest.unsqueeze(-1)
-    total = reduce_from_region(logits.exp().sum(-1))
-    of_target = logits.gather(-1, index.unsqueeze(-1)).squeeze(-1).where(is_local, 0)
-    losses = total.log() - reduce_from_region(of_target)
-    return losses[has_target].mean()
 
 
 def shard_gpt(model: nn.Sequential) -> None:

@@ -125,18 +125,6 @@ def units(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
     return [(module, own) for module, own in [(model, shared), *found] if own]
 
 
-def clip_grad_norm(flat_params: Sequence[FlatParameter], max_norm: float) -> torch.Tensor:
-    """As `torch.nn.utils.clip_grad_norm_`, by the norm of all ranks' shards together, which it
-    returns. What is replicated counts once. All must call this, after backward."""
-    squares = [flat.shard.grad.square().sum() * flat.shards for flat in flat_params]
-    norm = torch.stack(squares).sum() / dist.get_world_size()
-    dist.all_reduce(norm)
-    norm.sqrt_()
-    for flat in flat_params:
-        flat.shard.grad *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return norm
-
-
 ABOUT = {
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn",
     "__hash__", "numel", "nbytes", "size", "stride", "dim", "untyped_storage", "empty_like",

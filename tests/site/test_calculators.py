@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from browser import MISSING, Browser
+from zero_formulas import stage_bytes_sent, times_held
 
 from playground.explain.replay.play import read_style
 from playground.site.build import HERE
 from playground.site.calculators import CALCULATORS, FILES, place_calculators
 from playground.site.chapters import CHAPTERS
-from playground.training.formulas import MIXED, STAGES, stage_bytes_sent, state_bytes, times_held
+from playground.training.formulas import MIXED, STAGES, state_bytes
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "zero": {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from sharded_functions import clip_grad_norm
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,7 +19,7 @@ from playground.testing import World
 from playground.training.grad_syncs import GRAD_SYNCS, SPARSE
 from playground.training.sparse_embeddings import SparseEmbeddings
 from playground.training.sync import GradSync, new_grad_sync
-from playground.training.zero_sync import SYNCS, clip_grad_norm
+from playground.training.zero_sync import SYNCS
 
 BLOCKS, WORDS = 4, 9
 EVERY_WAY = ["ddp", SPARSE, *(name for name in GRAD_SYNCS if name != "per-parameter")]

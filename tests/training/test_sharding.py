@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -14,26 +15,28 @@ import torch.distributed as dist
 from fixtures import Worlds
 from one_process import EXACT, EXACT_STEPS, Backward, backward_alone, train as train_gpt
 from ranks import misbehave
+from sharded_functions import clip_grad_norm
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
+from zero_formulas import WIDTH_OF, stage_bytes_sent, times_held
 
-from playground.algorithms.cost_model import SENT, times_sent
+from playground.algorithms.cost_model import times_sent
 from playground.algorithms.traffic import Traffic
 from playground.figures.counting import Trainer, count, new_model
 from playground.figures.ways import CountedStep, WaysSettings
 from playground.tap import observing
-from playground.training.formulas import WIDTH_OF, kept_bytes, stage_bytes_sent, times_held
+from playground.training.activations import Activations
+from playground.training.formulas import COLLECTIVES_OF_STAGE, kept_bytes
 from playground.training.gpt_batches import batches
-from playground.training.memory import bytes_kept
 from playground.training.replicas import flatten, max_abs_diff
 from playground.training.sharding import METHODS, Zero2, Zero3, train
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, new_grad_sync
 from playground.training.tiny_gpt import GPTConfig, copying_loss, new_gpt
-from playground.training.zero_sync import SYNCS, clip_grad_norm
+from playground.training.zero_sync import SYNCS
 from playground.world import PlaygroundError
 
 TORCH = {"torch-ddp": "ddp", "torch-zero-1": "zero-1", "torch-fsdp": "zero-3"}
@@ -49,10 +52,20 @@ def small(size: int, **changes: Any) -> WaysSettings:
 def check_way(name: str, counts: CountedStep, difference: float, size: int, *dtypes: str) -> None:
     """What a way of ours holds and sends is its closed form, and it trains as one process does."""
     assert difference <= EXACT, name
-    if name in SENT:
+    if name in COLLECTIVES_OF_STAGE:
         assert counts.held == pytest.approx(counts.model_bytes * times_held(name, size), rel=0.02)
         sent = stage_bytes_sent(name, counts.model_bytes, size, *dtypes)
         assert counts.sent == pytest.approx(sent, rel=0.02)
+
+
+def bytes_kept(model: nn.Module, forward: Callable[[], torch.Tensor]) -> int:
+    """The bytes that autograd keeps for backward of `forward`, which runs the model. The next
+    random numbers stay the same."""
+    with torch.random.fork_rng(), Activations(model) as activations:
+        output = forward()
+        held = activations.held
+    del output  # and with it what is kept
+    return held
 
 
 def count_kept(settings: WaysSettings) -> int:
@@ -83,10 +96,12 @@ def compare(way: str, settings: WaysSettings) -> float:
         batches(2 * dist.get_world_size(), EXACT_STEPS, settings.seed), start=1
     ):
         trainer.step(batch, last=step == EXACT_STEPS)
-    params, losses = flatten(trainer.masters()), trainer.mean_losses()
+    params, losses = flatten(trainer.masters()), torch.stack(trainer.losses).double()
+    dist.all_reduce(losses)
+    losses /= dist.get_world_size()
     return max(
         max_abs_diff(params, expected_params),
-        max_abs_diff(params.new_tensor(losses), params.new_tensor(expected_losses)),
+        max_abs_diff(losses, losses.new_tensor(expected_losses)),
     )
 
 
@@ -154,7 +169,7 @@ def by_every_way(
 def test_every_way_is_one_training_and_holds_and_sends_what_it_should(
     size: int, world: Worlds
 ) -> None:
-    names = (*SENT, "torch-fsdp") if size == 2 else (*SENT, *TORCH)
+    names = (*COLLECTIVES_OF_STAGE, "torch-fsdp") if size == 2 else (*COLLECTIVES_OF_STAGE, *TORCH)
     for calls, found in world(size, timeout=300).run(by_every_way, names):
         for name, (counts, difference) in found.items():
             check_way(name, counts, difference, size)
@@ -364,7 +379,7 @@ def test_each_method_is_one_training_and_holds_and_sends_what_it_should(
         for name, (figures, _) in found.items():
             *held, sent = figures
             assert sum(held) == pytest.approx(times_held(name, size), rel=0.01)
-            assert sent == pytest.approx(times_sent(size, *SENT[name]), rel=0.01)
+            assert sent == pytest.approx(times_sent(size, *COLLECTIVES_OF_STAGE[name]), rel=0.01)
 
 
 class Uneven(nn.Module):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from fixtures import Worlds
 from one_process import EXACT
+from sharded_functions import vocab_parallel_cross_entropy
 from torch import nn
 
 from playground.training.tensor_parallel import (
@@ -24,7 +25,6 @@ from playground.training.tensor_parallel import (
     reduce_scatter_to_sequence_region,
     shard,
     shard_gpt,
-    vocab_parallel_cross_entropy,
 )
 from playground.training.tiny_gpt import GPTConfig, copying, new_gpt
 

@@ -16,7 +16,6 @@ from math import inf
 from pathlib import Path
 
 from playground.algorithms.cost_model import (
-    SENT,
     Cost,
     Machine,
     Task,
@@ -28,6 +27,7 @@ from playground.algorithms.cost_model import (
     ring_cost,
     times_sent,
 )
+from playground.training.formulas import COLLECTIVES_OF_STAGE
 from playground.ui.units import BYTES, SECONDS
 
 STYLE, SCRIPT = "calculators.css", "calculators.js"
@@ -154,7 +154,7 @@ def zero(chosen: Chosen) -> dict[str, list[Cell]]:
     own, master = PRECISIONS[str(chosen["precision"])]
     sizes = (own, own, master + STATES[str(chosen["optimizer"])])
     rows = {}
-    for stage, (way, collectives) in enumerate(SENT.items()):
+    for stage, (way, collectives) in enumerate(COLLECTIVES_OF_STAGE.items()):
         held = [
             parameters * nbytes / (ranks if stage >= first else 1)
             for nbytes, first in zip(sizes, FIRST_SHARDED, strict=True)
@@ -238,7 +238,7 @@ CALCULATORS = {
                 in_billions,
             ),
             Control("ranks", "Ranks", tuple(2**each for each in range(13)), 64),
-            Control("stage", "Stage", tuple(SENT), "zero-1"),
+            Control("stage", "Stage", tuple(COLLECTIVES_OF_STAGE), "zero-1"),
             Control("optimizer", "Optimizer", tuple(STATES), "Adam"),
             Control("precision", "Precision", tuple(PRECISIONS), "mixed precision"),
         ),

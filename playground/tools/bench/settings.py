@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 
 from playground.algorithms import BACKEND, OURS
-from playground.algorithms.cost_model import others, times_sent
+from playground.algorithms.cost_model import share_of_others, times_sent
 from playground.base.errors import UsageError
 from playground.base.flags import check_flags, flag
 from playground.ui.units import format_bytes
@@ -66,15 +66,16 @@ COLLECTIVES = {
         CollectiveSpec("broadcast", lambda n: 1.0, lambda r, n: [(0, 0)], in_place=True, root=0),
         CollectiveSpec("reduce", lambda n: 1.0, at_root(lambda r, n: [(REDUCTION, 0)]),
                        in_place=True, reduces=True, root=0),
-        CollectiveSpec("all_gather", others, lambda r, n: [(source, 0) for source in range(n)]),
-        CollectiveSpec("reduce_scatter", others, lambda r, n: [(REDUCTION, r)], lambda r, n: n,
-                       reduces=True),
-        CollectiveSpec("all_to_all", others, lambda r, n: [(source, r) for source in range(n)],
-                       lambda r, n: n),
-        CollectiveSpec("gather", others, at_root(lambda r, n: [(source, 0) for source in range(n)]),
-                       root=0),
-        CollectiveSpec("scatter", others, lambda r, n: [(0, r)], lambda r, n: n if r == 0 else 0,
-                       root=0),
+        CollectiveSpec("all_gather", share_of_others,
+                       lambda r, n: [(source, 0) for source in range(n)]),
+        CollectiveSpec("reduce_scatter", share_of_others, lambda r, n: [(REDUCTION, r)],
+                       lambda r, n: n, reduces=True),
+        CollectiveSpec("all_to_all", share_of_others,
+                       lambda r, n: [(source, r) for source in range(n)], lambda r, n: n),
+        CollectiveSpec("gather", share_of_others,
+                       at_root(lambda r, n: [(source, 0) for source in range(n)]), root=0),
+        CollectiveSpec("scatter", share_of_others, lambda r, n: [(0, r)],
+                       lambda r, n: n if r == 0 else 0, root=0),
     )
 }  # fmt: skip
 """By name; r is the rank, n the number of ranks."""
