@@ -101,7 +101,6 @@ HEAVIER = (
 """Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test,
 is in the suite (that of the site's pages: tests/site/test_site.py). That they can be run as they
 stand: tests/lessons/test_commands_named.py."""
-FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
 SMALLER = {
     "parameter-server": ("--steps", "8", "--compute", "1"),
     "bench": ("--iterations", "2"),

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from playground.explain.hang.hooks import hooks
-from playground.world import device, report
-from playground.world.backends import backend_for
+from playground.world import device, report, synchronize
 
 REPORT_EVERY = 1.0
 """Seconds between two reports, which take time from a core."""
@@ -41,33 +40,26 @@ def interleave(
 def timed(
     call: Callable[[], object],
     times: int = 1,
-    devices: Sequence[torch.device] = (),
     group: Any = None,
 ) -> Callable[[], float]:
     """A function that returns the seconds of one of `times` calls in a row on this rank, all ranks
     starting together.
 
-    A single call may be shorter than the overhead of timing it. Work of GPUs among `devices` (by
-    default this rank's own) is included.
+    A single call may be shorter than the overhead of timing it. The work of this rank's GPU is
+    included.
     """
 
     def seconds() -> float:
         dist.barrier(group)
-        synchronize(devices)
+        synchronize()
         with hooks.paused():
             started = time.perf_counter()
             for _ in range(times):
                 call()
-            synchronize(devices)
+            synchronize()
             return (time.perf_counter() - started) / times
 
     return seconds
-
-
-def synchronize(devices: Sequence[torch.device] = ()) -> None:
-    """Wait for the work of the GPUs among `devices` (by default this rank's own)."""
-    for each in devices or (device(),):
-        backend_for(each.type).synchronize(each)
 
 
 def slowest(seconds: Sequence[float], group: Any = None) -> list[float]:

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from playground.training.digits import SIDE
 from playground.training.partition import Batches, DataPartitioner, share, shares
-from playground.training.prepare import default_data_dir, prepare
 from playground.world import device
 
 MEAN, STD = 0.1307, 0.3081
@@ -68,15 +67,10 @@ def map_file(file: Path) -> torch.Tensor:
 
 
 def partition_dataset(
-    data: Any = None, batch_size: int = 128, seed: int = 1234
+    data: Any, batch_size: int = 128, seed: int = 1234
 ) -> tuple[DataLoader[Batch], int]:
     """This rank's part of `data` in batches, and their size: its share of each global batch of
-    `batch_size`.
-
-    The default for `data` is MNIST's training set, or digits where MNIST cannot be downloaded.
-    """
-    if data is None:
-        data = Images(prepare("auto", default_data_dir()).folder, "train")
+    `batch_size`."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sizes = [samples / len(data) for samples in shares(len(data), batch_size, size)]
     partition = DataPartitioner(data, sizes, seed).use(rank)

@@ -1,21 +1,16 @@
-"""Commands that train: the options of their data, and what they say of it."""
+"""Commands that train: the option of their data, and what they say of it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from playground.base.errors import UsageError
 from playground.base.flags import flag
 from playground.training import prepare
 from playground.training.prepare import PreparedData, Settings
-from playground.ui.options import pack_options
 from playground.ui.session import Session
 from playground.ui.tables import Text
-from playground.ui.terminal import Bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,47 +20,24 @@ class DataOptions:
         "auto: MNIST if it is here or can be downloaded, else generated digits.",
         choices=prepare.DATASETS,
     )
-    data_dir: Path | None = flag(
-        None,
-        "Directory of the data; what is missing is put there.",
-        shown_default=f"${prepare.DATA_DIR}, else ~/.cache/playground",
-    )
-    limit: int | None = flag(None, "Train on the first N samples only.", least=1, metavar="N")
-
-    @property
-    def folder(self) -> Path:
-        """Where the data is or will be put. Raises `NoData` if that is not given and the user has
-        no home."""
-        return self.data_dir or prepare.default_data_dir()
-
-
-def data_options(*names: str) -> Callable[[Any], Any]:
-    """Gives a command the argument `data`: its `DataOptions`, made of these options, or of all."""
-    return pack_options("data", DataOptions, *names)
-
-
-def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
-    """Get the data onto this host; `bar` shows what takes long. Raises `NoData`, and `UsageError`
-    for a limit beyond the data."""
-    data = prepare.prepare(
-        asked.dataset, asked.folder, os.environ.get(prepare.MIRROR), bar.announce
-    )
-    if asked.limit and asked.limit > data.train:
-        raise UsageError(f"--limit {asked.limit}: {data.name} has {data.train} samples to train on")
-    return replace(data, limit=asked.limit, train=asked.limit or data.train)
 
 
 def announce_data(
     session: Session,
-    data: DataOptions,
+    dataset: str,
     asked: Settings,
     *about: Text,
     ready: PreparedData | None = None,
 ) -> tuple[PreparedData, Settings]:
-    """Prepare the data, unless it is `ready`, and say the head of the run: its world, the data, and
-    `about`. Returns the data, and the settings `asked` for on it. Raises `UsageError` for less data
-    than one batch."""
-    prepared = ready or prepare_data(data, session.bar)
+    """Prepare the data `dataset`, unless it is `ready`, and say the head of the run: its world, the
+    data, and `about`. Returns the data, and the settings `asked` for on it. Raises `NoData`, and
+    `UsageError` for less data than one batch."""
+    prepared = ready or prepare.prepare(
+        dataset,
+        prepare.default_data_dir(),
+        os.environ.get(prepare.MIRROR),
+        session.bar.announce,
+    )
     asked.check_samples(prepared.train)
     session.say(f"{session.name}: {session.world}", f"data: {prepared}", *about)
     return prepared, prepared.settings(asked)

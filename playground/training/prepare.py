@@ -56,7 +56,6 @@ class PreparedData:
     train: int
     """Samples to train on."""
     test: int
-    limit: int | None = None
     kind: str = "images"
 
     def __str__(self) -> str:
@@ -70,7 +69,7 @@ class PreparedData:
 
     def settings(self, asked: Settings) -> Settings:
         """The settings `asked` for, on this data."""
-        return replace(asked, folder=self.folder, dataset=self.name, limit=self.limit)
+        return replace(asked, folder=self.folder, dataset=self.name)
 
     @property
     def summary(self) -> dict[str, object]:

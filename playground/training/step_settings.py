@@ -122,8 +122,6 @@ class LadderSettings:
     """Holds the four data files."""
     dataset: str = "digits"
     """Name of the data: mnist or digits."""
-    limit: int | None = None
-    """Number of samples to train on, the first ones; None for all."""
     batch_size: int = flag(128, "Global batch size: samples per step, over all ranks.", least=1)
     lr: float = flag(0.01, "Learning rate.", least=0)
     momentum: float = flag(0.5, "Momentum of SGD.", least=0)

@@ -165,7 +165,7 @@ class Rounds:
         self.total = WARM_UP + settings.steps
         self.number = -1
         """Index of the current round."""
-        samples = len(training_set(settings, settings.limit))
+        samples = len(training_set(settings))
         samples -= samples % settings.batch_size
         train_set, _ = partition_dataset(
             training_set(settings, samples), settings.batch_size, settings.seed
@@ -193,7 +193,7 @@ class Rounds:
         return replica.step(self.inputs, self.labels, self.samples_per_rank)
 
 
-def training_set(settings: LadderSettings, limit: int | None) -> Images | ZipfSequences:
+def training_set(settings: LadderSettings, limit: int | None = None) -> Images | ZipfSequences:
     """The training data of the model: images, or sequences of token ids. `limit` keeps the
     first."""
     return (
@@ -247,7 +247,6 @@ class TimedReplica:
         new_sync: NewSync,
         all_reduce: AllReduce,
         new_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
-        loss_part: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = mean_loss_part,
     ) -> None:
         self.name = name
         self.clock = Clock()
@@ -257,7 +256,6 @@ class TimedReplica:
             param.register_post_accumulate_grad_hook(self.take_gradient)
         self.sync = new_sync(self.model, all_reduce)
         self.optimizer = self.sync.optimizer(new_optimizer)
-        self.loss_part = loss_part
         self.loss = 0.0
         """This rank's part of the last batch's mean loss."""
         self.inputs: tuple[torch.Tensor, ...] = ()
@@ -278,7 +276,7 @@ class TimedReplica:
         seconds of each of `PARTS`."""
 
         def loss() -> torch.Tensor:
-            return self.loss_part(self.sync.model(*inputs), labels, samples_per_rank)
+            return mean_loss_part(self.sync.model(*inputs), labels, samples_per_rank)
 
         self.inputs = tuple(each[:2] for each in inputs)  # BatchNorm wants two
         self.clock.start()

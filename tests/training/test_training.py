@@ -21,7 +21,6 @@ from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
 from playground.testing import World
 from playground.tools.bench.steps import replicas_verdict
-from playground.training import prepare
 from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import OF_GRADIENTS
 from playground.training.replicas import broadcast_parameters, find_largest_difference
@@ -230,24 +229,19 @@ def test_parameters_and_buffers_come_from_rank_0(world: Worlds) -> None:
     assert results[0] == results[1] == results[2]
 
 
-def tutorial_s_loader(rank: int, size: int, cache: Path) -> tuple[int, list[int], int]:
+def tutorial_s_loader(rank: int, size: int, folder: Path) -> tuple[int, list[int], int]:
     """The batch size, the length of each batch, and the tutorial's own count of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.setattr(prepare, "MIRRORS", ("file:///nowhere/",))
-        train_set, bsz = partition_dataset()
+    train_set, bsz = partition_dataset(Images(folder, "train"))
     num_batches = ceil(len(train_set.dataset) / float(bsz))
     return bsz, [len(target) for data, target in train_set], num_batches
 
 
 @pytest.mark.parametrize(("size", "sizes"), [(2, [64, 64]), (3, [43, 43, 42])])
 def test_the_tutorial_s_partition_dataset(
-    size: int, sizes: list[int], world: Worlds, data_dir: Path, digits_folder: Path, tmp_path: Path
+    size: int, sizes: list[int], world: Worlds, digits_folder: Path
 ) -> None:
-    """`train_set, bsz = partition_dataset()`, where MNIST cannot be had: its default are the
-    digits, then."""
-    (tmp_path / "playground").symlink_to(data_dir)
-    by_rank = world(size).run(tutorial_s_loader, tmp_path)
+    """Parts of the digits, in batches of shares of 128."""
+    by_rank = world(size).run(tutorial_s_loader, digits_folder)
     assert [bsz for bsz, _, _ in by_rank] == sizes
     for bsz, batches, num_batches in by_rank:
         assert batches[:-1] == [bsz] * 4

@@ -1,4 +1,4 @@
-"""Backends by name and by device, and what is none of their refusals."""
+"""Backends by name, what they wait for, and what is none of their refusals."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ import torch.distributed as dist
 from fixtures import Worlds
 
 from playground.world import UsageError
-from playground.world.backends import BACKENDS, backend_for, get_backend, refusal
+from playground.world.backends import BACKENDS, get_backend, refusal
 
 NCCL = BACKENDS["nccl"]
 
 
-def test_backends_by_name_and_by_device() -> None:
+def test_backends_by_name() -> None:
     assert {name: backend.device_type for name, backend in BACKENDS.items()} == {
         "gloo": "cpu", "nccl": "cuda",
     }  # fmt: skip
-    assert backend_for("cuda") is NCCL
-    assert backend_for("cpu") is BACKENDS["gloo"]
     with pytest.raises(UsageError, match="'smoke signals' is unknown: choose one of gloo, nccl"):
         get_backend("smoke signals")
+
+
+def test_only_a_backend_of_gpus_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited_for: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited_for.append("cuda"))
+    BACKENDS["gloo"].synchronize()
+    assert waited_for == []
+    NCCL.synchronize()
+    assert waited_for == ["cuda"]
 
 
 class Hooked(torch.autograd.Function):

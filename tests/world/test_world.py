@@ -28,7 +28,7 @@ def ask_the_store_when_rank_0_has_left(rank: int, size: int) -> int:
     serves."""
     store = dist.distributed_c10d._get_default_store()
 
-    def synchronize(device: object = None) -> None:
+    def synchronize() -> None:
         if rank > 0:
             time.sleep(0.2)
             store.set(f"asked by {rank}", "")
@@ -43,7 +43,7 @@ def test_rank_0_keeps_the_store_until_the_others_have_left(world: Worlds) -> Non
 
 
 def fail_to_leave(rank: int, size: int) -> int:
-    def synchronize(device: object = None) -> None:
+    def synchronize() -> None:
         if rank == 2:
             raise SystemExit(9)
 

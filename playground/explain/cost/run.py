@@ -95,7 +95,7 @@ def measured(world: CommandWorld, profile: Path | None, gbit: float | None) -> A
             finally:
                 show(folder, world, file)
 
-    return around if profile or gbit else outer
+    return around
 
 
 def show(folder: Path, world: CommandWorld, file: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from playground.algorithms import ALGORITHMS
 from playground.base.errors import PlaygroundError, UsageError
 from playground.base.remote import remote
-from playground.training.options import DataOptions, announce_data, data_options, over_links
-from playground.training.prepare import PreparedData
+from playground.training.options import DataOptions, announce_data, over_links
+from playground.training.prepare import PreparedData, default_data_dir
 from playground.training.step_settings import (
     BERT,
     IMAGE_MODELS,
@@ -37,7 +37,7 @@ MEASURE = remote("playground.training.step_times:run")
 OPTIONS: tuple[Callable[[Any], Any], ...] = (
     flags(LadderSettings, "model", "all_reduce", "link"),
     flags(ByModel),
-    data_options("dataset"),
+    flags(DataOptions),
     only_with("dataset", model=tuple(IMAGE_MODELS)),
 )
 """Their values are arguments of `measure_steps`."""
@@ -172,11 +172,11 @@ class StepTimes:
         )
 
 
-def measure_steps(session: Session, data: DataOptions, model: str, **chosen: Any) -> StepTimes:
+def measure_steps(session: Session, dataset: str, model: str, **chosen: Any) -> StepTimes:
     """Measure on the session's world, and say the table. Raises `UsageError` for what cannot be
     measured, and `PlaygroundError` if replicas differ that must not."""
     world, is_bert = session.world, model == BERT
-    folder = Path() if is_bert else data.folder
+    folder = Path() if is_bert else default_data_dir()
     given = {name: value for name, value in chosen.items() if value is not None}
     chosen = OF_BERT | given if is_bert else given
     asked = LadderSettings(folder=folder, model=model, **chosen)
@@ -193,7 +193,7 @@ def measure_steps(session: Session, data: DataOptions, model: str, **chosen: Any
         "rung", Column("what it does", wraps=True), rows=candidates(model, asked.link).items()
     )
     ready = TOKENS if is_bert else None
-    prepared, settings = announce_data(session, data, asked, work, "", about, ready=ready)
+    prepared, settings = announce_data(session, dataset, asked, work, "", about, ready=ready)
     assert isinstance(settings, LadderSettings)
     times = StepTimes(settings, prepared, session.launch(MEASURE, settings)[0], links)
     agreement(times.result.rungs, settings.all_reduce)

@@ -94,9 +94,9 @@ class Backend:
         are asked for."""
         return 0
 
-    def synchronize(self, device: torch.device | None = None) -> None:
-        """Wait until a device, by default this rank's, has done what it was given. A clock that is
-        read before, or a process group that is destroyed before, does not wait for that."""
+    def synchronize(self) -> None:
+        """Wait until this rank's device has done what it was given. A clock that is read before, or
+        a process group that is destroyed before, does not wait for that."""
 
     def abort_groups(self) -> None:
         """Have the operations of all process groups of this process raise, from another thread,

@@ -108,10 +108,10 @@ class Nccl(Backend):
 
         return torch.cuda.device_count()
 
-    def synchronize(self, device: torch.device | None = None) -> None:
+    def synchronize(self) -> None:
         import torch
 
-        torch.cuda.synchronize(device)
+        torch.cuda.synchronize()
 
     def abort_groups(self) -> None:
         import torch
