@@ -108,7 +108,7 @@ def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
     ]
 
 
-@figure("F6", "all_reduce/allreduce", SIX_COLLECTIVES, is_played=False)
+@figure("F6", "lessons/all_reduce/figures/allreduce", SIX_COLLECTIVES, is_played=False)
 def all_reduce_sum(run: Evidence) -> Scene:
     own: Sequence[Held] = [each["all_reduce"] for each in run.results]
     ranks = range(len(own))
@@ -127,7 +127,7 @@ def all_reduce_sum(run: Evidence) -> Scene:
     return bands_scene("All-reduce: the same sum on every rank", bands, about, DASHED)
 
 
-@figure("F21", "collectives/communication", SIX_COLLECTIVES)
+@figure("F21", "lessons/collectives/figures/communication", SIX_COLLECTIVES)
 def six_collectives(run: Evidence) -> Scene:
     ranks: Sequence[dict[str, Held]] = run.results
     return panels_scene(
@@ -149,7 +149,7 @@ def collective_panel(name: str, rows: Sequence[Held]) -> Panel:
     return name, [Band(given), Band(received, meant_arrows(sources, targets))]
 
 
-@figure("F7", "all_reduce/allreduce_1", REDUCE_BROADCAST)
+@figure("F7", "lessons/all_reduce/figures/allreduce_1", REDUCE_BROADCAST)
 def reduce_broadcast(run: Evidence) -> Scene:
     messages = run.messages
     root = messages[0].receive.rank
@@ -175,7 +175,7 @@ def reduce_broadcast(run: Evidence) -> Scene:
     )
 
 
-@figure("F8", "all_reduce/allreduce_2", EVERYONE_ADDS)
+@figure("F8", "lessons/all_reduce/figures/allreduce_2", EVERYONE_ADDS)
 def all_to_all(run: Evidence) -> Scene:
     messages, size = run.messages, len(run.results)
     sizes = [message.send.nbytes for message in messages]
@@ -195,7 +195,7 @@ RING_RADII = (200.0, 120.0)
 RING_BOX = (112.0, 64.0)
 
 
-@figure("F9", "all_reduce/ring", RING)
+@figure("F9", "lessons/all_reduce/figures/ring", RING)
 def ring_chunk(run: Evidence) -> Scene:
     size = len(run.results)
     sent = [[each for each in run.messages if each.send.rank == rank] for rank in range(size)]
@@ -241,7 +241,7 @@ def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
     scene.add(ARROW, begin.real, begin.imag, way.real, way.imag, text=text, title=title, **look)
 
 
-@figure("F10", "prove/ring_end", SGD)
+@figure("F10", "lessons/prove/figures/ring_end", SGD)
 def step_everywhere(run: Evidence) -> Scene:
     steps: Sequence[SgdStep] = run.results
     ranks, first = range(len(steps)), steps[0]
@@ -264,7 +264,7 @@ def step_everywhere(run: Evidence) -> Scene:
     )
 
 
-@figure("F20", "p2p/p2p", SEND)
+@figure("F20", "lessons/p2p/figures/p2p", SEND)
 def point_to_point(run: Evidence) -> Scene:
     messages = run.messages
     [idle] = {*range(len(run.results))} - {event.rank for message in messages for event in message}
@@ -278,7 +278,7 @@ def point_to_point(run: Evidence) -> Scene:
     )
 
 
-@figure("hello", "hello/one_world", HELLO)
+@figure("hello", "lessons/hello/figures/one_world", HELLO)
 def one_world(run: Evidence) -> Scene:
     processes: Sequence[Met] = run.results
     everyone = range(len(processes))
@@ -301,7 +301,7 @@ def one_world(run: Evidence) -> Scene:
     )
 
 
-@figure("reduce-scatter", "collectives/reduce_scatter", REDUCE_SCATTER)
+@figure("reduce-scatter", "lessons/collectives/figures/reduce_scatter", REDUCE_SCATTER)
 def reduce_scatter(run: Evidence) -> Scene:
     ranks = range(len(run.results))
     return bands_scene(
@@ -312,7 +312,7 @@ def reduce_scatter(run: Evidence) -> Scene:
     )
 
 
-@figure("rpc", "rpc/call", RPC)
+@figure("rpc", "lessons/rpc/figures/call", RPC)
 def remote_call(run: Evidence) -> Scene:
     before, after = run.results[0]["before"], run.results[0]["after"]
     idle = box("rank 1\nits program\nis busy", "idle")
@@ -330,7 +330,7 @@ def remote_call(run: Evidence) -> Scene:
     return bands_scene("A function runs on another rank", bands, about)
 
 
-@figure("tensor", "tensor/sharded_mlp", TENSOR)
+@figure("tensor", "lessons/tensor/figures/sharded_mlp", TENSOR)
 def sharded_mlp(run: Evidence) -> Scene:
     ranks: Sequence[Mapping[str, tuple[float, ...]]] = run.results
     everyone = range(len(ranks))
@@ -360,7 +360,7 @@ def sharded_mlp(run: Evidence) -> Scene:
     )
 
 
-@figure("context", "context/causal_square", CONTEXT)
+@figure("context", "lessons/context/figures/causal_square", CONTEXT)
 def causal_square(run: Evidence) -> Scene:
     scene = Scene("Who computes which pairs of causal attention")
     length = 1 + max(query for rank in run.results for query, *_ in rank["zigzag"])
@@ -388,7 +388,7 @@ RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
 or of pp."""
 
 
-@figure("mesh", "mesh/cube", MESH)
+@figure("mesh", "lessons/mesh/figures/cube", MESH)
 def cube(run: Evidence) -> Scene:
     results: Sequence[MeshPlace] = run.results
     shown, groups = len(results) - 1, results[-1].groups
@@ -411,7 +411,7 @@ def cube(run: Evidence) -> Scene:
     )
 
 
-@figure("see", "replay/ring", OUR_RING)
+@figure("see", "explain/replay/figures/ring", OUR_RING)
 def ring(run: Evidence) -> Scene:
     recording = to_logical_time(run.last_step)
     title = "A ring all-reduce, as it was recorded, in logical steps"
@@ -424,7 +424,7 @@ CHUNK = (40.0, 32.0)
 """Width and height of the box of one number."""
 
 
-@figure("moving", "replay/moving", OUR_RING, is_played=False)
+@figure("moving", "explain/replay/figures/moving", OUR_RING, is_played=False)
 def moving(run: Evidence) -> Scene:
     recording = to_logical_time(run.last_step)  # a step takes a second
     held = [[*holdings_of(rank)] for rank in recording.ranks]

@@ -158,14 +158,11 @@ def files_of(figures: dict[str, Path], chapters: bool) -> dict[str, Path]:
 
 def chapter_files() -> dict[str, Path]:
     """The pictures of the chapters' READMEs, by the figure's name."""
-    files = {}
-    for name, figure in FIGURES.items():
-        if figure.in_chapter:
-            chapter, _, file = figure.path.partition("/")
-            elsewhere = {"replay": "explain/replay", "bench": "tools/bench"}
-            folder = elsewhere.get(chapter, f"lessons/{chapter}")
-            files[name] = ROOT / "playground" / folder / "figures" / f"{file}.svg"
-    return files
+    return {
+        name: ROOT / "playground" / f"{figure.path}.svg"
+        for name, figure in FIGURES.items()
+        if figure.in_chapter
+    }
 
 
 def see_figures(session: Session, files: dict[str, Path]) -> None:

@@ -153,7 +153,7 @@ def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
     return panels_scene(title, numbered, *caption)
 
 
-@figure("F1", "data_parallel/dp_forward", STEPS)
+@figure("F1", "lessons/data_parallel/figures/dp_forward", STEPS)
 def forward(run: Evidence) -> Scene:
     devices = Devices(run, LOGITS)
     outputs = devices.step.outputs
@@ -173,7 +173,7 @@ def forward(run: Evidence) -> Scene:
     )
 
 
-@figure("F2", "data_parallel/dp_backward", STEPS)
+@figure("F2", "lessons/data_parallel/figures/dp_backward", STEPS)
 def backward(run: Evidence) -> Scene:
     devices = Devices(run, LOGITS)
     gradients = devices.row("grad", "value", devices.moved(GRADIENTS))
@@ -191,7 +191,7 @@ def backward(run: Evidence) -> Scene:
     return numbered_scene("DataParallel: backward and step", panels, RECORDED, total)
 
 
-@figure("F5", "data_parallel/dp_forward_2", STEPS)
+@figure("F5", "lessons/data_parallel/figures/dp_forward_2", STEPS)
 def loss_in_forward(run: Evidence) -> Scene:
     devices = Devices(run, LOSS)
     mean = [devices.row(devices.outputs), devices.row("loss", "value", devices.work())]
@@ -208,7 +208,7 @@ def loss_in_forward(run: Evidence) -> Scene:
     return numbered_scene("DataParallel with the loss inside forward", panels, total)
 
 
-@figure("F17", "data_parallel/dp_criterion", STEPS, in_chapter=False)
+@figure("F17", "lessons/data_parallel/figures/dp_criterion", STEPS, in_chapter=False)
 def parallel_criterion(run: Evidence) -> Scene:
     devices = Devices(run, OUTPUTS)
     inputs, after = slice(devices.count), slice(devices.count, None)
@@ -266,7 +266,7 @@ def memory_scene(
     return scene, loads
 
 
-@figure("F4", "data_parallel/dp_training", MEMORY, in_chapter=False)
+@figure("F4", "lessons/data_parallel/figures/dp_training", MEMORY, in_chapter=False)
 def memory_and_utilisation(run: Evidence) -> Scene:
     scene, loads = memory_scene(
         run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True
@@ -279,7 +279,7 @@ def memory_and_utilisation(run: Evidence) -> Scene:
     )
 
 
-@figure("F18", "data_parallel/dp_memory", MEMORY, is_played=False)
+@figure("F18", "lessons/data_parallel/figures/dp_memory", MEMORY, is_played=False)
 def imbalance(run: Evidence) -> Scene:
     scene, loads = memory_scene(
         run, LOGITS, "DataParallel: memory per device where logits are gathered"

@@ -2,7 +2,7 @@
 
 RING = FigureRun("ring", ALL_REDUCE, 4, ("ring",), recorded=True)
 
-@figure("F9", "all_reduce/ring", RING)
+@figure("F9", "lessons/all_reduce/figures/ring", RING)
 def ring_chunk(run: Evidence) -> Scene:
 """
 
@@ -120,8 +120,7 @@ class Figure:
     name: str
     """F1 to F21 of the tutorials; any other is that of a chapter."""
     path: str
-    """The chapter that it is about, a lesson or `trace`, and the name of its file, without the
-    ending."""
+    """Where its file is, or would be, in the package, without the ending."""
     run: FigureRun
     draw: Callable[[Evidence], Scene]
     in_chapter: bool = True

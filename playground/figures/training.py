@@ -139,7 +139,7 @@ def rung_of(run: Evidence, name: str) -> Rung:
     return next(rung for rung in result.rungs if rung.rung == name)
 
 
-@figure("F3", "bench/backward_step", LADDER)
+@figure("F3", "tools/bench/figures/backward_step", LADDER)
 def backward_and_step(run: Evidence) -> Scene:
     rung = rung_of(run, "flat")
     scene = Scene("Backward computes the gradient, step applies it")
@@ -157,7 +157,7 @@ def backward_and_step(run: Evidence) -> Scene:
     )
 
 
-@figure("F11", "sgd/ddp", SGD_ON_THREE)
+@figure("F11", "lessons/sgd/figures/ddp", SGD_ON_THREE)
 def five_phases(run: Evidence) -> Scene:
     steps: Sequence[SgdStep] = run.results
     size, ranks = len(steps), range(len(steps))
@@ -183,17 +183,17 @@ def five_phases(run: Evidence) -> Scene:
     return bands_scene("Synchronous SGD in five phases", bands, about, DASHED)
 
 
-@figure("F12", "ladder/after_backward", FLAT)
+@figure("F12", "lessons/ladder/figures/after_backward", FLAT)
 def after_backward(run: Evidence) -> Scene:
     return averaging(run, "All-reduce after backward")
 
 
-@figure("F13", "ladder/inside_backward", OVERLAPPED)
+@figure("F13", "lessons/ladder/figures/inside_backward", OVERLAPPED)
 def inside_backward(run: Evidence) -> Scene:
     return averaging(run, "All-reduce inside backward")
 
 
-@figure("bert", "bert/step", BERT)
+@figure("bert", "lessons/bert/figures/step", BERT)
 def bert_step(run: Evidence) -> Scene:
     return averaging(run, "A step of BERT by DistributedDataParallel")
 
@@ -233,7 +233,7 @@ def pieces_of(rung: Rung, whole: float, *, with_text: bool) -> list[Mark]:
     ]
 
 
-@figure("F14", "bench/step_parts", LADDER)
+@figure("F14", "tools/bench/figures/step_parts", LADDER)
 def normalised_parts(run: Evidence) -> Scene:
     scene, bars = Scene("What a training step's time goes into"), []
     for rung in (rung_of(run, name) for name in RUNGS):
@@ -246,7 +246,7 @@ def normalised_parts(run: Evidence) -> Scene:
     return scene.with_caption(about, f"{len(run.results)} ranks, over links of {LINK} Gbit/s.")
 
 
-@figure("F15", "bench/overlap", LADDER)
+@figure("F15", "tools/bench/figures/overlap", LADDER)
 def with_and_without_overlap(run: Evidence) -> Scene:
     scene = Scene("A step without and with overlap")
     for pair in (("bucketed", "overlapped"), ("flat", "ddp")):
@@ -286,7 +286,7 @@ def buckets_of(rank: RankRecording) -> list[tuple[Event, list[Event]]]:
     return found
 
 
-@figure("F16", "ddp/buckets", DDP_NET)
+@figure("F16", "lessons/ddp/figures/buckets", DDP_NET)
 def filling(run: Evidence) -> Scene:
     rank = run.last_step.ranks[0]
     scene, lines = Scene("Buckets fill in backward, the last layers' first"), []
@@ -315,7 +315,7 @@ def filling(run: Evidence) -> Scene:
     return scene.with_caption(f"Rank 0 of {len(run.results)}.", *(f"{line}." for line in lines))
 
 
-@figure("F19", "ddp/bucket", DDP_FOUR)
+@figure("F19", "lessons/ddp/figures/bucket", DDP_FOUR)
 def same_on_both(run: Evidence) -> Scene:
     ranks = run.last_step.ranks
     sent = [
@@ -341,7 +341,7 @@ def bucket_bands(rank: RankRecording) -> Iterator[Band]:
         yield Band([box(text, bucket_style(number))])
 
 
-@figure("elastic", "elastic/attempts", ELASTIC)
+@figure("elastic", "lessons/elastic/figures/attempts", ELASTIC)
 def attempts(run: Evidence) -> Scene:
     steps, starts, ends = steps_of_attempts(run)
     scene = Scene("A rank is killed; all restart, and resume from a snapshot")
@@ -375,7 +375,7 @@ def pieces_of_starts(starts: Sequence[int], ends: Sequence[int]) -> list[list[Ma
     return bars
 
 
-@figure("hosts", "elastic/hosts", HOSTS)
+@figure("hosts", "lessons/elastic/figures/hosts", HOSTS)
 def hosts(run: Evidence) -> Scene:
     scene = Scene("A host leaves and another joins: all ranks restart, from the newest snapshot")
     sizes, ends = zip(*run.arguments, strict=True)
@@ -406,7 +406,7 @@ def hosts(run: Evidence) -> Scene:
     )
 
 
-@figure("zero", "zero/step", ZERO)
+@figure("zero", "lessons/zero/figures/step", ZERO)
 def bytes_over_a_step(run: Evidence) -> Scene:
     ways: Sequence[CountedStep] = run.results[0]
     most = max(way.peak for way in ways)
@@ -431,7 +431,7 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     )
 
 
-@figure("experts", "experts/rows", ROUTED)
+@figure("experts", "lessons/experts/figures/rows", ROUTED)
 def routed_rows(run: Evidence) -> Scene:
     by_balance: Sequence[Mapping[float, list[int]]] = run.results
     size, experts = len(by_balance), len(next(iter(by_balance[0].values())))
@@ -464,7 +464,7 @@ def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
     return steps, starts, [*ends, steps]
 
 
-@figure("parameter-server", "parameter_server/modes", SERVER)
+@figure("parameter-server", "lessons/parameter_server/figures/modes", SERVER)
 def server_modes(run: Evidence) -> Scene:
     steps, slower, ahead = run.arguments
     scene = Scene("Three workers, one of them slow: who computes, and who waits")
@@ -489,7 +489,7 @@ def server_modes(run: Evidence) -> Scene:
     )
 
 
-@figure("server-loss", "parameter_server/loss", SERVER_LOSSES, is_played=False)
+@figure("server-loss", "lessons/parameter_server/figures/loss", SERVER_LOSSES, is_played=False)
 def server_losses(run: Evidence) -> Scene:
     curves: Mapping[str, Sequence[tuple[float, float]]] = run.results[0]
     scene = Scene("The loss over time, without a server and in three modes of one")

@@ -392,7 +392,8 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
         """A figure, with a player of the run that it was drawn from, once on a page. Raises
         `PlaygroundError` if no run draws it."""
         folder = file.parent.parent.name
-        name, path = f"{folder}-{file.name}", f"{folder}/{file.stem}"
+        name = f"{folder}-{file.name}"
+        path = file.relative_to(CODE).with_suffix("").as_posix()
         if not (figure := FIGURE_OF.get(path)):
             raise PlaygroundError(f"{page} shows {file.relative_to(ROOT)}, which no run draws")
         self.copies[f"figures/{name}"] = file
