@@ -28,25 +28,25 @@ from processes import is_alive
 from programs import Outcome
 
 from playground import RankFailed, launch
-from playground.world.launcher import pool as kept
+from playground.world.launcher import pool
 
 
 @pytest.fixture(autouse=True)
 def _worlds_are_kept() -> Iterator[None]:
     """Those of one test are there in the next, which ends them if it is to begin without."""
-    wanted = kept.are_kept()
-    kept.keep_worlds()
+    wanted = pool.are_kept()
+    pool.keep_worlds()
     yield
     if wanted:
-        kept.keep_worlds()
+        pool.keep_worlds()
     else:
-        kept.end_worlds()
+        pool.end_worlds()
 
 
 @pytest.fixture
 def no_worlds() -> None:
-    kept.end_worlds()
-    kept.keep_worlds()
+    pool.end_worlds()
+    pool.keep_worlds()
 
 
 def pid(rank: int, size: int) -> int:
@@ -260,7 +260,7 @@ def test_a_child_of_the_launcher_leaves_a_world_that_is_kept_alone() -> None:
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            kept.end_worlds()  # as at its exit
+            pool.end_worlds()  # as at its exit
         os._exit(0)
     os.waitpid(child, 0)
     assert launch(pid, 2) == before
@@ -269,14 +269,14 @@ def test_a_child_of_the_launcher_leaves_a_world_that_is_kept_alone() -> None:
 def test_worlds_end_when_they_are_to_end() -> None:
     processes = [*launch(pid, 1), *launch(pid, 3)]
     assert all(map(is_alive, processes))
-    kept.end_worlds()
+    pool.end_worlds()
     assert not any(map(is_alive, processes))
     assert launch(pid, 1) != launch(pid, 1)
 
 
 @pytest.mark.usefixtures("no_worlds")
 def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "MAX_RANKS_KEPT", 4)
+    monkeypatch.setattr(pool, "MAX_RANKS_KEPT", 4)
     one, three = launch(pid, 1), launch(pid, 3)
     assert launch(pid, 1) == one, "1 and 3 are 4"
     two = launch(pid, 2)
@@ -286,11 +286,11 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_worlds_are_kept_in_a_context_and_end_with_the_outermost() -> None:
-    kept.end_worlds()
-    with kept.keeping_worlds():
+    pool.end_worlds()
+    with pool.keeping_worlds():
         first = launch(pid, 2)
-        with kept.keeping_worlds():
+        with pool.keeping_worlds():
             assert launch(pid, 2) == first
         assert launch(pid, 2) == first
-    assert not kept.are_kept()
+    assert not pool.are_kept()
     assert not any(map(is_alive, first))

@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from playground.base import process_checks as surroundings
+from playground.base import process_checks
 from playground.base.errors import PlaygroundError, Preempted, UsageError
 from playground.world import backends
-from playground.world.launcher import pool as kept, server
+from playground.world.launcher import pool, server
 from playground.world.launcher.keeper import StoreKeeper, find_place
 from playground.world.launcher.output import EVERY_RANK, end_lines, open_pipes, share_a_file
 from playground.world.launcher.rank_handle import GRACE, RankHandle
@@ -105,7 +105,7 @@ class LaunchConfig:
             )
         if self.restarts < 0:
             raise UsageError(f"{self.restarts} restarts: use a whole number, 0 or more")
-        surroundings.check_working_folder()
+        process_checks.check_working_folder()
         backends.get_backend(self.backend).check(size)
 
 
@@ -182,14 +182,14 @@ def run_world(
     try:
         is_usual = config.output == EVERY_RANK and not (config.fresh or config.spawn or config.bare)
         reusable = is_usual and backends.get_backend(config.backend).may_be_kept
-        ranks = kept.take(size, config.backend) if reusable else []
+        ranks = pool.take(size, config.backend) if reusable else []
         if not ranks:
             start(ranks, size, config, rounds)
         for rank in ranks:
             rank.assign(work)
         WorldWatch(ranks, config.timeout, config.on_report, notice, bare=config.bare).run()
         results = [rank.load_result() for rank in ranks]
-        if reusable and kept.keep(ranks):
+        if reusable and pool.keep(ranks):
             ranks = []
         else:
             release(ranks, config.timeout)
@@ -244,7 +244,7 @@ def start_rank(
     env: RankEnv, config: LaunchConfig, own_server: server.ForkServerClient | None
 ) -> RankHandle:
     # a world that is kept may outlive a redirection; rounds are counted in lines of stdout
-    are_apart = kept.are_kept() or isinstance(config.output, Path) or config.output == ROUNDS
+    are_apart = pool.are_kept() or isinstance(config.output, Path) or config.output == ROUNDS
     are_one = share_a_file() and not are_apart
     shown = EVERY_RANK if config.output == ROUNDS else config.output
     outputs, ends = open_pipes(env.rank, shown, are_one)
