@@ -16,8 +16,8 @@ from playground.base.remote import file_of
 from playground.explain.replay.record.run import read_recording
 from playground.site.chapters import CHAPTERS
 from playground.tools.failures.page import (
-    BOARDS,
     DEADLOCK,
+    EXPECTED_BY_MODULE,
     PROGRAMS,
     SILENT,
     TIMEOUT,
@@ -53,16 +53,18 @@ def test_it_does_so_every_time_with_any_number_of_ranks(name: str, size: int) ->
     assert [run(CommandWorld(size), name).problem for _ in range(10)] == [""] * 10
 
 
-@pytest.mark.parametrize("board", BOARDS)
-def test_every_program_stands_beside_its_cure_and_has_its_expectation(board: str) -> None:
-    file = file_of(find(next(iter(BOARDS[board]))).module)
+@pytest.mark.parametrize("module", EXPECTED_BY_MODULE)
+def test_every_program_stands_beside_its_cure_and_has_its_expectation(module: str) -> None:
+    file = file_of(find(next(iter(EXPECTED_BY_MODULE[module]))).module)
     functions = [
         node.name
         for node in ast.parse(file.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef)
         and [arg.arg for arg in node.args.args[:2]] == ["rank", "size"]
     ]
-    expected = [find(name, suffix).name for name in BOARDS[board] for suffix in ("", "_cured")]
+    expected = [
+        find(name, suffix).name for name in EXPECTED_BY_MODULE[module] for suffix in ("", "_cured")
+    ]
     assert functions == expected
 
 

@@ -84,7 +84,7 @@ class Expected:
     """How often the cure is restarted."""
 
 
-BOARDS = {
+EXPECTED_BY_MODULE = {
     "calls": {
         "other-order": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(1)),
         "absent-rank": Expected(DEADLOCK, TOTAL, Kind.ENDED, all_but_first),
@@ -129,14 +129,16 @@ BOARDS = {
                                           only(1)),
     },
 }  # fmt: skip
-"""Expectations of the programs of each board on n ranks, by the name that the command takes."""
-PROGRAMS = {name: expected for rows in BOARDS.values() for name, expected in rows.items()}
+"""Expectations of the programs of each module on n ranks, by the name that the command takes."""
+PROGRAMS = {
+    name: expected for rows in EXPECTED_BY_MODULE.values() for name, expected in rows.items()
+}
 
 
 def find(name: str, suffix: str = "") -> Remote:
     """The function of a program; with the suffix "_cured", of its cure."""
-    board = next(board for board, rows in BOARDS.items() if name in rows)
-    return remote(f"playground.tools.failures.{board}:{name.replace('-', '_')}{suffix}")
+    module = next(module for module, rows in EXPECTED_BY_MODULE.items() if name in rows)
+    return remote(f"playground.tools.failures.{module}:{name.replace('-', '_')}{suffix}")
 
 
 def read_body(function: Remote) -> dict[int, str]:
@@ -176,7 +178,7 @@ class Outcome:
 def run(world: CommandWorld, name: str) -> Outcome:
     """Run a program, recorded if that is wanted, and then its cure, in a folder of their own."""
     expected = PROGRAMS[name]
-    is_checked = name in BOARDS["silent"]
+    is_checked = name in EXPECTED_BY_MODULE["silent"]
     with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
         timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
         program = find(name)
@@ -274,7 +276,7 @@ def command(session: Session, name: str | None) -> None:
     session.world.warm_up(*map(find, names))
     session.say(f"{TOOL.name}: {session.world}")
     for each in names:
-        session.say("", *board_texts(find(each)), "")
+        session.say("", *program_texts(find(each)), "")
         outcomes.append(run(session.world, each))
         session.say(*outcome_texts(outcomes[-1]))
     session.print_document({}, programs=outcomes)
@@ -284,7 +286,7 @@ def command(session: Session, name: str | None) -> None:
     session.say("", prose("Shown: ", verdict, "."))
 
 
-def board_texts(function: Remote) -> Texts:
+def program_texts(function: Remote) -> Texts:
     """The summary of the program, and its code."""
     about = prose(heading(function.name.replace("_", "-")), f": {function.summary}")
     code = (f"{number:>4}  {line}" for number, line in read_body(function).items())
@@ -302,7 +304,7 @@ def outcome_texts(outcome: Outcome) -> Texts:
     rows = ((rank, *row) for rank, row in enumerate(zip(*shown.values(), strict=True)))
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in shown), rows=rows)
     name, (first, _, rest) = outcome.error or "A warning", outcome.told.partition(":")
-    if outcome.name in BOARDS["silent"]:
+    if outcome.name in EXPECTED_BY_MODULE["silent"]:
         name = "No error is raised. With --check hints"
     said: Texts = ["No error is raised."]
     if first == name.lower():  # what is said begins with it
