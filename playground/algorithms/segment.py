@@ -133,11 +133,11 @@ class Segment:
         self.timeout = timeout
         self.memory = memory
         self.number = 0
-        """`number`: of the latest call, counted from 1."""
+        """The latest call's, counted from 1."""
         self.lock = threading.Lock()
+        """Held inside a call. Who leaves a call by an exception does not release it."""
         self.thread = 0
-        """Held inside a call, and by which thread. Who leaves a call by an exception does not
-        release it."""
+        """The one that holds it; 0 for none."""
         others = [each for each in range(self.size) if each != rank]
         self.peers = dict(zip(others, pidfds, strict=True))
         weakref.finalize(self, close_all, list(pidfds))

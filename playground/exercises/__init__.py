@@ -6,7 +6,9 @@ real ranks.
     rank         in a rank: the solution is run and watched
     observation  what a rank did, and the first thing that is wrong with it
     verdict      worlds of several sizes; the failure in words, and the mistake by name
-    work         the learner's folder: files, and what has passed
+    guess        what has probably gone wrong, if no catalogued mistake does the same
+    layouts      layouts of a GPT on a cluster, and what makes one a good choice
+    workbook     the learner's folder: files, and what has passed
     page         the commands exercise, check, hint and solution
 
 In a notebook, `check(function)` prints the verdict on a function of that name.

@@ -43,6 +43,7 @@ from playground.base.errors import UsageError
 from playground.lessons import LESSONS
 
 WRITE, PREDICT, FIND, CHOOSE = "write", "predict", "find", "choose"
+"""The kinds of exercises."""
 TO_FIND = """\
 Run `check` on the unchanged file: it prints a report of the failure. Find the faulty rank, set
 `RANK` to it, and fix the program. The bug is in one place; one or two lines are enough. The check
@@ -55,7 +56,6 @@ USE_OF_KIND = {
     "try another.\n",
 }
 """By kind, the last paragraph of each task."""
-"""The kinds of exercises."""
 PASS = "pass"
 FAIL = "fail"
 DEADLOCK = "deadlock"

@@ -133,8 +133,8 @@ class Attempt:
     def __init__(self, size: int) -> None:
         self.size = size
         self.case = -1
-        self.about = ""
         """The latest that has begun; in the end, the number of the one that failed."""
+        self.about = ""
         self.observed: dict[int, dict[int, Observation]] = {}
         """By case and rank."""
         self.at: dict[int, tuple[str, int | None, int]] = {}

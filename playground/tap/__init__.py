@@ -17,8 +17,8 @@ where it happens:
 - `dropped(calls)`: the program has let go of the work without having waited for the end.
 
 The thread is the current one, and the program's line is found from there by
-`flight_recorder.sources`. The flight recorder has to be faster than that, and is told in another
-way: see `Recorder`. What DistributedDataParallel averages in C++ calls no method of Python's: only
+`explain.hang.sources`. The flight recorder has to be faster than that, and is told in another way:
+see `Recorder`. What DistributedDataParallel averages in C++ calls no method of Python's: only
 an observer that `looks_inside` is told of it, see `native`. What a training program does besides,
 with its models and its data, an observer that `looks_at_training` is told.
 """

@@ -1,2 +1,2 @@
-"""Shared by lessons that train: data, its partition, models, ways to average gradients, one
-training loop."""
+"""What `bench steps`, figures, and judges of exercises train with: data and its partition, models,
+and ways to average gradients. The lessons have programs of their own."""

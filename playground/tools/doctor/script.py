@@ -322,8 +322,9 @@ def check_device(script: ScriptFacts) -> Iterator[Finding]:
 
 
 FREE_OF_ORDER = {"sorted", "set", "frozenset", "len", "sum", "min", "max", "any", "all"}
+"""Calls whose result does not depend on the order of their argument."""
 IN_ORDER = {"list", "tuple", "enumerate", "iter", "zip", "map", "fromkeys", "join", "extend"}
-"""Calls whose result has, or does not have, the order of their argument."""
+"""Calls whose result has the order of their argument."""
 
 
 def check_set_order(script: ScriptFacts) -> Iterator[Finding]:

@@ -55,8 +55,8 @@ from playground.world.rank.process import (
 
 MESSAGE = struct.Struct("q")
 REFUSED = -1
-NO_ROOM = "has no file descriptor left: raise the limit (ulimit -n)"
 """In the place of a process id: there will be no rank. The reason follows, as text."""
+NO_ROOM = "has no file descriptor left: raise the limit (ulimit -n)"
 MAX_FDS = 64
 """That come with a request."""
 LAUNCHER_ONLY = {signal.SIGTERM, *FROM_TERMINAL}
