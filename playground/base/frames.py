@@ -55,7 +55,7 @@ def add_program(file: str) -> None:
 
 
 def is_program(path: str) -> bool:
-    """Whether code of this file is the program's. The boards and their commands are programs."""
+    """Whether code of this file is the program's. Lessons are programs."""
     if path.startswith("<"):  # of no file
         return False
     path = os.path.abspath(path)

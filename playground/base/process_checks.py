@@ -11,11 +11,11 @@ import sys
 
 from playground.base.errors import UsageError
 
-BOARD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "lessons", "p2p", "lesson.py")
+PROGRAM = os.path.join(os.path.dirname(os.path.dirname(__file__)), "lessons", "p2p", "lesson.py")
 """A lesson's own file, which needs torch alone."""
 NOT_HERE = (
     "ranks need Linux 5.3 or newer. Here, torchrun runs your scripts and every lesson's own file: "
-    f"torchrun --nproc-per-node 2 {BOARD}. All else runs in WSL 2 (wsl --install), in Docker "
+    f"torchrun --nproc-per-node 2 {PROGRAM}. All else runs in WSL 2 (wsl --install), in Docker "
     '(docker run -it -v "${PWD}:/playground" -w /playground python:3.13 bash), and in Colab: '
     "playground/lessons/running.md has the lines"
 )

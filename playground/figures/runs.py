@@ -39,8 +39,8 @@ PROGRAM_TIMEOUT, TIMEOUT = 8, 120
 """Seconds of silence after which a program of `break`, or a figure's run, is ended."""
 
 
-def board_run(lesson: str, function: str, size: int, *arguments: object) -> FigureRun:
-    """A function of a board, on few ranks and with little to do."""
+def lesson_run(lesson: str, function: str, size: int, *arguments: object) -> FigureRun:
+    """A function of a lesson's program, on few ranks and with little to do."""
     work = remote(f"playground.lessons.{lesson.replace('-', '_')}.lesson:{function}")
     return FigureRun(f"{lesson} board", work, size, arguments)
 
@@ -49,7 +49,7 @@ FAILURES = {
     each.name: each
     for each in (
         *(FigureRun(f"break {name}", find(name), SIZE) for name in PROGRAMS),
-        board_run("failures", "wait_in_a_circle", 4),
+        lesson_run("failures", "wait_in_a_circle", 4),
     )
 }
 PLAYED = {

@@ -14,37 +14,37 @@ from playground.exercises.exercise import find_exercise
 from playground.exercises.verdict import tell_lines
 from playground.exercises.workbook import check_text
 from playground.lessons import LESSONS
-from playground.play.boards import Board
+from playground.play.lesson_program import LessonProgram
 from playground.tools.run.command import read_values
 from playground.ui import terminal
 from playground.ui.rendering import render_markdown
 from playground.world.launcher.pool import keeping_worlds
 
 
-def find_program(words: Sequence[str]) -> Board:
+def find_program(words: Sequence[str]) -> LessonProgram:
     """What the name of a lesson stands for, and the words after it: options for its constants.
     Raises `UsageError` for another name."""
     name, *arguments = words or [""]
     if name not in LESSONS:
         raise UsageError(f"there is no lesson {name!r}: choose one of {', '.join(LESSONS)}")
     lesson = LESSONS[name]
-    return Board(
+    return LessonProgram(
         file_of(lesson.module),
         constants=read_values(lesson, arguments),
         needs_mnist=lesson.needs_mnist,
     )
 
 
-def with_data(board: Board) -> Board:
+def with_data(program: LessonProgram) -> LessonProgram:
     """The program, with the data that it needs on this host. Raises `NoData`."""
-    if not board.needs_mnist:
-        return board
+    if not program.needs_mnist:
+        return program
     from playground.training.prepare import prepare_for_lessons  # most lessons do without
 
     tell = partial(print, file=sys.stderr)
     data = prepare_for_lessons(tell)
     tell(f"data: {data}")
-    return replace(board, data=str(data.torchvision_root))
+    return replace(program, data=str(data.torchvision_root))
 
 
 def begin_exercise(name: str, is_notebook: bool) -> tuple[str, str]:

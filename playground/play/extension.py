@@ -21,9 +21,9 @@ from IPython.terminal.prompts import Prompts, Token
 
 from playground.base.errors import PlaygroundError
 from playground.play import cells
-from playground.play.boards import run_board
 from playground.play.cells import Outcome
 from playground.play.html import with_html
+from playground.play.lesson_program import run_program
 from playground.play.text_report import (
     by_rank,
     describe_end,
@@ -270,10 +270,10 @@ class PlayMagics(Magics):
         """Run a lesson's program, or a step of it. Its objects are in the namespace then."""
         from playground.play.course_magics import find_program, with_data
 
-        board = self.ask(lambda world: with_data(find_program(shlex.split(line))))
-        text = board.file.read_text(encoding="utf-8")
-        self.ask(lambda world: world.texts.update({board.file.name: text}))
-        self.run(text, self.on_ranks, partial(run_board, board))
+        program = self.ask(lambda world: with_data(find_program(shlex.split(line))))
+        text = program.file.read_text(encoding="utf-8")
+        self.ask(lambda world: world.texts.update({program.file.name: text}))
+        self.run(text, self.on_ranks, partial(run_program, program))
 
     @line_cell_magic
     def exercise(self, line: str, cell: str | None = None) -> None:

@@ -49,14 +49,14 @@ TEXTS = {
     if name != "why"
 }
 """The page of each text."""
-BOARDS = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in PATH}
-"""The chapter beside which a board is shown."""
+LESSON_FILES = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in PATH}
+"""The chapter beside which the file of a lesson's program is shown."""
 ADDRESSES = {file: f"{page}.html" for file, page in TEXTS.items()}
-ADDRESSES |= {board: f"{page}.html#{board.name}-1" for board, page in BOARDS.items()}
+ADDRESSES |= {file: f"{page}.html#{file.name}-1" for file, page in LESSON_FILES.items()}
 ADDRESSES |= {
     FOLDER / each.folder: f"{each.lesson}.html#exercise-{name}" for name, each in CATALOGUE.items()
 }
-"""The addresses of texts, boards, and the folders of exercises."""
+"""The addresses of texts, programs, and the folders of exercises."""
 PLAYED = re.compile(
     r"<!-- play (?P<run>[\w -]+ board)(?: from (?P<event>\w+)(?: (?P<nth>\d+))?)?: "
     r"(?P<says>.+?) -->",
@@ -194,7 +194,7 @@ class Page(NamedTuple):
 
     title: str
     body: str
-    board: str
+    program: str
     within: str
 
 
@@ -222,25 +222,28 @@ class Site:
         titles = {
             page: text.partition("\n")[0][2:].replace("`", "") for page, text in self.texts.items()
         }
-        self.show, self.pages, self.copies, self.played = (
-            show,
-            dict[str, Page](),
-            dict[str, Path](),
-            set[str](),
-        )
-        self.titles, self.sections = titles, list[list[str]]()
-        self.uses, self.codes = dict[str, str](), dict[Path, str]()
-        """Titles of texts; of each section its address, title, and words; the page that first links
-        to a word of the glossary; and files that are linked to, with the addresses of their
-        code."""
+        self.show = show
+        self.pages: dict[str, Page] = {}
+        self.copies: dict[str, Path] = {}
+        """Files that are copied, by their place in the site."""
+        self.played: set[str] = set()
+        """Each run that a page plays, with that page: it is played there once."""
+        self.titles = titles
+        """Titles of texts, by page."""
+        self.sections: list[list[str]] = []
+        """The address, the title and the words of each section."""
+        self.uses: dict[str, str] = {}
+        """The page that first links to a word of the glossary."""
+        self.codes: dict[Path, str] = {}
+        """Files that are linked to, with the addresses of their code."""
 
-    def add(self, page: str, title: str, body: str, board: str = "", within: str = "") -> None:
+    def add(self, page: str, title: str, body: str, program: str = "", within: str = "") -> None:
         self.show(
             title,
             len(self.pages),
             max(len(self.pages), len(TEXTS) + len(PROGRAMS)),
         )
-        self.pages[page] = Page(html.escape(title), body, board, within)
+        self.pages[page] = Page(html.escape(title), body, program, within)
 
     def finish(self) -> dict[str, str]:
         """All pages by their files, with what surrounds their texts: the contents, and links to the
@@ -249,7 +252,7 @@ class Site:
         others = [name for name in self.pages if name not in TEXTS.values()]
         kinds = [[*names] for _, names in groupby(others, lambda name: name.partition("-")[0])]
         kinds += [[above, name] for name in TEXTS.values() if (above := self.pages[name].within)]
-        marked = {*BOARDS.values()}
+        marked = {*LESSON_FILES.values()}
         turns = {name: ["", ""] for name in self.pages}
         for one, next_ in (pair for names in [texts, *kinds] for pair in pairwise(names)):
             after = f'<a rel="next" href="{next_}.html">{self.pages[next_].title} →</a>'
@@ -262,7 +265,7 @@ class Site:
                 body=HEADING.sub(ANCHORED, page.body),
                 progress=PROGRESS.format(name) if name in marked else "",
                 turns="".join(turns[name]),
-                board=page.board,
+                program=page.program,
             )
             for name, page in self.pages.items()
         }
@@ -291,7 +294,7 @@ class Site:
         links = {
             f"{each}.html": self.titles[each]
             for each in TEXTS.values()
-            if each != "index" and each not in BOARDS.values() and not self.pages[each].within
+            if each != "index" and each not in LESSON_FILES.values() and not self.pages[each].within
         }
         is_open = " open" if f"{above}.html" in links else ""
         return (
@@ -300,8 +303,9 @@ class Site:
         )
 
     def add_text(self, file: Path, page: str) -> None:
-        """A chapter, with its board, or another text."""
-        body, board = self.render(page, file, self.texts[page]), ""
+        """A chapter, with its program, or another text."""
+        body = self.render(page, file, self.texts[page])
+        program = ""
         if page == "glossary":
             body = re.sub(
                 r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td.*?>(.*?)</td>)', self.lead_back, body
@@ -320,14 +324,14 @@ class Site:
         elif file.suffix == ".ipynb":
             self.copies[file.name] = file
             body = body.replace("</h1>", f"</h1>\n{DOWNLOAD.format(file.name)}", 1)
-        for code in (code for code, chapter in BOARDS.items() if chapter == page):
-            board = BOARD.format(
+        for code in (code for code, chapter in LESSON_FILES.items() if chapter == page):
+            program = PROGRAM.format(
                 name=code.name, code=show_code(code.read_text("utf-8"), "python", code)
             )
-        chapters = {code.parent: chapter for code, chapter in BOARDS.items()}
+        chapters = {code.parent: chapter for code, chapter in LESSON_FILES.items()}
         within = chapters.get(file.parent, page)
         within = "" if within == page else within
-        self.add(page, self.titles[page], place_calculators(body), board, within)
+        self.add(page, self.titles[page], place_calculators(body), program, within)
 
     def lead_back(self, row: re.Match[str]) -> str:
         """The word of a row of the glossary, with a link to where it is first used."""
@@ -435,15 +439,18 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
         shown: Mapping[Path, Container[int]],
         opens: int | None = None,
     ) -> str:
-        """A player whose lines lead to this page, if its board or what else is `shown` has all of a
-        file that the run was in, and else to the page of the file. It opens on the event with the
+        """A player whose lines lead to this page, if its program or what else is `shown` has all of
+        a file that the run was in, and else to the page of the file. It opens on the event with the
         number `opens` of rank 0, or where it finds best."""
         addresses = {}
         for name in recording.texts:
             file = ROOT / name
             lines = [source.line for source in recording.sources if source.file == name]
-            is_here = BOARDS.get(file) == page or all(line in shown.get(file, ()) for line in lines)
-            addresses[name] = f"{'' if is_here else self.link(file).partition('#')[0]}#{file.name}-"
+            is_here = LESSON_FILES.get(file) == page or all(
+                line in shown.get(file, ()) for line in lines
+            )
+            place = "" if is_here else self.link(file).partition("#")[0]
+            addresses[name] = f"{place}#{file.name}-"
         return render_player(recording, addresses, opens)
 
     def link(self, file: Path) -> str:
@@ -565,7 +572,7 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
     return [*pages]
 
 
-BOARD = """<aside aria-label="The code">
+PROGRAM = """<aside aria-label="The code">
 <button class="board" aria-expanded="true" aria-controls="board">{name}</button>
 <div id="board">{code}</div>
 </aside>"""

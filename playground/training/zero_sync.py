@@ -1,6 +1,6 @@
-"""The board's methods as gradient synchronisations, for any training: backwards may fail or be
-repeated, steps be left out, ranks use different layers, modules share parameters, and whoever reads
-a parameter that is freed gathers it."""
+"""The methods of the lesson zero as gradient synchronisations, for any training: backwards may fail
+or be repeated, steps be left out, ranks use different layers, modules share parameters, and whoever
+reads a parameter that is freed gathers it."""
 
 from __future__ import annotations
 

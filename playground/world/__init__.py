@@ -6,8 +6,8 @@ Inside a rank, `device()` says where tensors live, `on_device()` lets torch make
 `restart_count()` says how often the world was restarted after a failure, and `preempted()` whether
 it is asked to end soon.
 
-Importing this package imports nothing: the lessons' table needs none of it, so that a board that
-imports another runs under torchrun where no rank of ours can be started.
+Importing this package imports nothing: the lessons' table needs none of it, so that a lesson's
+program that imports another runs under torchrun where no rank of ours can be started.
 """
 
 from importlib import import_module

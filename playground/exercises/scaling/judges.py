@@ -20,7 +20,7 @@ MICROBATCHES = 4
 
 
 def rank_work(rank: int, size: int, seed: int) -> Cases:
-    """The work of a step by torch's counter, and the bytes of the board's ring."""
+    """The work of a step by torch's counter, and the bytes of a lesson's ring."""
     for batch, *widths in ((24, 12, 24, 12), (48, 24, 12, 36)):
         inputs, hidden, outputs = widths
         model = nn.Sequential(

@@ -132,7 +132,7 @@ def gather_free(rank: int, size: int, seed: int) -> Cases:
 
 
 def bytes_held(rank: int, size: int, seed: int) -> Cases:
-    """What the board's four ways hold after backward and a step of Adam, in float32."""
+    """What the lesson's four ways hold after backward and a step of Adam, in float32."""
     for layers, width in ((2, 12), (3, 24)):
         model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
         batches = torch.ones(1, 2, width)

@@ -43,7 +43,7 @@ OF_TORCH = re.compile(
     r"distributed/\w+\.py|nn/parallel/distributed\.py|autograd/(__init__|graph)\.py"
 )
 """Code that, in an operation, waits for its other ranks and for nothing else: ours by folder, but
-for the board whose functions are algorithms, and torch's by file."""
+for the lesson whose functions are algorithms, and torch's by file."""
 DISPATCHER = re.compile(r"_ops\.py|_library/\w+\.py")
 """Torch's code through which an operator of C++ is called. As Python's own, it waits on behalf of
 its caller."""

@@ -60,7 +60,7 @@ def device() -> Any:
 
 
 def on_device() -> contextlib.AbstractContextManager[Any]:
-    """As a context manager: what a board makes without naming a device (`torch.zeros(1)`) lies on
+    """As a context manager: what a program makes without naming a device (`torch.zeros(1)`) lies on
     this rank's. On a CPU it does nothing, and so costs nothing."""
     import torch
 

@@ -19,7 +19,7 @@ KEEP_VARIABLES = "globals().update(locals())"
 
 
 @dataclass(frozen=True)
-class Board:
+class LessonProgram:
     """The program of a lesson."""
 
     file: Path
@@ -30,9 +30,9 @@ class Board:
     """The folder in which it finds MNIST."""
 
 
-def run_board(board: Board, rank: int, size: int, number: int, source: str) -> Outcome:
-    """Run `source`, the text of the board."""
-    file = str(board.file)
+def run_program(program: LessonProgram, rank: int, size: int, number: int, source: str) -> Outcome:
+    """Run `source`, the text of the program."""
+    file = str(program.file)
 
     def run() -> str | None:
         import torch
@@ -45,11 +45,11 @@ def run_board(board: Board, rank: int, size: int, number: int, source: str) -> O
         kept, words = {name: names[name] for name in given & {*names}}, sys.argv
         folder = os.environ.get(DATA_DIR)
         sys.argv = [file]
-        if board.data:
-            os.environ[DATA_DIR] = board.data
+        if program.data:
+            os.environ[DATA_DIR] = program.data
         try:
             with on_device():
-                tree = put_values(ast.parse(source, file), dict(board.constants))
+                tree = put_values(ast.parse(source, file), dict(program.constants))
                 return evaluate(to_cell(tree), file)
         except SystemExit as end:
             if isinstance(end.code, str):
