@@ -43,7 +43,7 @@ STARTED_AS_RANK = {"RANK", "WORLD_SIZE"}
 STARTED_BY_OTHERS = {*STARTED_AS_RANK, "SLURM_STEP_NUM_TASKS"}
 GRACE = 1.0
 """Seconds a rank that is told to end has for an orderly end."""
-RELEASE = remote("playground.world.launcher.server:release")
+RELEASE = remote("playground.world.launcher.fork_client:release")
 RECORDINGS = remote("playground.explain.replay.files:Recordings")
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 

@@ -27,8 +27,8 @@ from playground.base.signals import do_nothing
 from playground.testing import World
 from playground.training import prepare
 from playground.world.backends.nccl import SHARES_A_GPU, nccl_version
+from playground.world.launcher.fork_client import preload
 from playground.world.launcher.pool import end_worlds, keep_worlds
-from playground.world.launcher.server import preload
 
 if TYPE_CHECKING:
     from browser import Browser

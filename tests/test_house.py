@@ -71,7 +71,7 @@ def named(module: str) -> set[str]:
 BOARDS = {f"playground.lessons.{name}.lesson" for name in boards.BOARDS}
 PROGRAMS = {lesson.module for lesson in PATH}
 MAKE_PROCESSES = {
-    "playground.world.launcher.server",
+    "playground.world.launcher.fork_client",
     "playground.base.upstream",
 }
 
@@ -290,7 +290,7 @@ def unchecked_names(module: str) -> Iterator[str]:
             and isinstance(node.value, str)
             and id(node) not in checked
         ):
-            if module == "playground.world.launcher.server" and node.value.startswith(
+            if module == "playground.world.launcher.fork_client" and node.value.startswith(
                 "playground.world."
             ):
                 continue  # what every rank needs, loaded before there are any

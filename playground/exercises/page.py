@@ -31,7 +31,7 @@ from playground.ui.options import FILE, Command, RunOptions, flags
 from playground.ui.session import to_document
 from playground.ui.tables import Column, Table
 from playground.ui.text import heading
-from playground.world.launcher import server
+from playground.world.launcher import fork_client
 from playground.world.launcher.pool import keeping_worlds
 
 OURS = "python -m playground"
@@ -191,15 +191,15 @@ def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None,
         raise UsageError(
             "there is no solution in this folder; list them: python -m playground exercise"
         )
-    server.preload(JUDGE.module)
+    fork_client.preload(JUDGE.module)
     for each in filter(None, (CATALOGUE.get(file.stem.replace("_", "-")) for file in files)):
-        server.preload(*each.preload)
+        fork_client.preload(*each.preload)
         if size and size not in each.worlds:
             sizes = ", ".join(map(str, sorted(each.worlds)))
             raise UsageError(
                 f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them"
             )
-    server.warm_up()
+    fork_client.warm_up()
     seen, verdicts = read_all(files), check_all(files, size, seed, say=not as_json)
     if as_json:
         click.echo(to_document({"verdicts": verdicts}))

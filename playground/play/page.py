@@ -14,7 +14,7 @@ from playground.play import PLAY
 from playground.play.world import OPERATION_LIMIT
 from playground.ui.options import RunOptions, flags
 from playground.ui.session import Session, session_command
-from playground.world.launcher import server
+from playground.world.launcher import fork_client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def command(session: Session, timeout: float) -> None:
         raise UsageError(
             f"{PLAY.name} starts a world of its own: run it without torchrun, RANK and WORLD_SIZE"
         )
-    server.warm_up()
+    fork_client.warm_up()
     # imported while the ranks' server imports torch
     from IPython.terminal.ipapp import TerminalIPythonApp
 

@@ -21,11 +21,11 @@ from playground.explain.hang.diagnosis import Diagnosis, find_mismatch, tell
 from playground.play import cells
 from playground.play.cells import Outcome
 from playground.world import backends
-from playground.world.launcher import server
+from playground.world.launcher import fork_client
 from playground.world.launcher.deadlock_watch import Examiner, line_of
-from playground.world.launcher.keeper import StoreKeeper, find_place
 from playground.world.launcher.launch import LaunchConfig, start, start_rank
 from playground.world.launcher.rank_handle import RankHandle
+from playground.world.launcher.store_process import StoreProcess, find_place
 from playground.world.launcher.watch import (
     WorldWatch,
     ask_for_stacks,
@@ -95,7 +95,7 @@ class PlayWorld:
     """
 
     def __init__(self, size: int, backend: str = "gloo", timeout: float = OPERATION_LIMIT) -> None:
-        server.leave_if_imported()
+        fork_client.leave_if_imported()
         self.config = LaunchConfig(backend=backend, timeout=timeout)
         self.config.check(size)
         self.size = size
@@ -404,7 +404,7 @@ class PlayWorld:
                 )  # fmt: skip
                 self.ranks[number] = start_rank(env, self.config, None)
                 self.begin(self.ranks[number])
-            self.ranks[0].keep_store(StoreKeeper(listener))
+            self.ranks[0].replace_keeper(StoreProcess(listener))
         self.await_all()
         self.is_stale = False
 

@@ -80,8 +80,8 @@ def world(pytestconfig: pytest.Config) -> Iterator[Callable[..., World]]:
     output of ranks is captured like that of the test.
     """
     from playground.testing import rewriting
+    from playground.world.launcher.fork_client import preload
     from playground.world.launcher.pool import are_kept, end_worlds, keep_worlds
-    from playground.world.launcher.server import preload
 
     # Where pytest is the program, every rank imports it again.
     preload("pytest", __name__, rewriting.__name__)

@@ -12,7 +12,7 @@ from playground.base import host
 from playground.base.errors import UsageError
 from playground.base.remote import Remote
 from playground.world import backends
-from playground.world.launcher import server
+from playground.world.launcher import fork_client
 from playground.world.launcher.launch import LaunchConfig, launch
 from playground.world.launcher.watch import ignore_report
 from playground.world.rendezvous.environment import rank_env_from
@@ -77,8 +77,8 @@ class CommandWorld:
         function.)"""
         if self.rank_env is None:
             names = (each.module if isinstance(each, Remote) else each for each in needed)
-            server.preload(*(name for name in names if isinstance(name, str)))
-            server.warm_up()
+            fork_client.preload(*(name for name in names if isinstance(name, str)))
+            fork_client.warm_up()
 
     @property
     def is_main(self) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from playground.exercises.exercise import Exercise
-from playground.world.launcher.server import preload
+from playground.world.launcher.fork_client import preload
 
 
 @pytest.hookimpl(trylast=True)  # once those that are not to be run have been left out

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fixtures import Run
 
-from playground.world.launcher import server
+from playground.world.launcher import fork_client
 
 FOLDER = Path(__file__).parents[1] / "tools" / "ecosystem"
 ON_FOUR = ("hsdp", "mesh")
@@ -32,7 +32,7 @@ OFTEN = (
 def test_a_program_stays_as_it_is(
     name: str, run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.preload(*OFTEN)
+    fork_client.preload(*OFTEN)
     script, size = FOLDER / f"{name}.py", 4 if name in ON_FOUR else 2
     more = ["--profile", "cost.json", "--link", 1, "--see", "see.playground"]
     found: list[list[str]] = []
@@ -74,7 +74,7 @@ def test_the_compiler_makes_what_it_makes_without(
     run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would trace whatever function of Python is called while a compiled one runs, ours too."""
-    server.preload("torch._dynamo")
+    fork_client.preload("torch._dynamo")
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(COMPILED)
     found = [run_cli("run", "-n", 2, *options, "train.py") for options in OPTIONS]

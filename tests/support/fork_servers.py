@@ -9,7 +9,7 @@ from pathlib import Path
 
 from processes import ENOUGH
 
-from playground.world.launcher.server import ForkServerClient
+from playground.world.launcher.fork_client import ForkServerClient
 
 Begin = Callable[..., ForkServerClient]
 

@@ -27,7 +27,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
-from playground.world.launcher import deadlock_watch, server
+from playground.world.launcher import deadlock_watch, fork_client
 from playground.world.launcher.fork_server import LAUNCHER_ONLY
 
 deadlock_watch.INTERVAL = 0.05
@@ -58,7 +58,7 @@ class ForkedProgram:
         self.stdout, stdout = open_pipe()
         self.stderr, stderr = open_pipe()
         with stdout, stderr:
-            self.process, self.line = server.start(
+            self.process, self.line = fork_client.start(
                 run_module, module, words, environ, {1: stdout, 2: stderr}
             )
         assert self.process.pid
@@ -105,7 +105,7 @@ def fork_in_terminal(
     height: int,
     width: int,
     is_new: bool = False,
-) -> tuple[int, server.ForkedProcess]:
+) -> tuple[int, fork_client.ForkedProcess]:
     """`python -m module words…` in a pseudo-terminal of this size, which is its session's: the
     descriptor of the terminal's other end, and the process. `is_new`: torch is not imported there,
     nor anything else."""
@@ -113,7 +113,7 @@ def fork_in_terminal(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     with Connection(theirs) as terminal:
         streams = dict.fromkeys(range(3), terminal)
-        process, line = server.start(run_module, module, words, environ, streams, is_new)
+        process, line = fork_client.start(run_module, module, words, environ, streams, is_new)
     line.close()
     return ours, process
 
@@ -162,17 +162,17 @@ def run_module(
     sys.stdout, sys.stderr = map(open_to_write, (1, 2))
     sys.argv = [module, *words]
     if module in STARTS_RANKS and "RANK" not in environ:
-        server.spawn = fork_server(line)  # type: ignore[assignment]
+        fork_client.spawn = fork_server(line)  # type: ignore[assignment]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     if module == SCRIPT:
         atexit._run_exitfuncs()  # other programs exit by themselves
 
 
 def fork_server(line: Connection) -> Callable[[list[str], int, int], int]:
-    """What does once, in the place of `server.spawn`, what that does: the process that becomes this
-    program's fork server is forked now, before the program has changed anything, and has torch
+    """What does once, in the place of `fork_client.spawn`, what that does: the process that becomes
+    this program's fork server is forked now, before the program has changed anything, and has torch
     imported."""
-    spawn, (ours, theirs) = server.spawn, socket.socketpair()
+    spawn, (ours, theirs) = fork_client.spawn, socket.socketpair()
     if not (pid := os.fork()):
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_ONLY)
         # or it would be ended with this program by the server that has forked that
@@ -183,7 +183,7 @@ def fork_server(line: Connection) -> Callable[[list[str], int, int], int]:
     theirs.close()
 
     def tell_it(words: list[str], stdin: int, kept: int) -> int:
-        server.spawn = spawn
+        fork_client.spawn = spawn
         with ours:
             socket.send_fds(
                 ours, [json.dumps([words[-1], kept, dict(os.environ)]).encode()], [stdin, kept]

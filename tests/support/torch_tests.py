@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from playground import launch
 from playground.base.errors import PlaygroundError
-from playground.world.launcher.server import preload
+from playground.world.launcher.fork_client import preload
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 SIZE = 4

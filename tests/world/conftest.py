@@ -10,8 +10,8 @@ import pytest
 from fork_servers import Begin
 
 from playground.base.upstream import find_modules_as_here
-from playground.world.launcher import server
-from playground.world.launcher.server import ForkServerClient
+from playground.world.launcher import fork_client
+from playground.world.launcher.fork_client import ForkServerClient
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
             (tmp_path / f"{name}.py").write_text(source)
         client = ForkServerClient([str(tmp_path), *find_modules_as_here()], list(sources), {})
         client.meet()
-        monkeypatch.setattr(server, "_servers", [client])
+        monkeypatch.setattr(fork_client, "_servers", [client])
         clients.append(client)
         return client
 

@@ -24,7 +24,7 @@ from ranks import misbehave
 import playground
 from playground import PlaygroundError, RankFailed, UsageError, report
 from playground.world import restart_count
-from playground.world.launcher import server
+from playground.world.launcher import fork_client
 
 launch = partial(playground.launch, fresh=True)
 KILLED = "was killed by SIGKILL"
@@ -204,7 +204,7 @@ def test_a_world_that_replaced_another_is_kept_and_counts_anew() -> None:
 
 
 def children_of_the_server() -> set[int]:
-    client = server.running_server()
+    client = fork_client.running_server()
     client.meet()
     pid = client.pid
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
@@ -334,11 +334,11 @@ def kill_the_server_once(rank: int, size: int) -> int:
 @pytest.mark.stress
 def test_a_fork_server_that_was_killed_is_replaced_too() -> None:
     seen = Restarts()
-    server.release()
+    fork_client.release()
     try:
         assert launch(kill_the_server_once, 2, restarts=1, on_restart=seen.on_restart) == [1, 1]
     finally:
-        server.release()
+        fork_client.release()
     assert len(seen.headlines) == 1
     assert "fork server" in seen.headlines[0]
 

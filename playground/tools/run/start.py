@@ -20,7 +20,7 @@ from playground.explain import OFF
 from playground.lessons.lesson_row import Lesson
 from playground.tools.run.options import NO_LIMIT, ProgramOptions
 from playground.ui.session import Session
-from playground.world.launcher import server
+from playground.world.launcher import fork_client
 from playground.world.launcher.output import file_name, label_of
 from playground.world.program import (
     Program,
@@ -47,8 +47,8 @@ def share_imports(file: Path, tree: ast.Module) -> None:
     """Have the ranks' common imports done once, as the program in this file wants them."""
     add_program(str(file))
     for each in (tree, *map(parse, find_lessons(tree))):
-        server.preload(*find_shared_imports(each))
-    server.import_with(find_settings(tree, os.environ))
+        fork_client.preload(*find_shared_imports(each))
+    fork_client.import_with(find_settings(tree, os.environ))
 
 
 def prepare_start(session: Session, asked: ProgramOptions) -> bool:
@@ -132,7 +132,7 @@ def run_lesson(
     )
     if prepare_start(session, asked):
         share_imports(file, parse(file))
-        server.preload(*[VISION] * lesson.needs_mnist)
+        fork_client.preload(*[VISION] * lesson.needs_mnist)
         session.world.warm_up(RUN_PROGRAM)
     if lesson.needs_mnist:
         prepare_data(session)

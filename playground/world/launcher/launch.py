@@ -15,11 +15,11 @@ from typing import Any
 from playground.base import process_checks
 from playground.base.errors import PlaygroundError, Preempted, UsageError
 from playground.world import backends
-from playground.world.launcher import pool, server
-from playground.world.launcher.keeper import StoreKeeper, find_place
+from playground.world.launcher import fork_client, pool
 from playground.world.launcher.output import EVERY_RANK, end_lines, open_pipes, share_a_file
 from playground.world.launcher.rank_handle import GRACE, RankHandle
 from playground.world.launcher.rounds import ROUNDS, OutputInRounds, WorldInRounds
+from playground.world.launcher.store_process import StoreProcess, find_place
 from playground.world.launcher.watch import WorldWatch, ignore_report, interrupt, release, stop
 from playground.world.rank import rank as rank_process
 from playground.world.rank.assignment import Assignment, prepare_work
@@ -146,7 +146,7 @@ def launch(
     __tracebackhide__ = True  # pytest shows the failing test and the rank's own traceback
     config = replace(config, **options)
     try:
-        server.leave_if_imported()
+        fork_client.leave_if_imported()
         config.check(size)
         work = prepare_work(
             fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None,
@@ -220,7 +220,7 @@ def start(
 ) -> None:
     """Start the ranks of a new world, each added to `ranks` as soon as there is something to be
     stopped."""
-    servers = [server.new_server() for _ in range(size * config.spawn)]
+    servers = [fork_client.new_server() for _ in range(size * config.spawn)]
     try:
         with listen("127.0.0.1", 0) as listener:
             place = find_place(listener)
@@ -234,14 +234,14 @@ def start(
                 if rounds:
                     handle.outputs[0] = OutputInRounds(handle.outputs[0], rounds)
             # the last, as they have most to do before they ask it for anything
-            ranks[0].keeper = StoreKeeper(listener, ranks[0].process.own_server)
+            ranks[0].keeper = StoreProcess(listener, ranks[0].process.own_server)
     finally:
         for unused in servers:
             unused.end()
 
 
 def start_rank(
-    env: RankEnv, config: LaunchConfig, own_server: server.ForkServerClient | None
+    env: RankEnv, config: LaunchConfig, own_server: fork_client.ForkServerClient | None
 ) -> RankHandle:
     # a world that is kept may outlive a redirection; rounds are counted in lines of stdout
     are_apart = pool.are_kept() or isinstance(config.output, Path) or config.output == ROUNDS
@@ -251,7 +251,7 @@ def start_rank(
     try:
         if config.bare:
             ends.append(Connection(os.dup(0), writable=False))
-        process, line = server.start(
+        process, line = fork_client.start(
             rank_process.main, env, config.backend, streams=ends, server=own_server
         )
     except BaseException:

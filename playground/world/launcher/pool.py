@@ -18,8 +18,8 @@ import os
 from collections.abc import Iterator
 from multiprocessing.connection import wait
 
+from playground.world.launcher.fork_client import Caller, read_caller
 from playground.world.launcher.rank_handle import RankHandle
-from playground.world.launcher.server import Caller, read_caller
 from playground.world.launcher.watch import release, stop
 
 MAX_RANKS_KEPT = 32

@@ -18,9 +18,9 @@ from playground.explain.hang.activity import Activity
 from playground.explain.hang.box import View, is_asleep, is_ending, is_stopped
 from playground.explain.hang.idle import Sleep
 from playground.world.backends.backend import Backend
-from playground.world.launcher.keeper import StoreKeeper
+from playground.world.launcher.fork_client import LOST_BY_THE_SERVER, UNGUARDED, find_sender
 from playground.world.launcher.output import Output
-from playground.world.launcher.server import LOST_BY_THE_SERVER, UNGUARDED, find_sender
+from playground.world.launcher.store_process import StoreProcess
 from playground.world.rank.assignment import Answer, Assignment
 from playground.world.rank.reports import HUNG_UP, Event
 
@@ -61,7 +61,7 @@ class RankHandle:
     end of its process tells the rest."""
     assigned: int = 0
     box: View | None = None
-    keeper: StoreKeeper | None = None
+    keeper: StoreProcess | None = None
     """What serves the store of its world, and ends with this rank's process."""
     is_of_other_user: bool = False
     """Whether its latest message came from it as another user: its program gave its rights away."""
@@ -196,7 +196,7 @@ class RankHandle:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(order)
 
-    def keep_store(self, keeper: StoreKeeper | None) -> None:
+    def replace_keeper(self, keeper: StoreProcess | None) -> None:
         """From now on `keeper` serves the store of its world, in the place of the one that did."""
         if self.keeper:
             self.keeper.end()
@@ -217,7 +217,7 @@ class RankHandle:
         self.process.join()
         self.process.close()
         self.line.close()
-        self.keep_store(None)
+        self.replace_keeper(None)
         self.box = None
         for output in self.outputs:
             output.pipe.close()

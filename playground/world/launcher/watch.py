@@ -24,8 +24,8 @@ from playground.base.errors import (
 from playground.explain.hang import Kind
 from playground.explain.hang.activity import BETWEEN_LOOKS, compare
 from playground.world.launcher.deadlock_watch import Examiner
+from playground.world.launcher.fork_client import LOST_BY_THE_SERVER, START_LIMIT
 from playground.world.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandle, describe_exit
-from playground.world.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
 from playground.world.launcher.standstill import Standstill
 from playground.world.rank.preemption import PreemptionNotice
 from playground.world.rank.reports import Event, Progress

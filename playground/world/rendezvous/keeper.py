@@ -28,7 +28,7 @@ CLOSE, ALONE = "all ranks have come", "whether they are alone"
 FOREVER = timedelta(days=1000)
 
 
-def keep_store(line: Connection, listener: socket.socket) -> NoReturn:
+def serve_store(line: Connection, listener: socket.socket) -> NoReturn:
     """The life of the process: serve the store at `listener` until the other end of `line` is
     closed."""
     import torch.distributed as dist

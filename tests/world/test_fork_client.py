@@ -20,12 +20,12 @@ from processes import ENOUGH, is_alive
 
 from playground.base.errors import ForkServerFailed
 from playground.tools.failures.page import list_family
-from playground.world.launcher import server
+from playground.world.launcher import fork_client
 
 
 def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
     begin()
-    processes = [server.ForkedProcess(time.sleep, (60,)) for _ in range(3)]
+    processes = [fork_client.ForkedProcess(time.sleep, (60,)) for _ in range(3)]
     numbers = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV)
     for process, number in zip(processes, numbers, strict=True):
         os.kill(process.pid, number)
@@ -34,14 +34,14 @@ def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
 
 def test_what_a_process_is_to_run_may_be_large(begin: Begin) -> None:
     begin()
-    assert server.ForkedProcess(len, (bytes(2**24),)).join(ENOUGH) == 0
+    assert fork_client.ForkedProcess(len, (bytes(2**24),)).join(ENOUGH) == 0
 
 
 def test_a_server_that_is_stopped_while_it_is_asked_is_named(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "STOPPED_LOOKS", 1)
-    monkeypatch.setattr(server, "LOOK_INTERVAL", 0.1)
+    monkeypatch.setattr(fork_client, "STOPPED_LOOKS", 1)
+    monkeypatch.setattr(fork_client, "LOOK_INTERVAL", 0.1)
     client = begin(busy="import os; os.kill(os.getpid(), 19)")
     with pytest.raises(
         ForkServerFailed, match=f"is stopped .SIGSTOP.: kill -CONT {client.pid} lets it go on"
@@ -60,8 +60,8 @@ sleep.wait()
 def test_a_stopped_process_that_an_import_waits_for_is_named_and_ends_with_the_server(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "STOPPED_LOOKS", 1)
-    monkeypatch.setattr(server, "LOOK_INTERVAL", 0.1)
+    monkeypatch.setattr(fork_client, "STOPPED_LOOKS", 1)
+    monkeypatch.setattr(fork_client, "LOOK_INTERVAL", 0.1)
     client = begin(waits=STOPS_ANOTHER)
     with pytest.raises(ForkServerFailed, match="waits for a process that is stopped") as failure:
         client.fork([])
@@ -86,9 +86,9 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_server_that_cannot_even_answer_is_explained(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "END_LIMIT", 0.3)
+    monkeypatch.setattr(fork_client, "END_LIMIT", 0.3)
     client = begin()
-    assert server.ForkedProcess(len, ("",)).join(ENOUGH) == 0
+    assert fork_client.ForkedProcess(len, ("",)).join(ENOUGH) == 0
     resource.prlimit(client.pid, resource.RLIMIT_NOFILE, (3, 3))
     with pytest.raises(ForkServerFailed, match="has no file descriptor left"):
         client.fork([])
@@ -98,7 +98,7 @@ def test_a_signal_reaches_a_process_and_not_whoever_has_got_its_number(
     begin: Begin, stranger: subprocess.Popen[bytes]
 ) -> None:
     begin()
-    process = server.ForkedProcess(time.sleep, (60,))
+    process = fork_client.ForkedProcess(time.sleep, (60,))
     # as after the process has ended and as many others have been started
     process.pid = stranger.pid
     process.kill()
@@ -115,13 +115,13 @@ def test_a_descriptor_beyond_the_limit_is_inheritable_as_before(begin: Begin) ->
         os.dup2(null.fileno(), 400, inheritable=True)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (400, most))
-            pid = server.spawn(
+            pid = fork_client.spawn(
                 ["/bin/sh", "-c", "exec 2>&-; [ ! -e /dev/fd/400 ]"], null.fileno(), null.fileno()
             )
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
             assert os.get_inheritable(400)
             begin()
-            assert server.ForkedProcess(len, ("",)).join(ENOUGH) == 0
+            assert fork_client.ForkedProcess(len, ("",)).join(ENOUGH) == 0
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
             os.close(400)
@@ -138,18 +138,18 @@ def test_the_limit_that_keeps_a_server_from_starting_is_named(
 
     monkeypatch.setattr(os, "posix_spawn", refuse)
     with pytest.raises(ForkServerFailed, match=re.escape(f"(ulimit {option})")):
-        server.spawn(["true"], 0, 0)
+        fork_client.spawn(["true"], 0, 0)
 
 
 def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(
     begin: Begin,
 ) -> None:
     client = begin()
-    process = server.ForkedProcess(time.sleep, (60,))
+    process = fork_client.ForkedProcess(time.sleep, (60,))
     os.kill(client.pid, signal.SIGSTOP)
     process.kill()
     process.join()
-    assert process.exitcode == server.LOST_BY_THE_SERVER
+    assert process.exitcode == fork_client.LOST_BY_THE_SERVER
     os.kill(client.pid, signal.SIGCONT)
 
 
@@ -159,7 +159,7 @@ def test_a_server_that_was_killed_is_named_and_replaced(begin: Begin) -> None:
         client.fork([])
     assert not client.is_running()
     with contextlib.ExitStack() as ended:
-        again = server.running_server()
+        again = fork_client.running_server()
         ended.callback(again.end)
         again.meet()
         assert again.pid != client.pid
@@ -179,9 +179,9 @@ def test_what_is_registered_with_atexit_runs_when_the_server_is_released(
         leaving="import atexit, pathlib; "
         f"atexit.register(pathlib.Path({str(tmp_path / 'left')!r}).write_text, 'yes')"
     )
-    process = server.ForkedProcess(len, ("",))
+    process = fork_client.ForkedProcess(len, ("",))
     process.join()
-    server.release()
+    fork_client.release()
     assert is_gone(client.pid)
     assert (tmp_path / "left").read_text() == "yes"
 
@@ -190,7 +190,7 @@ def test_who_is_kept_by_a_launcher_is_found_though_the_server_is_no_child_of_it(
     begin: Begin,
 ) -> None:
     client = begin()
-    process = server.ForkedProcess(time.sleep, (60,))
+    process = fork_client.ForkedProcess(time.sleep, (60,))
     family = [*list_family(os.getpid())]
     assert {client.pid, process.pid} <= {*family}
     assert len(family) == len({*family})

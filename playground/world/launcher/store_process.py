@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import socket
 
-from playground.world.launcher import server
-from playground.world.rendezvous.keeper import keep_store
+from playground.world.launcher import fork_client
+from playground.world.rendezvous.keeper import serve_store
 from playground.world.rendezvous.rendezvous import Rendezvous, Server
 
 
-class StoreKeeper:
+class StoreProcess:
     """A process that serves the store at `listener` until `end`, or until this one has ended. It
     comes from the fork server of a rank, if one is given, and ends with that at the latest. Raises
     `ForkServerFailed` if there can be none."""
 
     def __init__(
-        self, listener: socket.socket, own_server: server.ForkServerClient | None = None
+        self, listener: socket.socket, own_server: fork_client.ForkServerClient | None = None
     ) -> None:
-        self.process, self.line = server.start(
-            keep_store, listener, server=own_server, imports_program=False
+        self.process, self.line = fork_client.start(
+            serve_store, listener, server=own_server, imports_program=False
         )
         self.process.own_server = None  # which is the rank's to end
 

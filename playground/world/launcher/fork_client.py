@@ -1,5 +1,5 @@
-"""Where ranks come from: a server process that has imported torch once and forks itself for each
-rank."""
+"""The launcher's end of the fork server, a process that has imported torch once and forks itself
+for each rank: its start, requests to it, and the processes that come of them."""
 
 from __future__ import annotations
 
