@@ -192,7 +192,7 @@ def test_a_script_that_hangs_is_stopped_when_its_time_is_up(tmp_path: Path) -> N
 
 RUNS_ON = """
 import subprocess
-from playground.explain.hang.box import TIME_LIMIT
+from playground.tools.doctor.script import TIME_LIMIT
 from playground.world.rank.reports import report
 child = subprocess.Popen(["sleep", "1000"])
 open(f"{sys.argv[1]}/{rank}", "w").write(str(child.pid))

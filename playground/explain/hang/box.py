@@ -92,8 +92,6 @@ WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED = (
     "world", "channel", "operation", "line", "raised", "unnamed",
 )  # fmt: skip
 """Subjects of lines of the text."""
-TIME_LIMIT = "time limit"
-"""Key of the report that the time is up."""
 PF_EXITING = 4
 """A flag of a process. Source: Linux's include/linux/sched.h"""
 FULL = f"what it does on more than {MOST_CHANNELS} channels"

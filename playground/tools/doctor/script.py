@@ -39,7 +39,7 @@ from playground.explain.hang import (
     Operation,
     RankState,
 )
-from playground.explain.hang.box import SWITCH, TIME_LIMIT, View, find_boxes
+from playground.explain.hang.box import SWITCH, View, find_boxes
 from playground.explain.hang.diagnosis import Diagnosis, diagnose, find_mismatch
 from playground.explain.right import Finding as Mistake
 from playground.explain.right.reading import read_ranks
@@ -61,6 +61,8 @@ COPIED = 2**30
 LEADER = "process group"
 """Key of a report: the id of the process group that a rank leads. With a space, it is none of the
 script's own."""
+TIME_LIMIT = "time limit"
+"""Key of the report that the time is up."""
 
 
 class Elapsed(Exception):
