@@ -44,7 +44,7 @@ STARTED_BY_OTHERS = {*STARTED_AS_RANK, "SLURM_STEP_NUM_TASKS"}
 GRACE = 1.0
 """Seconds a rank that is told to end has for an orderly end."""
 RELEASE = remote("playground.world.launcher.fork_client:release")
-RECORDINGS = remote("playground.explain.replay.files:Recordings")
+RECORDINGS = remote("playground.explain.replay.see:Recordings")
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 

@@ -158,7 +158,7 @@ def test_of_what_looks_at_runs_only_the_command_and_the_option_speak_to_the_term
         if name.startswith(("playground.explain.replay", "playground.figures"))
         and "click" in imports(name)
     }
-    assert speaking == {"playground.figures.command", "playground.explain.replay.files"}
+    assert speaking == {"playground.figures.command", "playground.explain.replay.see"}
 
 
 def compares_backends(module: str) -> bool:

@@ -16,10 +16,16 @@ from playground.base.flags import flag
 from playground.base.host import cores
 from playground.base.remote import ROOT
 from playground.explain.replay.analyse.waits import Waits, seconds_by_cause
-from playground.explain.replay.files import RENDERED, amount, render, render_steps
+from playground.explain.replay.files import (
+    RENDERED,
+    amount,
+    check_ending,
+    render,
+    render_scene,
+    render_steps,
+)
 from playground.explain.replay.record import Recording
 from playground.explain.replay.record.run import RECORDED, read_recording
-from playground.explain.replay.render.renderers import check_ending, render_scene
 from playground.explain.replay.render.text_report import recording_texts
 from playground.figures import SEE
 from playground.figures.catalogue import FIGURES

@@ -16,7 +16,7 @@ from pathlib import Path
 from playground.base.files import temporary_folder
 from playground.base.untrusted import printable
 from playground.explain.hang import COLLECTIVE, Operation
-from playground.explain.replay.files import RENDERED, amount, render
+from playground.explain.replay.files import RENDERED, amount, check_ending, render
 from playground.explain.replay.play import render_page
 from playground.explain.replay.record import Event, RankRecording, Recording, SourceLine
 from playground.explain.replay.record.layout import RUN, START, TABLES, Files
@@ -32,7 +32,6 @@ from playground.explain.replay.record.run import (
     read_tables,
     standstill_of,
 )
-from playground.explain.replay.render.renderers import check_ending
 from playground.explain.replay.render.text_report import to_words
 from playground.play import cells
 from playground.play.cells import Outcome

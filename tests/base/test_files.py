@@ -23,9 +23,9 @@ from playground.base.files import (
     temporary_folder,
     write_file,
 )
-from playground.explain.replay.files import Recordings
 from playground.explain.replay.record.layout import LOG
 from playground.explain.replay.record.recorder import Recorder
+from playground.explain.replay.see import Recordings
 from playground.tools.bench.plot import plot_bandwidth
 from playground.tools.bench.results import Row
 from playground.world import UsageError

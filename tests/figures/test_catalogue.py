@@ -14,7 +14,7 @@ from playground.base.remote import ROOT
 from playground.explain.replay.analyse import ref_of
 from playground.explain.replay.record import COMPUTE, MOVE, PHASE
 from playground.explain.replay.render import ARROW, BOX, STYLES, Mark, Scene
-from playground.explain.replay.render.renderers import to_svg
+from playground.explain.replay.render.svg import to_svg
 from playground.figures.catalogue import FIGURES, RUNS, TUTORIALS
 from playground.figures.command import chapter_files
 from playground.figures.figure import Evidence

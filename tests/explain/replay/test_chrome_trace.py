@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from recordings import Receive, Send, Wait, play, ring, training
 
-from playground.explain.replay.files import to_chrome
 from playground.explain.replay.record import Recording
+from playground.explain.replay.render.chrome import to_chrome
 
 
 def trace(recording: Recording) -> list[dict[str, Any]]:

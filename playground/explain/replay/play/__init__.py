@@ -33,7 +33,7 @@ from playground.explain.replay.analyse import (
 from playground.explain.replay.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Waits, WaitState
 from playground.explain.replay.record import RankRecording, Recording
 from playground.explain.replay.render import INK, PAPER, ROW, STYLES
-from playground.explain.replay.render.renderers import css_name
+from playground.explain.replay.render.svg import css_name
 from playground.explain.replay.render.timeline import PIECES, SPANS, Lanes, style_of
 
 MAX_WAITS, MAX_CHAINS = 5_000, 300

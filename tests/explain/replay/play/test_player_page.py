@@ -37,7 +37,7 @@ from playground.explain.replay.files import render
 from playground.explain.replay.record import COLLECTIVE, PHASE, Event, Recording
 from playground.explain.replay.record.run import Recorded, read_recording
 from playground.explain.replay.render import BOX
-from playground.explain.replay.render.renderers import TITLE_HEIGHT, to_svg
+from playground.explain.replay.render.svg import TITLE_HEIGHT, to_svg
 from playground.figures.collectives import moving
 from playground.figures.figure import Evidence
 from playground.testing import World

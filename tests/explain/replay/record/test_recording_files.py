@@ -24,7 +24,7 @@ from fixtures import Run
 
 from playground import launch
 from playground.algorithms import load_all_reduce
-from playground.explain.replay.files import RENDERED, Recordings, render, without_option
+from playground.explain.replay.files import RENDERED, render
 from playground.explain.replay.record import COLLECTIVE, SCHEMA, SEND
 from playground.explain.replay.record.layout import (
     HEADER,
@@ -45,6 +45,7 @@ from playground.explain.replay.record.run import (
     merge,
     read_recording,
 )
+from playground.explain.replay.see import Recordings, without_option
 from playground.world import RankFailed, UsageError
 from playground.world.command_world import CommandWorld
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from recordings import ring
 
 from playground.explain.replay.render import ARROW, BAR, BOX, KINDS, LANE, STYLES, Mark, Scene
-from playground.explain.replay.render.renderers import to_svg
+from playground.explain.replay.render.svg import to_svg
 from playground.explain.replay.render.timeline import lay_out
 
 SVG = "{http://www.w3.org/2000/svg}"

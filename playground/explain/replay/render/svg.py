@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from xml.sax.saxutils import escape, quoteattr
 
-from playground.base.errors import UsageError
-from playground.base.files import write_file
 from playground.explain.replay.render import (
     ARROW,
     BOX,
@@ -172,24 +169,3 @@ def text_lines(text: str, x: float, y: float, classes: str) -> Iterator[str]:
 def number(value: float) -> str:
     """A length, to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
-
-
-def render_scene(scene: Scene, file: Path) -> None:
-    """Render a scene as SVG. Raises `UsageError` if it cannot be written."""
-    write(to_svg(scene), file)
-
-
-def check_ending(file: Path, endings: Sequence[str], flag: str) -> None:
-    """Raise `UsageError` for an ending that is not among `endings`."""
-    if file.suffix not in endings:
-        raise UsageError(
-            f"{flag} {file}: choose an ending from {', '.join(endings)}, it says what is rendered"
-        )
-
-
-def write(contents: str, file: Path) -> None:
-    """Write a file. Raises `UsageError` if it cannot be written."""
-    try:
-        write_file(file, contents.encode())
-    except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
