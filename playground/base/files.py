@@ -24,6 +24,8 @@ NO_LINK = os.O_NOFOLLOW
 file of ours."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a file that cannot grow: the disk is full, or the user's quota is used up."""
+LARGEST_PROGRAM = 2**18
+"""Size in bytes above which a file is not taken for a program."""
 
 
 class NoData(UsageError):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from string import Template
 
+from playground.base.files import LARGEST_PROGRAM
 from playground.explain.cost import Amounts, Place, Profile, Row
 from playground.ui.session import to_document
 from playground.ui.tables import RANK_COLUMN, Column, Texts, figures, tabulate
@@ -17,8 +18,6 @@ from playground.ui.units import format_seconds, plural
 
 SHOWN = 12
 """Rows on the terminal."""
-MAX_TEXT = 2**18
-"""Size in bytes above which a file is not taken for a program."""
 COSTS = figures(
     ("calls", "calls", "", ",.0f"),
     ("sent", "sent", "bytes", ",.0f"),
@@ -178,7 +177,7 @@ def read_text(path: str) -> str | None:
     """The text of a program's file, if it is there."""
     try:
         file = Path(path)
-        if not path or file.stat().st_size > MAX_TEXT:
+        if not path or file.stat().st_size > LARGEST_PROGRAM:
             return None
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -16,6 +16,7 @@ from typing import Any
 
 from playground.base.errors import UsageError
 from playground.base.event_log import NONE, read_lines
+from playground.base.files import LARGEST_PROGRAM
 from playground.base.remote import remote
 from playground.base.untrusted import (
     expect_dict,
@@ -37,8 +38,8 @@ from playground.explain.replay.record import (
     layout,
 )
 from playground.explain.replay.record.layout import HEADER, RECORD, EventRecord, Files, file_name
+from playground.explain.starts import folder_of_this_start
 from playground.world.rank.assignment import call
-from playground.world.rendezvous.environment import restart_count
 
 SECOND = 1e9
 """Nanoseconds."""
@@ -307,12 +308,8 @@ class Recorded:
     run: str = ""
 
     def __call__(self, rank: int, size: int, *args: Any) -> Any:
-        with RECORDED(self.folder / str(restart_count()), rank, "" if rank else self.run):
+        with RECORDED(folder_of_this_start(self.folder), rank, "" if rank else self.run):
             return call(self.fn, rank, size, *args)
-
-
-MAX_TEXT = 2**18
-"""Size in bytes above which a file is not taken for a program."""
 
 
 def describe_run(command: Sequence[str], backend: str, size: int) -> str:
@@ -350,6 +347,6 @@ def collect(folder: Path) -> Files:
     texts = {
         f"{TEXT}{file}": path.read_bytes()
         for file, path in there
-        if path.stat().st_size <= MAX_TEXT
+        if path.stat().st_size <= LARGEST_PROGRAM
     }
     return {**files, **texts}
