@@ -10,6 +10,7 @@ from math import prod
 
 from playground.explain.hang import MAKE_DDP, Operation
 from playground.explain.hang.diagnosis import WIDTH, Diagnosis, format_ranks
+from playground.explain.hang.wait_graph import find_width
 from playground.play.world import Run
 from playground.ui.tables import RANK_COLUMN, Table, numbers
 
@@ -140,8 +141,9 @@ def say_what_is_left(run: Run) -> Iterator[str]:
 
 def bytes_of(operation: Operation) -> int:
     """The bytes of its tensor on this rank."""
-    bits = re.search(r"\d+", operation.dtype)
-    return prod(operation.shape) * (int(bits[0]) // 8 if bits else 1) * bool(operation.dtype)
+    if not operation.dtype:
+        return 0
+    return prod(operation.shape) * find_width(operation.dtype)
 
 
 def table_of_calls(run: Run) -> Table:

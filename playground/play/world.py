@@ -247,7 +247,8 @@ class PlayWorld:
                 watch.look()
                 self.answer(ranks)
                 if time.monotonic() - began > limit:
-                    raise KeyboardInterrupt
+                    is_interrupted = True  # as by Ctrl-C
+                    break
         except KeyboardInterrupt:
             is_interrupted = True
         except Deadlock as hang:
