@@ -441,9 +441,11 @@ def shared_memory(tensor: torch.Tensor, op: Any, group: Group) -> None:
     """Each rank copies its tensor into memory that all of them share, and all add: nothing is sent.
     The ranks that share none do as `auto` does, and say why, once."""
     segment = segment_of(group, tensor.device)
-    several = len(hosts_of(group, tensor.device)) > 1
-    if excuse := segment if isinstance(segment, str) else "ranks are on several hosts" * several:
-        memory.say_why_not(excuse, group.rank())
+    hosts = hosts_of(group, tensor.device)
+    if isinstance(segment, str):
+        memory.say_why_not(segment, group.rank())
+    elif len(hosts) > 1:
+        memory.say_why_not("ranks are on several hosts", group.rank())
     auto.algorithm(tensor, op, group)
 
 
@@ -454,7 +456,9 @@ PHASES = {reduce_scatter.__code__: "reduce-scatter", all_gather.__code__: "all-g
 def current_phase(group: Group) -> str:
     """The phase of the algorithm that is starting messages of `group`, where phases have names: for
     an executor."""
-    frame, name = sys._getframe(1), ""
+    frame = sys._getframe(1)
+    name = ""
     while frame.f_back and not name and frame.f_code is not Executor.run.__code__:
-        name, frame = PHASES.get(frame.f_code, ""), frame.f_back
+        name = PHASES.get(frame.f_code, "")
+        frame = frame.f_back
     return f"{name or 'all-reduce'} {group.where}" if isinstance(group, Subset) else name

@@ -154,7 +154,8 @@ class HiddenPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             sys.meta_path.remove(self)
             if environment.get(THREADS[0]) != os.environ.get(THREADS[0]):
                 set_threads()
-            if (missed := read_again()) and self.command:
+            missed = read_again()
+            if missed and self.command:
                 print(
                     f"playground: {' and '.join(missed)} had been read before the program set it, "
                     f"so that has no effect: set it for the command, {missed[0]}=… {self.command}",

@@ -123,7 +123,9 @@ class Exercise:
     @property
     def grade(self) -> str:
         """Easy, medium or hard, by its minutes."""
-        return "●○○" if self.minutes <= 10 else "●●○" if self.minutes <= 20 else "●●●"
+        if self.minutes <= 10:
+            return "●○○"
+        return "●●○" if self.minutes <= 20 else "●●●"
 
     @property
     def effort(self) -> str:

@@ -200,11 +200,12 @@ def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None,
                 f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them"
             )
     fork_client.warm_up()
-    seen, verdicts = read_all(files), check_all(files, size, seed, say=not as_json)
+    seen = read_all(files)  # before they are checked: what is saved meanwhile is checked again
+    verdicts = check_all(files, size, seed, say=not as_json)
     if as_json:
         click.echo(to_document({"verdicts": verdicts}))
     while watch:
-        now = read_all(files)  # before they are checked: what is saved meanwhile is checked again
+        now = read_all(files)  # before they are checked, too
         check_all([file for file in files if now[file] != seen[file]], size, seed, say=True)
         seen = now
         time.sleep(POLL)

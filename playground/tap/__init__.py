@@ -464,7 +464,8 @@ class Tap:
     def wanted(self) -> list[Replacement]:
         """What is to be in place for those that are told now."""
         calls = self.calls if self.recorder or self.observers else []
-        ends, within = self.ends if self.observers else [], self.within if self.inside else []
+        ends = self.ends if self.observers else []
+        within = self.within if self.inside else []
         passes = self.passes if self.inside or self.training else []
         trained = self.trained if self.training else []
         return [*calls, *self.recorded, *ends, *within, *passes, *trained]
@@ -575,7 +576,8 @@ class Tap:
             entry = self.works.get(id(work))
             if entry is None or not (entry in self.open or self.inside):
                 return recorded(work, *args, **kwargs)
-            calls, observers = entry.calls, self.who_hears_of_wait(entry)
+            calls = entry.calls
+            observers = self.who_hears_of_wait(entry)
             for each in observers:
                 each.waiting(calls)
             try:
@@ -601,7 +603,8 @@ class Tap:
         return () if call.blocks else self.observers
 
     def get_future(self, real: Callable[..., Any], work: Any) -> Any:
-        future, entry = real(work), self.works.get(id(work))
+        future = real(work)
+        entry = self.works.get(id(work))
         for call in entry.calls if entry else ():
             call.has_future = True
         if entry is not None and entry.future is None and entry in self.open:
@@ -641,7 +644,8 @@ class Tap:
         real(*args)
 
     def end_batch(self, real: Callable[..., Any], *args: Any) -> Any:
-        batch, self.thread.batch = getattr(self.thread, "batch", None), None
+        batch = getattr(self.thread, "batch", None)
+        self.thread.batch = None
         work = real(*args)
         if batch and work is not None:
             self.follow(work, batch)
@@ -678,7 +682,8 @@ class Tap:
     @partial(hide_from_compiler, with_calls=True)
     def before_native(self, known: Callable[[], Any], hook: Any) -> None:
         """An operation is about to be called. Of those that Python calls, all is told already."""
-        method, group = native.METHODS.get(hook.name.name), known()
+        method = native.METHODS.get(hook.name.name)
+        group = known()
         if getattr(self.thread, "in_call", False) or method is None or group is None:
             return
         args = native.arguments(method, hook, ROOT_AT.get(method))

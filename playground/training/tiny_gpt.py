@@ -88,9 +88,14 @@ def new_unit(config: GPTConfig, seed: int, unit: int) -> nn.Module:
     """A child of the model: 0 is the embedding, the last the head. It draws from a generator of its
     own, whole, so that it is the same however the model is sharded. Biases are drawn, too: one that
     is added twice must show."""
-    logits = nn.Linear(config.width, config.vocabulary, bias=False)
-    head = nn.Sequential(nn.LayerNorm(config.width), logits)
-    module = Embed(config) if unit == 0 else Block(config) if unit <= config.layers else head
+    module: nn.Module
+    if unit == 0:
+        module = Embed(config)
+    elif unit <= config.layers:
+        module = Block(config)
+    else:
+        logits = nn.Linear(config.width, config.vocabulary, bias=False)
+        module = nn.Sequential(nn.LayerNorm(config.width), logits)
     generator = torch.Generator().manual_seed(1000 * seed + unit)
     for part in module.modules():
         for param in () if isinstance(part, nn.LayerNorm) else part.parameters(recurse=False):

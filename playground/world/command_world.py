@@ -99,11 +99,11 @@ class CommandWorld:
         the ranks ends all of them when one dies.
         """
         config = replace(self.config, **options)
-        with self.around(self, fn) as fn:
+        with self.around(self, fn) as wrapped:
             if self.rank_env is None:
-                return launch(fn, self.size, args=args, config=config)
+                return launch(wrapped, self.size, args=args, config=config)
             from playground.world.join import join
 
             if not self.is_main:
                 config = replace(config, on_report=ignore_report)
-            return join(self.rank_env, fn, args, config)
+            return join(self.rank_env, wrapped, args, config)

@@ -158,7 +158,9 @@ def look(rank: int, results: list[tuple[list[Any], str]]) -> object:
     if any(isinstance(each, bytes) for each in mine):
         found = "bytes"
     is_own = number in range(len(mine)) and mine[number] == addresses[rank]
-    place = "" if found != "all" else "in its place" if is_own else "elsewhere"
+    place = ""
+    if found == "all":
+        place = "in its place" if is_own else "elsewhere"
     return {
         "their addresses": found,
         "this one's address": place,

@@ -360,12 +360,17 @@ def read_operation(
     if not 0 <= description < len(tables[OPERATION]):
         return None
     kind, name, group, dtype, peer, tag, number, members = tables[OPERATION][description]
+    state = ISSUED
+    if done > 0:
+        state = DONE
+    elif is_main:
+        state = AWAITED
     return Operation(
         kind=kind, name=name, group=tuple(group), shape=tuple(shape[: max(sizes, 0)]), dtype=dtype,
         peer=peer, tag=tag, number=number, members=tuple(members), index=index - 1,
         line=find_in(tables[LINE], line),
         raised=find_in(tables[RAISED], raised),
-        state=DONE if done > 0 else AWAITED if is_main else ISSUED,
+        state=state,
         issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
     )  # fmt: skip
 

@@ -466,7 +466,9 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
             return Kind.WRONG_PEER
         return Kind.WRONG_TAG if theirs.peer in (rank, None) and same else Kind.CIRCLE
     kinds = {graph.waits[one].operation.kind if one in graph.waits else "" for one in culprits}
-    return Kind.CIRCLE if len(kinds) > 1 else Kind.SENDS if mine.kind == SEND else Kind.RECEIVES
+    if len(kinds) > 1:
+        return Kind.CIRCLE
+    return Kind.SENDS if mine.kind == SEND else Kind.RECEIVES
 
 
 def find_stray(graph: WaitGraph, rank: int, other: int, message: Operation) -> Kind | None:

@@ -626,7 +626,9 @@ class Hooks(Recorder):
         return rebuilt
 
     def backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        box, self.forwarded, forwarded = self.box, {}, self.forwarded
+        box = self.box
+        forwarded = self.forwarded
+        self.forwarded = {}  # those that forward again inside this pass
         if box is None or not forwarded:
             self.forwarded |= forwarded
             return real(*args, **kwargs)
@@ -651,7 +653,8 @@ class Hooks(Recorder):
         several, this is the one that the main thread is at."""
         self.reached.add(key)
         if self.box and key in self.passes and get_ident() == self.box.main_thread:
-            [self.box.words[MAIN]] = self.passes[key]
+            [place] = self.passes[key]
+            self.box.words[MAIN] = place
 
     @contextlib.contextmanager
     def around(self, box: Box, name: str, group: Any, model: int) -> Iterator[list[int]]:

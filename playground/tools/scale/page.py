@@ -198,5 +198,6 @@ def measure(session: Session) -> Result:
         if rank == 0 and "plan" in event:
             session.say(plan_text(event["plan"]))
 
-    (plan, _), *_ = by_rank = session.launch(MEASURE, EFFORT, on_report=on_report)
+    by_rank = session.launch(MEASURE, EFFORT, on_report=on_report)
+    plan, _ = by_rank[0]  # the same on all ranks
     return evaluate(samples_of([seconds for _, seconds in by_rank], plan), plan)

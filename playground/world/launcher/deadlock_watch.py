@@ -60,7 +60,8 @@ class Examiner:
         if self.seconds_left:
             return None
         self.next_look = time.monotonic() + INTERVAL
-        before, self.seen = self.seen, self.progress
+        before = self.seen
+        self.seen = self.progress
         still = self.find_still(before, self.seen)
         standing = [
             progress if rank in still else None

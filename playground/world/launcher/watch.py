@@ -86,7 +86,8 @@ class WorldWatch:
             for rank in self.ranks:
                 rank.order("end")
         self.silence = 0.0 if received else self.silence + pause
-        suspects, stands = self.examiner.find_deadlock(), self.standstill.is_due()
+        suspects = self.examiner.find_deadlock()
+        stands = self.standstill.is_due()
         if suspects or stands:
             began = time.monotonic()
             self.judge(stands)

@@ -207,8 +207,10 @@ def to_numbers(vector: Vector) -> list[float | int | str]:
     reads them."""
 
     def to_number(value: float) -> float | int | str:
+        if isnan(value):
+            return "NaN"
         if not isfinite(value):
-            return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
+            return "Infinity" if value > 0 else "-Infinity"
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
     return [*map(to_number, vector)]

@@ -169,7 +169,9 @@ class Scene:
 def shorten(text: str, width: float) -> str:
     """The text, cut off with an ellipsis where it is wider than `width` pixels."""
     room = int(width // CELL[0])
-    return text if len(text) <= room else text[: max(0, room - 1)] + "…" if room > 1 else ""
+    if len(text) <= room:
+        return text
+    return text[: room - 1] + "…" if room > 1 else ""
 
 
 ROW_GAP = 64

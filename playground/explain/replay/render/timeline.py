@@ -97,11 +97,11 @@ def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
     axis = TimeAxis(x=LABELS, start=recording.start, end=recording.end)
     lanes = Lanes(recording)
     for rank in recording.ranks:
-        title = f"rank {rank.rank} on {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
+        about = f"rank {rank.rank} on {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
         for lane, top in lanes.tops.items():
             if lane[0] == rank.rank:
                 name = f"rank {rank.rank}" if lane[1] == MAIN else lane[1]
-                add_lane(scene, name, LABELS, top, lanes.heights[lane], title)
+                add_lane(scene, name, LABELS, top, lanes.heights[lane], about)
     notes = add_bars(scene, recording, axis, lanes)
     messages = drawn = match_messages(recording)[0]
     if len(messages) > MOST_ARROWS:
