@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from playground.algorithms.traffic import Traffic
-from playground.exercises.exercise import count
 from playground.exercises.observation import Leaf
 from playground.tap import observing
+from playground.ui.units import plural
 
 ANYTHING = object()
 PLAIN: dict[type, Callable[[Any], object]] = {
@@ -118,7 +118,7 @@ def inputs(*sizes: int) -> Iterator[tuple[str, Callable[[int], torch.Tensor]]]:
     types = (torch.int64, torch.float32, torch.float64, torch.int32)
     for place, elements in enumerate(sizes or (6, 6, 1, 7, 1000, 0)):
         dtype = types[place % len(types)]
-        about = f"{count(elements, 'element')}, {str(dtype).removeprefix('torch.')}"
+        about = f"{plural(elements, 'element')}, {str(dtype).removeprefix('torch.')}"
         yield about, partial(coded if place else digits, elements=elements, dtype=dtype)
 
 

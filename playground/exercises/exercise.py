@@ -419,10 +419,5 @@ def find_exercise(name: str, others: Iterable[str] = ()) -> Exercise:
     return CATALOGUE[name]
 
 
-def count(number: int, noun: str, ending: str = "s") -> str:
-    """The number, and the noun in its plural if need be."""
-    return f"{number} {noun}{ending * (number != 1)}"
-
-
 def normalise(source: str) -> str:
     return source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from playground.exercises.exercise import FAIL, count
+from playground.exercises.exercise import FAIL
+from playground.ui.units import plural
 
 POISON = -7777
 """In every element of a tensor into which a message is being received."""
@@ -98,7 +99,7 @@ def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Failure |
                     where=due.where, index=place, held=value, expected=wanted, words=words
                 )
     if len(held) != len(expected):
-        words = f"{count(len(held), 'value')}; expected {len(expected)}"
+        words = f"{plural(len(held), 'value')}; expected {len(expected)}"
         return Failure(held=len(held), expected=len(expected), words=words)
     return None
 
@@ -222,23 +223,23 @@ def describe_messages(
     # a collective's part may be a fraction
     if seen.most_moved is not None and seen.moved > seen.most_moved + 0.5:
         words = (
-            f"{count(round(seen.moved), 'element')} have left it; {math.ceil(seen.most_moved)} "
+            f"{plural(round(seen.moved), 'element')} have left it; {math.ceil(seen.most_moved)} "
             "are enough"
         )
         return Failure(mistake=SENDS_TOO_MUCH, words=words)
     if isinstance(seen.most, int) and (total := sum(sent.values())) > seen.most:
-        words = f"sent {count(total, 'element')}; {seen.most} are enough"
+        words = f"sent {plural(total, 'element')}; {seen.most} are enough"
         return Failure(mistake=SENDS_TOO_MUCH, words=words)
     for receiver, elements in sent.items():
         if isinstance(seen.most, Mapping) and elements > (most := seen.most.get(receiver, 0)):
             words = (
-                f"sent {count(elements, 'element')} to rank {receiver}; {most or 'none'} are "
+                f"sent {plural(elements, 'element')} to rank {receiver}; {most or 'none'} are "
                 "due there"
             )
             return Failure(mistake=SENDS_TOO_MUCH, words=words)
     for receiver, other in observed.items():
         if (has := sum(to == receiver for to, _ in seen.sent)) != (got := other.received[rank]):
-            words = f"sent {count(has, 'message')} to rank {receiver}, which received {got}"
+            words = f"sent {plural(has, 'message')} to rank {receiver}, which received {got}"
             return Failure(words=words)
     return None
 

@@ -34,9 +34,8 @@ from playground.exercises.exercise import (
     RETURNED,
     SEED,
     Exercise,
-    count,
     normalise,
-)  # fmt: skip
+)
 from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
 from playground.exercises.observation import (
     RESULT,
@@ -46,6 +45,7 @@ from playground.exercises.observation import (
     find_difference,
     find_failure,
 )
+from playground.ui.units import plural  # fmt: skip
 from playground.world.launcher.launch import LaunchConfig, launch
 from playground.world.rank.reports import Event
 
@@ -500,7 +500,7 @@ def tell_lines(verdict: Verdict) -> list[str]:
     if verdict.world is None or verdict.words == NOT_WRITTEN:
         return [f"{file}  {verdict.words}"]
     passed = f"{sizes} rank{'s' * (verdict.passed != (1,))} ok, " if sizes else ""
-    world = count(verdict.world, "rank")
+    world = plural(verdict.world, "rank")
     ends = {DEADLOCK: "deadlock", BLOCKED: "could not be judged", LOOP: "do not end"}.get(
         verdict.status, "fail"
     )

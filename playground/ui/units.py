@@ -20,9 +20,9 @@ def format_bytes(nbytes: int) -> str:
     return f"{nbytes / scale:.4g} {unit}"
 
 
-def plural(number: int, noun: str) -> str:
-    """The number and the noun: "1 rank", "2 ranks"."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+def plural(number: int, noun: str, ending: str = "s") -> str:
+    """The number, and the noun in its plural if need be: "1 rank", "2 ranks"."""
+    return f"{number:,} {noun}{ending * (number != 1)}"
 
 
 def format_digits(value: float) -> str:

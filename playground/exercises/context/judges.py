@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from playground.exercises.cases import Case, Cases, counting, predict
-from playground.exercises.exercise import count
 from playground.lessons.context.ulysses import ulysses
 from playground.training.context_parallel import attend, attend_backward, ring_attention
+from playground.ui.units import plural
 
 WIDTH = 3
 
@@ -46,7 +46,7 @@ def zigzag(rank: int, size: int, seed: int) -> Cases:
             found[:] = [torch.as_tensor(function(rank, size, length)).tolist()]
 
         yield Case(
-            count(length, "token"),
+            plural(length, "token"),
             (),
             held=found,
             combine=partial(look_at_positions, length),
@@ -130,7 +130,7 @@ def ring_backward(rank: int, size: int, seed: int) -> Cases:
             return attend_backward(query, key, value, *rest)
 
         yield Case(
-            f"{count(tokens, 'token')} on each rank",
+            f"{plural(tokens, 'token')} on each rank",
             (key, value, backward),
             due,
             is_coded=False,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from playground.exercises.cases import Case, Cases, gradients
-from playground.exercises.exercise import count
+from playground.ui.units import plural
 
 FEATURES, OUTPUTS = 3, 2
 
@@ -51,7 +51,7 @@ def replicas(rank: int, size: int, seed: int) -> Cases:
 
         lengths = [len(each) for each in batch.chunk(devices)]
         yield Case(
-            f"{count(samples, 'sample')}, {count(devices, 'device')}",
+            f"{plural(samples, 'sample')}, {plural(devices, 'device')}",
             (),
             {
                 "outputs": due.detach(),

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.exercises.cases import UNEVEN, Actions, Case, Cases, gradients
-from playground.exercises.exercise import count
+from playground.ui.units import plural
 
 
 def accumulate(rank: int, size: int, seed: int) -> Cases:
@@ -34,7 +34,7 @@ def accumulate(rank: int, size: int, seed: int) -> Cases:
         model.module.register_forward_hook(partial(note_memory, memory))
         F.mse_loss(whole(inputs), targets).backward()
         yield Case(
-            count(parts, "micro-batch", "es"),
+            plural(parts, "micro-batch", "es"),
             (model, inputs[rank], targets[rank]),
             actions=actions,
             held=lambda model=model, synchronised=synchronised, memory=memory, actions=actions: {
@@ -127,7 +127,7 @@ def accuracy(rank: int, size: int, seed: int) -> Cases:
         expected = {"never computed": 0, "computed again": 0}
         given = (samples, partial(is_right, seen=seen))
         yield Case(
-            count(samples, "sample"),
+            plural(samples, "sample"),
             given,
             due,
             held=seen,
@@ -210,7 +210,7 @@ def drift(rank: int, size: int, seed: int) -> Cases:
                 for param in params:
                     param -= 0.1 * param.grad * min(1.0, limit / norm.item())
         yield Case(
-            count(steps, "step"),
+            plural(steps, "step"),
             (model, list(batches[rank]), limit),
             held=lambda model=model: {"parameter": [*model.parameters()]},
             expected={"parameter": [*whole.parameters()]},

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from playground.exercises.cases import Cases, predict
-from playground.exercises.exercise import count
 from playground.training.activations import Activations
+from playground.ui.units import plural
 
 
 class GatedMLP(nn.Module):
@@ -41,5 +41,5 @@ def gated_mlp(rank: int, size: int, seed: int) -> Cases:
             "kept": kept,
             "operations": counter.get_total_flops(),
         }
-        about = f"{count(tokens, 'token')}, {channels} → {inner} → {channels}"
+        about = f"{plural(tokens, 'token')}, {channels} → {inner} → {channels}"
         yield predict(about, (tokens, channels, inner), counted)

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from playground.base.upstream import default_store
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import RETURNED, count
+from playground.exercises.exercise import RETURNED
 from playground.tap.replacement import replaced
+from playground.ui.units import plural
 from playground.world.rank.reports import report
 
 
@@ -27,7 +28,7 @@ def whoami(rank: int, size: int, seed: int) -> Cases:
             os.environ.update(LOCAL_RANK=str(rank % ranks), LOCAL_WORLD_SIZE=str(ranks))
             returns = {"rank": rank, "size": size, "node": rank // ranks}
             yield Case(
-                f"{count(ranks, 'rank')} per node",
+                f"{plural(ranks, 'rank')} per node",
                 (),
                 returns=returns,
                 is_coded=False,
@@ -180,5 +181,5 @@ def share(rank: int, size: int, seed: int) -> Cases:
         ends = [0]
         for other in range(size):
             ends.append(ends[-1] + (samples - ends[-1] + size - other - 1) // (size - other))
-        about, due = f"{samples:,} sample{'s' * (samples != 1)}", (ends[rank], ends[rank + 1])
+        about, due = plural(samples, "sample"), (ends[rank], ends[rank + 1])
         yield Case(about, (samples,), returns=due, is_coded=False)

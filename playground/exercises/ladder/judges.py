@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from playground.exercises.cases import Actions, Case, Cases, counting, gradients, predict
-from playground.exercises.exercise import count
 from playground.training.averaging import bucketed, flat as flat_rung, per_parameter
+from playground.ui.units import plural
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -208,7 +208,7 @@ def local_sgd(rank: int, size: int, seed: int) -> Cases:
                     param.data.copy_(mean)
         held = {"parameter": [*model.parameters()]}
         due = {"parameter": [*everyones[rank].parameters()]}
-        about, step = f"{count(steps, 'step')}, every {every}", partial(change, rank, model)
+        about, step = f"{plural(steps, 'step')}, every {every}", partial(change, rank, model)
         most = 3 * max(1, size - 1) * -(-steps // every)  # the model has three parameters
         yield Case(
             about,

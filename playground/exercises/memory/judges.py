@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from playground.exercises.cases import Case, Cases, predict
-from playground.exercises.exercise import count
 from playground.exercises.layouts import choose
 from playground.training.activations import Activations, Checkpoint
 from playground.training.mesh_costs import Training, hosts_of_eight
+from playground.ui.units import plural
 
 WIDTH = 3
 
@@ -86,7 +86,7 @@ def recompute(rank: int, size: int, seed: int) -> Cases:
 
         due = run(lambda layers, inputs: layers(inputs))
         yield Case(
-            count(samples, "sample"),
+            plural(samples, "sample"),
             (),
             {**due, "kept": "the inputs"},
             is_coded=False,
@@ -111,7 +111,7 @@ def checkpoint_peak(rank: int, size: int, seed: int) -> Cases:
                 counted[way] = activations.held
                 hidden.sum().backward()
         counted["peak"] = activations.peak
-        about = f"{count(blocks, 'block')}, every {every}"
+        about = f"{plural(blocks, 'block')}, every {every}"
         yield predict(about, (samples, width, blocks, every), counted)
 
 
@@ -126,7 +126,7 @@ def lost_gradients(rank: int, size: int, seed: int) -> Cases:
         sums = [one + sum(small) for one in first]
         batches = [torch.tensor([value]) for value in (first[rank], *small)]
         yield Case(
-            count(len(batches), "microbatch", "es"),
+            plural(len(batches), "microbatch", "es"),
             (batches, torch.Tensor.bfloat16),
             (sums[rank], sum(sums) / size),
             is_coded=False,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import count
+from playground.ui.units import plural
 
 
 def sync(rank: int, size: int, seed: int) -> Cases:
@@ -24,7 +24,7 @@ def sync(rank: int, size: int, seed: int) -> Cases:
             points.append(points[-1] - 0.5 * (points[-1] - targets).mean(dim=0))
         parameters, seen = start.clone(), list[torch.Tensor]()
         yield Case(
-            count(steps, "step"),
+            plural(steps, "step"),
             (parameters, partial(compute, targets[rank - 1], seen), steps, 0.5),
             held={"seen": seen, "parameters": parameters},
             expected={"seen": points[:-1] if rank else [], "parameters": points[-1]},

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.exercises.cases import Case, Cases, gradients, predict
-from playground.exercises.exercise import count
 from playground.exercises.layouts import POWERS, choose
 from playground.training.mesh_costs import Training, hosts_of_eight
+from playground.ui.units import plural
 from playground.world.rendezvous.agreement import all_gather_object
 
 WIDTH = 3
@@ -48,7 +48,7 @@ def gpipe(rank: int, size: int, seed: int) -> Cases:
         forward, backward = ([f"{step}{m}" for m in range(microbatches)] for step in "FB")
         neighbours = [other for other in (rank - 1, rank + 1) if 0 <= other < size]
         yield Case(
-            count(microbatches, "microbatch", "es"),
+            plural(microbatches, "microbatch", "es"),
             (stage, inputs, targets),
             held=lambda stage=stage, order=order, forwards=microbatches: {
                 "forward": order[:forwards],
@@ -137,7 +137,7 @@ def one_forward_one_backward(rank: int, size: int, seed: int) -> Cases:
         *mine, due = new_pipeline(rank, size, seed, microbatches)
         stage, order = StageProgram(rank, size, *mine), order_of(size - rank, microbatches)
         yield Case(
-            count(microbatches, "microbatch", "es"),
+            plural(microbatches, "microbatch", "es"),
             (stage, microbatches),
             held=lambda stage=stage: {"order": stage.order, "grad": gradients(stage.stage)},
             expected={"order": order, "grad": due},
@@ -198,7 +198,7 @@ def activations_held(rank: int, size: int, seed: int) -> Cases:
             "one_forward_one_backward": all_gather_object(held[1]),
             "messages": all_gather_object(len(stage.sending)),
         }
-        yield predict(count(microbatches, "microbatch", "es"), (size, microbatches), counted)
+        yield predict(plural(microbatches, "microbatch", "es"), (size, microbatches), counted)
 
 
 def fit_the_stages(rank: int, size: int, seed: int) -> Cases:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import count
+from playground.ui.units import plural
 
 LR, STEPS = 0.1, 3
 
@@ -105,7 +105,7 @@ def noise_scale(rank: int, size: int, seed: int) -> Cases:
         difference = (small - large) / (1 / batch - 1 / (batch * len(every)))
         due = (difference / (small - difference / batch)).item()
         yield Case(
-            f"{count(microbatches, 'microbatch', 'es')} of {batch} samples each",
+            f"{plural(microbatches, 'microbatch', 'es')} of {batch} samples each",
             (gradients[rank].clone(), batch),
             due,
             is_coded=False,

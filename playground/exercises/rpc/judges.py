@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import count
+from playground.ui.units import plural
 
 
 def double(number: int) -> int:
@@ -42,7 +42,7 @@ def call(rank: int, size: int, seed: int) -> Cases:
         ]
         answers = [answer(*request) for request in requests]
         given = (requests, calls[:size], FUNCTIONS if rank == 0 else {})
-        yield Case(f"{count(sum(calls[:size]), 'call')}, {about}", given, answers, is_coded=False)
+        yield Case(f"{plural(sum(calls[:size]), 'call')}, {about}", given, answers, is_coded=False)
 
 
 def answer(name: str, argument: int) -> object:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from playground.exercises.cases import Case, Cases, coded, gradients
-from playground.exercises.exercise import count
+from playground.ui.units import plural
 
 
 def epochs(rank: int, size: int, seed: int) -> Cases:
@@ -25,8 +25,8 @@ def epochs(rank: int, size: int, seed: int) -> Cases:
                 [order[place % samples] for place in range(rank, -(-samples // size) * size, size)]
             )
         about = (
-            f"{count(samples, 'sample')}, "
-            f"{count(epochs, 'epoch')}{f', from epoch {first} on' if first else ''}"
+            f"{plural(samples, 'sample')}, "
+            f"{plural(epochs, 'epoch')}{f', from epoch {first} on' if first else ''}"
         )
         yield Case(about, (samples, seed + 3, first, epochs), returns=due, is_coded=False)
 
@@ -123,7 +123,7 @@ def late_load(rank: int, size: int, seed: int) -> Cases:
             weight -= velocity
         given = torch.tensor(saved, dtype=torch.float64) if rank == culprit else None
         yield Case(
-            count(steps, "step"),
+            plural(steps, "step"),
             (given, [torch.tensor(row[rank], dtype=torch.float64) for row in rows]),
             returns=weight,
             is_coded=False,

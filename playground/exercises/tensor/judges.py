@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.exercises.cases import Case, Cases, counting, predict
-from playground.exercises.exercise import count
 from playground.training.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -20,6 +19,7 @@ from playground.training.tensor_parallel import (
     reduce_from_region,
     reduce_scatter_to_sequence_region,
 )
+from playground.ui.units import plural
 
 HEAD_WIDTH = 2
 
@@ -48,7 +48,7 @@ def mirrored(rank: int, size: int, seed: int) -> Cases:
             found.backward(due)
             return found.detach()
 
-        about = f"{count(length, 'token')}, {count(features, 'feature')} on each rank"
+        about = f"{plural(length, 'token')}, {plural(features, 'feature')} on each rank"
         held = partial(gradients_of, names, given)
         expected = dict(zip(names, parts, strict=True))
         due, most = output.detach(), 2 * max(2, size - 1) * tokens.numel()
@@ -89,7 +89,7 @@ def heads(rank: int, size: int, seed: int) -> Cases:
             .flatten(1)
         )
         parts = [*weights[:3].chunk(size, 1)[rank].clone(), weights[3].chunk(size, 1)[rank].clone()]
-        about = f"{count(length, 'token')}, {count(of_rank, 'head')} on each rank"
+        about = f"{plural(length, 'token')}, {plural(of_rank, 'head')} on each rank"
         due = F.linear(mixed, weights[3], bias)
         given = (tokens, *parts, bias, HEAD_WIDTH)
         yield Case(about, given, due, is_coded=False, most_moved=2 * length * width)
@@ -143,5 +143,5 @@ def mlp_traffic(rank: int, size: int, seed: int) -> Cases:
             "bytes": round(counters[0].sent),
             "sequence_bytes": round(counters[1].sent),
         }
-        about = f"{count(layers, 'layer')}, {length} tokens, width {width}"
+        about = f"{plural(layers, 'layer')}, {length} tokens, width {width}"
         yield predict(about, (size, layers, length, width), counted)

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from playground.exercises.cases import Case, Cases, coded, gradients, predict
-from playground.exercises.exercise import count
 from playground.exercises.ladder.judges import Shapes, average_gradients, give_gradients
 from playground.exercises.layouts import choose
 from playground.training.mesh_costs import Training, hosts_of_eight
 from playground.training.sharding import METHODS, train
+from playground.ui.units import plural
 
 EQUAL: Shapes = ((4,),) * 4
 OUT, EACH = 2, 3
@@ -171,7 +171,7 @@ def leak(rank: int, size: int, seed: int) -> Cases:
             return activation.square().sum()
 
         yield Case(
-            count(len(inputs), "batch", "es"),
+            plural(len(inputs), "batch", "es"),
             (inputs, forward, limit),
             (sum(spikes), 15.0 * sum(spikes)),
             held=lambda most=most: {

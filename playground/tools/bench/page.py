@@ -98,7 +98,7 @@ class Report:
             case {"start": found}:
                 self.environment = found  # nothing has been measured yet
                 iterations = self.settings.iterations
-                trials = f"{iterations} trial{'s' * (iterations > 1)} per row, spread over the run"
+                trials = f"{plural(iterations, 'trial')} per row, spread over the run"
                 self.session.say(f"bench: {self.session.world}", str(found), trials)
             case {"measured": rows}:
                 self.show(rows)
