@@ -1,5 +1,5 @@
-"""The rules of the simulated GPU, which are a real one's: `python tests/simulated_gpu 2 python -m
-pytest -m gpu`."""
+"""The rules of the simulated GPU, which are a real one's: `python -m
+playground.runtime.simulated_gpu 2 python -m pytest -m gpu`."""
 
 from __future__ import annotations
 
