@@ -31,7 +31,7 @@ namespace {
 
 int number(const char* name, int otherwise) {
   const char* text = getenv(name);
-  return text ? atoi(text) : otherwise;
+  return text && *text ? atoi(text) : otherwise;
 }
 
 const int DEVICES = number("PLAYGROUND_SIMULATED_GPU", 1);
@@ -469,5 +469,8 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 
 cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { not_simulated("a kernel"); }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { not_simulated("a kernel"); }
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { not_simulated("a CUDA graph"); }
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  fprintf(stderr, "simulated GPU: CUDA graphs are not simulated: run the script without torch.cuda.graph\n");
+  return told(cudaErrorStreamCaptureUnsupported);
+}
 }
