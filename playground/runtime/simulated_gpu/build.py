@@ -27,7 +27,15 @@ CUDA = "libcuda.so.1"
 """The CUDA runtime, the driver and NCCL, under the name of the driver's library."""
 LIBRARIES = {
     CUDA: ["-O1", "runtime.cpp", "driver.cpp", "nccl.cpp", f"-Wl,-soname,{CUDA}"],
-    "kernels.so": ["-O0", "kernels.cpp", "-lc10", "-lc10_cuda", "-ltorch_cpu"],
+    "kernels.so": [
+        "-O0",
+        "kernels.cpp",
+        "composed.cpp",
+        "attention.cpp",
+        "-lc10",
+        "-lc10_cuda",
+        "-ltorch_cpu",
+    ],
 }
 """By library: its sources, and what else the compiler is told."""
 COMPILER = "g++"
