@@ -128,6 +128,7 @@ def test_a_failure_a_restart_and_a_recording_are_as_without(
     assert "rank 1 of 2 failed: ValueError: not this time" in ran.err
 
 
+@pytest.mark.stress
 def test_ctrl_c_ends_it(start_cli: Start, save: Save) -> None:
     process = start_cli("run", "-n", 2, "--gpus", 2, save(STANDS), **NONE)
     assert process.stdout is not None
@@ -151,6 +152,7 @@ def test_a_lesson_takes_the_backend_of_gpus(run_on: Run) -> None:
     )
 
 
+@pytest.mark.stress
 def test_cells_run_on_them(start_cli: Start) -> None:
     words = [sys.executable, "-m", "playground", "play", "-n", "2", "--gpus", "2"]
     cell = "x = torch.tensor([10.0 ** rank], device='cuda'); dist.all_reduce(x); x\n"
@@ -161,6 +163,7 @@ def test_cells_run_on_them(start_cli: Start) -> None:
     assert "tensor([11.], device='cuda:1')" in ran.stdout
 
 
+@pytest.mark.stress
 def test_under_torchrun_each_process_starts_again(save: Save) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     words = ["-m", "playground", "run", "--gpus", "2", save(TELLS)]
