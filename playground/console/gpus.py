@@ -14,10 +14,13 @@ from playground.console.options import RunOptions
 from playground.runtime import backends, signals
 from playground.runtime.errors import UsageError
 from playground.runtime.rendezvous.environment import rank_env_from
-from playground.runtime.simulated_gpu.environment import environment_with
+from playground.runtime.simulated_gpu.environment import environment_with, has_begun_with
 
 REAL = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """What the driver of real GPUs has on Linux, and in WSL."""
+
+STARTED_AGAIN = "PLAYGROUND_STARTED_AGAIN"
+"""The environment variable with the id of a process that has been started again, once."""
 
 
 def on_simulated_gpus(run: RunOptions) -> RunOptions:
@@ -34,7 +37,7 @@ def on_simulated_gpus(run: RunOptions) -> RunOptions:
         )
     run = replace(run, backend=backend_on_gpus(run.backend))
     environ = environment_with(gpus, run.gpu_memory)
-    if environ != dict(os.environ):
+    if not has_begun_with(environ):
         start_again(environ)
     if signals.speaks():
         several = f"{gpus} simulated GPU{'s' * (gpus > 1)}"
@@ -59,12 +62,19 @@ def backend_on_gpus(asked: str) -> str:
 
 
 def start_again(environ: dict[str, str]) -> None:
-    """Run this program from its beginning, as the same process, in another environment."""
+    """Run this program from its beginning, as the same process, in another environment. Raises
+    `UsageError` where that is of no use."""
     if "torch" in sys.modules:
         raise UsageError(
             "--gpus: this process has imported PyTorch, and would have to begin with simulated "
             "GPUs: give the command in a shell"
         )
+    if os.environ.get(STARTED_AGAIN) == str(os.getpid()):
+        raise UsageError(
+            "--gpus: this Python does not load what LD_PRELOAD names: use one that is linked "
+            "dynamically"
+        )
+    environ[STARTED_AGAIN] = str(os.getpid())
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)

@@ -20,9 +20,10 @@ pytestmark = [
 ]
 NARROW = {
     "fsdp1": 1e-2, "fsdp2": 1e-2, "fsdp2_all_bfloat16": 1e-2, "autocast_and_scaler": 1e-2,
-    "attention": 2e-2, "half_precision": 1e-3,
+    "attention": 2e-2, "half_precision": 1e-3, "vision_models": 1e-3,
 }  # fmt: skip
-"""The difference that the rounding of bfloat16 or float16 explains, where they are computed in."""
+"""The difference that rounding explains: of bfloat16 and float16, and of convolutions that add in
+another order each time."""
 
 
 QUICK = "attention", "autocast_and_scaler", "fsdp2", "recurrent_and_normalized", "sync_batch_norm"
@@ -42,6 +43,11 @@ def test_it_computes_what_the_cpu_computes(name: str, world: Worlds) -> None:
         assert len(mine) == len(theirs) > 0
         for value, wanted in zip(mine, theirs, strict=True):
             torch.testing.assert_close(value, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_histograms_are_of_whole_numbers_too() -> None:
+    counted = torch.histc(torch.tensor([1, 2, 2], device="cuda"), 3, 1, 3)
+    assert (counted.dtype, counted.tolist()) == (torch.int64, [1, 2, 0])
 
 
 REFUSED = """

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import torchvision
+import transformers
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -309,12 +311,72 @@ def recurrent_and_normalized() -> Values:
     return [*found, loss.detach(), scores.grad]
 
 
+def descend(net: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor]) -> Values:
+    """The losses of two steps of SGD under DistributedDataParallel."""
+    wrapped = DistributedDataParallel(net.to(device()), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = loss_of(wrapped)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def vision_models() -> Values:
+    found: Values = []
+    models = torchvision.models
+    torch.manual_seed(0)
+    with torch.device("cpu"):
+        nets = (
+            models.resnet18(num_classes=5),
+            models.mobilenet_v3_small(num_classes=5, dropout=0.0),
+            models.squeezenet1_1(num_classes=5, dropout=0.0),
+            models.VisionTransformer(64, 16, 2, 2, 32, 64, num_classes=5),
+        )
+        torch.manual_seed(1 + dist.get_rank())
+        images = torch.randn(4, 3, 64, 64)
+    seen, labels = images.to(device()), torch.arange(4, device=device())
+    for net in nets:
+        found += descend(net, lambda run: F.cross_entropy(run(seen), labels))
+    return found
+
+
+def language_models() -> Values:
+    found: Values = []
+    small = {"vocab_size": 97, "bos_token_id": 0, "eos_token_id": 1}
+    width = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, **width, **small}
+    kept = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    gpt2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, **small}
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    kinds: list[tuple[str, str, dict[str, Any]]] = [
+        ("GPT2", "LMHeadModel", gpt2 | none),
+        ("Llama", "ForCausalLM", heads | {"num_key_value_heads": 2}),
+        ("Bert", "ForMaskedLM", heads | kept),
+        ("Mixtral", "ForCausalLM", heads | {"num_key_value_heads": 2, "num_local_experts": 4}),
+    ]
+    for name, kind, how in kinds:
+        config = getattr(transformers, f"{name}Config")(**how)
+        torch.manual_seed(0)
+        with torch.device("cpu"):
+            net = getattr(transformers, f"{name}{kind}")(config)
+            torch.manual_seed(1 + dist.get_rank())
+            words = torch.randint(90, (3, 12))
+        seen = words.to(device())
+        found += descend(net, lambda run, seen=seen: run(input_ids=seen, labels=seen).loss)  # type: ignore[misc]
+    return found
+
+
 PROGRAMS: dict[str, Program] = {
     program.__name__: program
     for program in (
         fsdp1, fsdp2, fsdp2_all_bfloat16, tensor_parallel, dtensor_operations, sync_batch_norm,
         autocast_and_scaler, attention, optimizers, streams_and_events, distributed_checkpoint,
         recomputed, pipeline, half_precision, recurrent_and_normalized,
+        vision_models, language_models,
     )
 } | {
     f"compiled by {backend}": partial(compiled, backend) for backend in ("eager", "aot_eager")

@@ -17,13 +17,14 @@ from fixtures import Run, Save, Start
 from processes import ENOUGH, session_ends
 from programs import Outcome
 
+from playground.console.gpus import STARTED_AGAIN
 from playground.runtime.simulated_gpu.environment import GPUS, MEMORY
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(GPUS not in os.environ, reason="about the simulated GPU alone"),
 ]
-NONE = {GPUS: "", MEMORY: "", "LD_PRELOAD": "", "LD_LIBRARY_PATH": ""}
+NONE = {GPUS: "", MEMORY: "", "LD_PRELOAD": "", "LD_LIBRARY_PATH": "", STARTED_AGAIN: ""}
 """An environment without simulated GPUs."""
 LIMIT = 3 * ENOUGH
 SAID = "playground: {} simulated GPUs: computed by the CPU, no measure of speed"
@@ -122,10 +123,39 @@ def test_a_failure_a_restart_and_a_recording_are_as_without(
     assert ran.out.count("restarts: 1 [3.0, 3.0]") == 2
     assert "not this time" in ran.err
     assert "all_reduce" in ran.err + ran.out
-    assert "all_reduce" in (tmp_path / "run.txt").read_text()
+    assert "2 events" in (tmp_path / "run.txt").read_text()
     ran = run_on("run", "-n", 2, *words[:2], words[-1])
     assert ran.code == 1
     assert "rank 1 of 2 failed: ValueError: not this time" in ran.err
+
+
+WRONG = {
+    "one GPU for all": (
+        HEAD.replace("torch.cuda.set_device(rank)", "").replace('"cuda", rank', '"cuda", 0'),
+        "Duplicate GPU detected",
+    ),
+    "a CPU tensor": (
+        HEAD + "dist.all_reduce(torch.ones(2))",
+        "No backend type associated with device type cpu",
+    ),
+    "two devices": (
+        HEAD + "total + torch.ones(2)",
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:",
+    ),
+    "other shapes": (
+        HEAD + "dist.all_reduce(torch.ones(2 + rank, device='cuda')); torch.cuda.synchronize()",
+        "pass tensors of the same shape on all ranks of the group",
+    ),
+}
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_is_wrong_on_gpus_is_told(run_on: Run, save: Save, fault: str) -> None:
+    script, said = WRONG[fault]
+    ran = run_on("run", "-n", 2, "--gpus", 2, "--timeout", 15, save(script))
+    assert (ran.code, ran.out) == (1, "")
+    assert said in ran.err
 
 
 @pytest.mark.stress
@@ -192,6 +222,25 @@ def test_without_a_compiler_it_is_one_line(run_on: Run, save: Save, tmp_path: Pa
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("playground: simulated GPUs are compiled with g++: sudo apt-get")
     assert ran.err.count("\n") == 1
+
+
+SCRIPT = """
+import os, sys
+from playground.console.gpus import start_again
+from playground.runtime.errors import UsageError
+try:
+    start_again(dict(os.environ))
+except UsageError as error:
+    print(error)
+"""
+
+
+def test_a_python_that_does_not_load_them_is_started_again_once(save: Save) -> None:
+    command = [sys.executable, save(SCRIPT)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("--gpus: this Python does not load what LD_PRELOAD names")
+    assert ran.stdout.count("\n") == 1
 
 
 def test_a_process_that_has_pytorch_cannot_begin_with_them(

@@ -19,7 +19,7 @@ int cuGetErrorString(int error, const char** text) {
 LACK(cuCtxGetCurrent) LACK(cuCtxGetDevice) LACK(cuCtxGetLimit) LACK(cuCtxSetCurrent) LACK(cuCtxSetLimit) LACK(cuDeviceGet)
 LACK(cuDeviceGetAttribute) LACK(cuDevicePrimaryCtxRetain) LACK(cuFuncGetAttribute) LACK(cuFuncSetAttribute)
 LACK(cuFuncSetCacheConfig) LACK(cuLaunchKernelEx) LACK(cuModuleGetFunction) LACK(cuModuleLoadData) LACK(cuModuleUnload)
-LACK(cuPointerGetAttribute) LACK(cuTensorMapEncodeTiled) LACK(cuOccupancyMaxActiveClusters)
+LACK(cuPointerGetAttribute) LACK(cuStreamIsCapturing) LACK(cuTensorMapEncodeTiled) LACK(cuOccupancyMaxActiveClusters)
 
 // Without a real driver, CUPTI calls itself until the stack is full: what torch's profiler asks of it is refused here.
 #define REFUSE(name) \

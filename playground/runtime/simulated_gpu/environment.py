@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from playground.runtime.simulated_gpu.build import CUDA, build
 
@@ -30,3 +31,10 @@ def environment_with(
         "LD_PRELOAD": " ".join([library, *preloaded]),
         "LD_LIBRARY_PATH": ":".join([str(folder), *searched]),
     }
+
+
+def has_begun_with(environ: Mapping[str, str]) -> bool:
+    """Whether this process sees the GPUs of an environment that `environment_with` has made."""
+    library = os.path.realpath(environ["LD_PRELOAD"].split()[0])
+    is_loaded = library in Path("/proc/self/maps").read_text()
+    return is_loaded and all(os.environ.get(name) == environ.get(name) for name in (GPUS, MEMORY))

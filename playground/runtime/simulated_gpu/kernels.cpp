@@ -202,18 +202,19 @@ void load(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, c10::Device
   if (LAZY_LOADING) wait_until_idle(device.index());
 }
 
-bool is_narrow(const at::Tensor& tensor) { return tensor.defined() && c10::isReducedFloatingType(tensor.scalar_type()); }
-
-at::Tensor widened(const at::Tensor& tensor) { return is_narrow(tensor) ? tensor.to(at::kFloat) : tensor; }
-
 // Compute with the CPU's kernel, and in float32 what it has no kernel for in these types: CUDA's kernels take float16 and
-// bfloat16 nearly everywhere, also beside float32, and add in float32.
+// bfloat16 nearly everywhere, also beside float32, and add in float32; and its histograms are of whole numbers, too.
 void call(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = stack;
+  const bool counts = op.schema().name() == "aten::histc";
+  const auto is_narrow = [counts](const at::Tensor& tensor) {
+    return tensor.defined() && (c10::isReducedFloatingType(tensor.scalar_type()) || (counts && c10::isIntegralType(tensor.scalar_type(), false)));
+  };
+  const auto widened = [&](const at::Tensor& tensor) { return is_narrow(tensor) ? tensor.to(counts ? at::kDouble : at::kFloat) : tensor; };
   try {
     return op.callBoxed(&stack);
   } catch (const c10::Error&) {
-    const auto narrow = [](const IValue& arg) {
+    const auto narrow = [&](const IValue& arg) {
       auto all = tensors_of(arg);
       return std::any_of(all.begin(), all.end(), is_narrow);
     };
@@ -283,6 +284,9 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
         compute(op, *on_host, disturbed);
         for (size_t i = 0; i < targets->size(); ++i)
           if (!results.argument[i]) copy_all((*targets)[i], (*on_host)[i]);
+      } catch (const c10::NotImplementedError& error) {
+        std::cerr << "simulated GPU: " << op.schema().name() << " is not simulated for these types: " << error.what_without_backtrace() << std::endl;
+        abort();
       } catch (const c10::Error& error) {
         std::cerr << "simulated GPU: CUDA error: device-side assert triggered: " << op.schema().name() << ": "
                   << error.what_without_backtrace() << std::endl;

@@ -491,6 +491,6 @@ cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { not_simulated("a kernel"); }
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
   fprintf(stderr, "simulated GPU: CUDA graphs are not simulated: run the script without torch.cuda.graph\n");
-  return told(cudaErrorStreamCaptureUnsupported);
+  return told(cudaErrorNotSupported);
 }
 }
