@@ -69,10 +69,11 @@ x = torch.ones(3, device="cuda")
             "NotImplementedError: simulated GPU: aten::_cslt_compress is not simulated, as the CPU "
             "has no kernel for it",
         ),
-        (
+        pytest.param(
             "print(torch.compile(lambda x: x.sin() + 1)(x))",
             "the kernels of Triton need a GPU, and this one is simulated: for torch.compile, take "
             'backend="aot_eager"',
+            marks=pytest.mark.stress,  # it imports the compiler
         ),
         (
             "x[torch.tensor([5], device='cuda')].tolist()",
