@@ -3,7 +3,7 @@ PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # The tests that need a GPU, on two simulated ones.
-SIMULATED := $(BIN)/python tests/simulated_gpu 2 $(BIN)/python -m pytest \
+SIMULATED := $(BIN)/python -m playground.world.simulated_gpu 2 $(BIN)/python -m pytest \
 	$(shell grep -rl --include='test_*.py' mark.gpu tests)
 QUICK := tests/test_house.py tests/algorithms tests/world/test_launch.py tests/world/test_rank.py tests/training/test_sync.py
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
@@ -25,9 +25,9 @@ site: .venv/.installed ## write the course as pages: public/index.html, for a br
 test: test-cpu test-gpu ## install, run all tests and the linters
 
 # Two workers: while one waits for a timeout or for a process to start, the other goes on. Beside them the simulated GPU
-# is built, and the linters run: what these say comes after the tests.
+# is compiled, if it is not in the cache, and the linters run: what these say comes after the tests.
 test-cpu: .venv/.installed-dev
-	@{ $(BIN)/python tests/simulated_gpu 2 true && $(MAKE) --no-print-directory lint; } >.beside.log 2>&1 & beside=$$!; \
+	@{ $(BIN)/python -m playground.world.simulated_gpu 2 true && $(MAKE) --no-print-directory lint; } >.beside.log 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not stress and not gpu"; tests=$$?; \
 	wait $$beside; beside=$$?; cat .beside.log; exit $$((tests || beside))
 

@@ -5,7 +5,7 @@
 
 The table is Markdown: lesson, ranks, seconds, exit code, verdict (what the row shows, or its last
 word). Each row is printed as soon as it is done. The exit code is 1 if anything failed. On a
-simulated GPU (PLAYGROUND_SIMULATED_GPU in the environment) no figure is printed.
+simulated GPU no figure is printed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from playground.world.backends.nccl import (
     format_version,
     nccl_version,
 )
+from playground.world.simulated_gpu.environment import GPUS
 
 SIMULATED = "SIMULATED: no GPU has run this, and none of it says how fast one is"
 PROGRAMS = {
@@ -236,7 +237,7 @@ def carry_out(row: Row, machine: Machine, folder: Path) -> tuple[bool, str]:
 
 
 def is_simulated() -> bool:
-    return "PLAYGROUND_SIMULATED_GPU" in os.environ
+    return GPUS in os.environ
 
 
 def carry_out_all(rows: Sequence[Row], machine: Machine) -> bool:

@@ -13,6 +13,7 @@ from on_gpu import ROWS, Machine, Row, carry_out_all, last_line
 
 from playground.app import COMMANDS, cli
 from playground.exercises import EXERCISES
+from playground.world.simulated_gpu.environment import GPUS
 
 MACHINES = {
     "one GPU": Machine(gpus=1, ranks=1, shares=False),
@@ -74,9 +75,9 @@ def test_rows_are_printed(
         environ={"WHY": "1"}),
         Row("hang", limit=0.05),
     ]  # fmt: skip
-    monkeypatch.setenv("PLAYGROUND_SIMULATED_GPU", "1")
+    monkeypatch.setenv(GPUS, "1")
     assert not carry_out_all(rows, MACHINE)
-    monkeypatch.delenv("PLAYGROUND_SIMULATED_GPU")
+    monkeypatch.delenv(GPUS)
     assert carry_out_all([rows[0], Row("fail", code=3)], MACHINE)
     out, _ = capsys.readouterr()
     simulated, real = (

@@ -79,6 +79,8 @@ NOT_RUN = {
     "clone: tests/lessons/test_context.py",
     "python -m playground why 4711": "a run that stands still",
     "python -m playground play -n 4": "somebody who types",
+    "python -m playground run -n 4 --gpus 4 train.py": "a script: tests/tools/test_gpus.py",
+    "python -m playground play -n 2 --gpus 2": "somebody who types: tests/tools/test_gpus.py",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
     "python -m playground doctor --hosts a,b,c": "three machines",

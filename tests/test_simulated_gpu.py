@@ -1,5 +1,5 @@
-"""The rules of the simulated GPU, which are a real one's: `python tests/simulated_gpu 2 python -m
-pytest -m gpu`."""
+"""The rules of the simulated GPU, which are a real one's: `python -m
+playground.world.simulated_gpu 2 python -m pytest -m gpu`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ from torch import nn
 
 from playground.testing import World
 from playground.world import RankFailed, device
+from playground.world.simulated_gpu.environment import GPUS
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        "PLAYGROUND_SIMULATED_GPU" not in os.environ, reason="about the simulated GPU alone"
-    ),
+    pytest.mark.skipif(GPUS not in os.environ, reason="about the simulated GPU alone"),
 ]
 ENOUGH = 60.0
 QUICK = (
@@ -176,6 +175,21 @@ def test_the_first_launch_of_a_kernel_waits_for_an_idle_device(pair: World) -> N
     assert pair.run(launch_beside_a_receive) == [[True, False, True], []]
 
 
+def test_a_host_that_does_not_wait_for_a_copy_reads_what_was_there_before() -> None:
+    """And has sent what it writes too early."""
+    there = torch.ones(1000, device="cuda")
+    read = torch.zeros(1000, pin_memory=True)
+    torch.cuda._sleep(300_000_000)
+    read.copy_(there, non_blocking=True)
+    assert read.sum().item() == 0
+    torch.cuda.synchronize()
+    assert read.sum().item() == 1000
+    torch.cuda._sleep(300_000_000)
+    there.copy_(read, non_blocking=True)
+    read.fill_(5)
+    assert there.sum().item() == 5000
+
+
 def weight_gradients(deterministic: bool) -> Iterator[torch.Tensor]:
     torch.manual_seed(0)
     inputs, weight = torch.randn(4, 2, 9, 9, device="cuda"), torch.randn(3, 2, 3, 3, device="cuda")
@@ -225,9 +239,7 @@ def test_a_killed_process_releases_its_gpu_after_its_files() -> None:
 def test_two_ranks_of_one_gpu_need_an_nccl_that_shares_it(start_cli: Callable[..., Any]) -> None:
     forbids = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}
     for environ, code in (({}, 0), (forbids, 1)):
-        run = start_cli(
-            "rpc", "--backend", "nccl", "-n", 2, PLAYGROUND_SIMULATED_GPU="1", **environ
-        )
+        run = start_cli("rpc", "--backend", "nccl", "-n", 2, **{GPUS: "1"}, **environ)
         out, err = run.communicate(timeout=ENOUGH)
         assert run.returncode == code, err
         assert "2 ranks share 1 GPU" in out + err
@@ -281,7 +293,7 @@ def test_every_row_of_make_gpu_ends_as_it_should(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All of them on a GPU that two ranks share; elsewhere those that are quick on two cores."""
-    monkeypatch.setenv("PLAYGROUND_SIMULATED_GPU", str(gpus))
+    monkeypatch.setenv(GPUS, str(gpus))
     monkeypatch.setenv("PLAYGROUND_DATA_DIR", str(data_dir))
     machine = Machine(gpus=gpus, ranks=ranks, shares=True)
     rows = [row for row in ROWS if row.needs(machine) and which(row.words)]

@@ -154,16 +154,23 @@ def belongs_to_another(folder: Path, own: int) -> bool:
     return not {folder.lstat().st_uid, folder.stat().st_uid} <= {0, own}
 
 
+def cache_folder() -> Path:
+    """Our folder in the user's cache. Raises `RuntimeError` if the user has no home directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "playground"
+
+
 @contextlib.contextmanager
-def lock_directory(data_dir: Path) -> Iterator[None]:
-    """Make `data_dir` and keep other processes out of it."""
+def lock_directory(
+    folder: Path, called: str = "data directory", variable: str = "PLAYGROUND_DATA_DIR"
+) -> Iterator[None]:
+    """Make `folder` and keep other processes out of it. Raises `NoData`, in which it is `called` so
+    and another is chosen by the environment `variable`."""
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(data_dir / ".lock", os.O_CREAT | os.O_RDWR | NO_LINK, 0o644)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | NO_LINK, 0o644)
     except OSError as error:
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
-        todo = "choose another with PLAYGROUND_DATA_DIR"
-        raise NoData(f"data directory {data_dir}: {why}; {todo}") from None
+        raise NoData(f"{called} {folder}: {why}; choose another with {variable}") from None
     with open(lock):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

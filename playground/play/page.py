@@ -31,7 +31,7 @@ class PlayOptions:
 @session_command(
     PLAY.name,
     flags(PlayOptions),
-    only=("size", "backend"),
+    only=("size", "backend", "gpus", "gpu_memory"),
     size=4,
     short_help=PLAY.purpose,
 )

@@ -20,6 +20,7 @@ from urllib.request import urlopen
 
 from playground.base.files import (
     NoData,
+    cache_folder,
     find_damaged,
     lock_directory,
     read_checksums,
@@ -102,7 +103,7 @@ def default_data_dir() -> Path:
     if folder := os.environ.get(DATA_DIR):
         return Path(folder)
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "playground"
+        return cache_folder()
     except RuntimeError:
         raise NoData(
             f"there is no home directory to keep data in: choose a folder with {DATA_DIR}"

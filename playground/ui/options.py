@@ -33,7 +33,7 @@ from click.core import ParameterSource
 
 from playground.base.errors import UsageError
 from playground.base.files import NO_LINK, follow_own_links
-from playground.base.flags import Flag, flag, flags_of
+from playground.base.flags import ANY, Flag, flag, flags_of
 from playground.world.backends import BACKENDS
 from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT, MAX_RANKS
 
@@ -281,6 +281,20 @@ class RunOptions:
         f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.",
         choices=BACKENDS,
     )
+    gpus: int | None = flag(
+        None,
+        "Simulate so many GPUs, on a machine that has none: nccl and CUDA work, computed by the "
+        "CPU. Whatever is measured says nothing of a GPU's speed.",
+        least=1,
+        most=64,
+    )
+    gpu_memory: int | None = flag(
+        None,
+        "Memory of each simulated GPU, as 80G. What does not fit raises OutOfMemoryError.",
+        is_size=True,
+        shown_default="4G",
+        needs={"gpus": ANY},
+    )
     timeout: float = flag(
         DEFAULT_TIMEOUT,
         "Seconds after which a run is ended in which no rank gives a sign of life.",
@@ -324,7 +338,7 @@ def check_writable(flag: str, file: Path) -> None:
 
 HEADINGS = {
     "Training": ("batch_size",),
-    "Ranks": ("size", "backend", "timeout", "seed", "restarts"),
+    "Ranks": ("size", "backend", "gpus", "gpu_memory", "timeout", "seed", "restarts"),
     "Data": ("dataset", "limit"),
     "Output": ("wide", "as_json", "output", "output_dir", "see", "plot", "--help"),
 }

@@ -185,6 +185,10 @@ def session_command(
     def decorate(function: Callable[..., None]) -> Any:
         @functools.wraps(function)
         def with_session(run: RunOptions, **values: Any) -> None:
+            if run.gpus:
+                from playground.ui.gpus import on_simulated_gpus  # few runs need it
+
+                run = on_simulated_gpus(run)
             session = Session(name, run, default_size=size, min_size=min_size)
             with session.bar:
                 function(session, **values)

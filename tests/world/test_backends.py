@@ -11,7 +11,7 @@ import torch.distributed as dist
 from fixtures import Worlds
 
 from playground.world import UsageError
-from playground.world.backends import BACKENDS, get_backend, refusal
+from playground.world.backends import BACKENDS, backend_for, get_backend, refusal
 
 NCCL = BACKENDS["nccl"]
 
@@ -20,6 +20,7 @@ def test_backends_by_name() -> None:
     assert {name: backend.device_type for name, backend in BACKENDS.items()} == {
         "gloo": "cpu", "nccl": "cuda",
     }  # fmt: skip
+    assert backend_for("cuda") is NCCL
     with pytest.raises(UsageError, match="'smoke signals' is unknown: choose one of gloo, nccl"):
         get_backend("smoke signals")
 

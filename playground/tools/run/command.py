@@ -25,7 +25,7 @@ def lesson_command(lesson: Lesson) -> click.Command:
         lesson.name,
         *map(constant_option, constants.values()),
         program_options(output=ROUNDS),
-        only=("size", "backend", "see"),
+        only=("size", "backend", "gpus", "gpu_memory", "see"),
         size=lesson.default_size,
         help=lesson.help,
         short_help=lesson.teaches,

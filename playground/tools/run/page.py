@@ -72,7 +72,7 @@ def to_torchrun(size: int, restarts: int, program: Program) -> str:
     program_options(),
     set_option,
     refuse("as_json", why=lambda given: "" if given["dry"] else "is for --dry: leave it out"),
-    only=("size", "as_json", "see"),
+    only=("size", "gpus", "gpu_memory", "as_json", "see"),
     short_help=TOOL.purpose,
     context_settings={"allow_interspersed_args": False},
 )

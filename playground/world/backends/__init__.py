@@ -50,6 +50,11 @@ def backend_of(group: Any = None) -> Backend:
     return BACKENDS[dist.get_backend(group)]
 
 
+def backend_for(device_type: str) -> Backend:
+    """The backend that moves tensors of this kind of device ("cpu" or "cuda")."""
+    return next(backend for backend in BACKENDS.values() if backend.device_type == device_type)
+
+
 def device() -> Any:
     """Where this rank's tensors live (a `torch.device`): decided by the backend of the world it is
     in; outside of one, as in a script that forms its own, on the CPU."""

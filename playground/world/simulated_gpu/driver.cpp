@@ -6,7 +6,20 @@ extern "C" {
 int cuInit(unsigned) { return 0; }
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
 int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) { return *flags = 0, *active = 1, 0; }
-int cuGetErrorString(int, const char** text) { return *text = "an error of the simulated GPU", 0; }
+
+// What Triton asks for before it loads a kernel, which is code for a GPU: the first of them ends that.
+constexpr int NOT_SUPPORTED = 801;
+int cuGetErrorString(int error, const char** text) {
+  *text = error == NOT_SUPPORTED ? "the kernels of Triton need a GPU, and this one is simulated: for torch.compile, take backend=\"aot_eager\""
+                                 : "an error of the simulated GPU";
+  return 0;
+}
+#define LACK(name) \
+  int name() { return NOT_SUPPORTED; }
+LACK(cuCtxGetCurrent) LACK(cuCtxGetDevice) LACK(cuCtxGetLimit) LACK(cuCtxSetCurrent) LACK(cuCtxSetLimit) LACK(cuDeviceGet)
+LACK(cuDeviceGetAttribute) LACK(cuDevicePrimaryCtxRetain) LACK(cuFuncGetAttribute) LACK(cuFuncSetAttribute)
+LACK(cuFuncSetCacheConfig) LACK(cuLaunchKernelEx) LACK(cuModuleGetFunction) LACK(cuModuleLoadData) LACK(cuModuleUnload)
+LACK(cuPointerGetAttribute) LACK(cuStreamIsCapturing) LACK(cuTensorMapEncodeTiled) LACK(cuOccupancyMaxActiveClusters)
 
 // Without a real driver, CUPTI calls itself until the stack is full: what torch's profiler asks of it is refused here.
 #define REFUSE(name) \

@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <string>
@@ -31,7 +32,7 @@ namespace {
 
 int number(const char* name, int otherwise) {
   const char* text = getenv(name);
-  return text ? atoi(text) : otherwise;
+  return text && *text ? atoi(text) : otherwise;
 }
 
 const int DEVICES = number("PLAYGROUND_SIMULATED_GPU", 1);
@@ -171,11 +172,30 @@ bool pageable(const void* pointer) {
   return !allocation_of(pointer);
 }
 
+// What the host can still hold, in bytes: of its memory, and of what its control group allows.
+size_t left_on_host() {
+  size_t left = SIZE_MAX, kilobytes = 0, most = 0, used = 0;
+  std::string word;
+  for (std::ifstream file("/proc/meminfo"); file >> word;)
+    if (word == "MemAvailable:" && file >> kilobytes) left = kilobytes << 10;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> most && std::ifstream("/sys/fs/cgroup/memory.current") >> used)
+    left = std::min(left, most - std::min(most, used));
+  return left;
+}
+
 cudaError_t allocate(void** pointer, size_t size, int device) {
   static std::once_flag first;
   std::call_once(first, load_kernels);
   Lock lock(state().lock);
   if (device >= 0 && state().used[device] + size > MEMORY) return told(cudaErrorMemoryAllocation);
+  if (size_t left = left_on_host(); size > left) {
+    static std::once_flag once;
+    std::call_once(once, [=] {
+      fprintf(stderr, "simulated GPU: cuda:%d has room for %zu MiB more, and this host, which is to hold them, has %zu MiB left\n",
+              current_device, size >> 20, left >> 20);
+    });
+    return told(cudaErrorMemoryAllocation);
+  }
   *pointer = mmap(nullptr, std::max<size_t>(size, 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (*pointer == MAP_FAILED) return told(cudaErrorMemoryAllocation);
   state().allocations[reinterpret_cast<uintptr_t>(*pointer)] = {std::max<size_t>(size, 1), device};
@@ -469,5 +489,8 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 
 cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { not_simulated("a kernel"); }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { not_simulated("a kernel"); }
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { not_simulated("a CUDA graph"); }
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  fprintf(stderr, "simulated GPU: CUDA graphs are not simulated: run the script without torch.cuda.graph\n");
+  return told(cudaErrorNotSupported);
+}
 }

@@ -3,6 +3,8 @@
 // kernels) and not yet their values.
 //
 // Loaded by runtime.cpp into a process that uses the GPU.
+#include "composed.h"
+#include "kernels.h"
 #include "runtime.h"
 
 #include <ATen/AccumulateType.h>
@@ -12,11 +14,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/native_batch_norm.h>
-#include <ATen/ops/native_batch_norm_backward.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/rand.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -24,10 +22,13 @@
 #include <torch/library.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <iostream>
 #include <mutex>
 #include <random>
 #include <set>
+
+thread_local uint64_t seed_of_launch = 0;
 
 namespace {
 
@@ -119,14 +120,14 @@ c10::Device device_of(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args)
   return device->has_index() ? *device : c10::Device(c10::kCUDA, c10::cuda::current_device());
 }
 
-// A generator of the CPU that continues where the device's has come to, which moves on.
-at::Generator generator_for(const IValue& given, c10::Device device) {
+// A seed from where the device's generator has come to, which moves on.
+uint64_t next_seed(const IValue& given, c10::Device device) {
   static std::mutex lock;
   std::lock_guard<std::mutex> guard(lock);
   auto generator = given.isGenerator() ? given.toGenerator() : at::globalContext().defaultGenerator(device);
   uint64_t offset = generator.get_offset();
   generator.set_offset(offset + 4);
-  return at::detail::createCPUGenerator(generator.current_seed() * 0x9E3779B97F4A7C15ull + offset);
+  return generator.current_seed() * 0x9E3779B97F4A7C15ull + offset;
 }
 
 bool is_generator(const c10::Argument& arg) {
@@ -140,7 +141,7 @@ Stack replaced(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, c10::D
   Stack all;
   for (size_t i = 0; i < args.size(); ++i) {
     if (is_generator(op.schema().arguments()[i]))
-      all.push_back(shapes_alone ? IValue() : IValue(generator_for(args[i], device)));
+      all.push_back(shapes_alone ? IValue() : IValue(at::detail::createCPUGenerator(next_seed(args[i], device))));
     else if (args[i].isDevice())
       all.push_back(c10::Device(shapes_alone ? c10::kMeta : c10::kCPU));
     else
@@ -201,10 +202,37 @@ void load(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, c10::Device
   if (LAZY_LOADING) wait_until_idle(device.index());
 }
 
+// Compute with the CPU's kernel, and in float32 what it has no kernel for in these types: CUDA's kernels take float16 and
+// bfloat16 nearly everywhere, also beside float32, and add in float32; and its histograms are of whole numbers, too.
+void call(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack args = stack;
+  const bool counts = op.schema().name() == "aten::histc";
+  const auto is_narrow = [counts](const at::Tensor& tensor) {
+    return tensor.defined() && (c10::isReducedFloatingType(tensor.scalar_type()) || (counts && c10::isIntegralType(tensor.scalar_type(), false)));
+  };
+  const auto widened = [&](const at::Tensor& tensor) { return is_narrow(tensor) ? tensor.to(counts ? at::kDouble : at::kFloat) : tensor; };
+  try {
+    return op.callBoxed(&stack);
+  } catch (const c10::Error&) {
+    const auto narrow = [&](const IValue& arg) {
+      auto all = tensors_of(arg);
+      return std::any_of(all.begin(), all.end(), is_narrow);
+    };
+    if (std::none_of(args.begin(), args.end(), narrow)) throw;
+  }
+  Stack wide;
+  for (const IValue& arg : args) wide.push_back(mapped(arg, widened));
+  const Stack written = wide;
+  op.callBoxed(&wide);
+  for (size_t i = 0; i < args.size(); ++i)
+    if (writes(op.schema().arguments()[i])) copy_all(args[i], written[i]);
+  stack = std::move(wide);
+}
+
 void compute(const c10::OperatorHandle& op, Stack& stack, bool disturbed) {
   BelowEverything guard;
   c10::ParallelGuard serial(true);
-  op.callBoxed(&stack);
+  call(op, stack);
   if (disturbed) for (const IValue& result : stack) disturb(result);
 }
 
@@ -216,13 +244,17 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   c10::cuda::CUDAGuard on(device);
   void* stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
   BelowEverything below;
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "simulated GPU: ", op.operator_name(),
+                              " is not simulated, as the CPU has no kernel for it");
   load(op, args, device);
   const Results results(schema);
+  const bool attends = schema.name().rfind("aten::_scaled_dot_product", 0) == 0;
+  const uint64_t seed = attends ? next_seed({}, device) : 0;
   const bool disturbed = schema.name() == "aten::convolution_backward" && !deterministic();
   Stack outputs;
   bool known = true;
   for (const auto& result : schema.returns())
-    known &= result.type()->kind() == c10::TypeKind::TensorType || result.type()->kind() == c10::TypeKind::ListType;
+    known &= attends || result.type()->kind() == c10::TypeKind::TensorType || result.type()->kind() == c10::TypeKind::ListType;
   if (known) {
     try {
       Stack shapes = replaced(op, args, device, true);
@@ -245,14 +277,19 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
     auto targets = std::make_shared<Stack>();
     for (const IValue& output : outputs) targets->push_back(mapped(output, host_view));
     auto on_host = std::make_shared<Stack>(replaced(op, args, device, false));
-    enqueue(stream, [op, on_host, targets, results, disturbed] {
+    enqueue(stream, [op, on_host, targets, results, disturbed, seed] {
       try {
         BelowEverything guard;
+        seed_of_launch = seed;
         compute(op, *on_host, disturbed);
         for (size_t i = 0; i < targets->size(); ++i)
           if (!results.argument[i]) copy_all((*targets)[i], (*on_host)[i]);
-      } catch (const std::exception& error) {
-        std::cerr << "simulated GPU: CUDA error: device-side assert triggered: " << op.schema().name() << ": " << error.what() << std::endl;
+      } catch (const c10::NotImplementedError& error) {
+        std::cerr << "simulated GPU: " << op.schema().name() << " is not simulated for these types: " << error.what_without_backtrace() << std::endl;
+        abort();
+      } catch (const c10::Error& error) {
+        std::cerr << "simulated GPU: CUDA error: device-side assert triggered: " << op.schema().name() << ": "
+                  << error.what_without_backtrace() << std::endl;
         abort();
       }
     });
@@ -280,6 +317,8 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   for (IValue& output : outputs) stack->push_back(std::move(output));
 }
 
+const int TRANSFER = 1000;  // microseconds in which the host goes on, and may read or write too early
+
 // Copies: within the GPU, between GPUs, and between a GPU and the host, whose pageable memory is read or written before
 // the call returns.
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -288,94 +327,20 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   const c10::Device device = self.is_cuda() ? self.device() : from.device();
   auto stream = c10::cuda::getCurrentCUDAStream(from.is_cuda() ? from.device().index() : device.index());
   if (from.is_cuda() && self.is_cuda() && from.device() != self.device()) stream.synchronize();
-  if (from.is_cpu() && !(non_blocking && from.is_pinned())) from = source.clone().expand_as(self);
+  const bool host_goes_on = non_blocking && ((from.is_cpu() && from.is_pinned()) || (self.is_cpu() && self.is_pinned()));
+  if (from.is_cpu() && !host_goes_on) from = source.clone().expand_as(self);
   const at::Tensor to = host_view(self), origin = host_view(from);
   if (from.is_cuda() && self.is_cuda() && from.device() != self.device()) stream = c10::cuda::getCurrentCUDAStream(self.device().index());
-  enqueue(stream.stream(), [to, origin] {
+  const auto transfer = [to, origin, host_goes_on] {
     BelowEverything guard;
     c10::ParallelGuard serial(true);
+    if (host_goes_on) usleep(TRANSFER);
     const_cast<at::Tensor&>(to).copy_(origin);
-  });
-  if (self.is_cpu() && !(non_blocking && self.is_pinned())) stream.synchronize();
+  };
+  enqueue(stream.stream(), transfer, host_goes_on);
+  if (self.is_cpu() && !host_goes_on) stream.synchronize();
   if (from.is_cuda() && self.is_cuda() && from.device() != self.device()) stream.synchronize();
   return self;
-}
-
-// What CUDA has and the CPU has not, by what both have.
-
-std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p, std::optional<bool> train) {
-  if (train && !*train) return {input.clone(), at::ones_like(input, input.options().dtype(at::kBool))};
-  auto mask = at::empty_like(input, input.options().dtype(at::kBool)).bernoulli_(1 - p);
-  return {input.mul(mask).mul_(p == 1 ? 0 : 1 / (1 - p)), mask};
-}
-
-using Maybe = std::optional<at::Tensor>;
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> cudnn_batch_norm(
-    const at::Tensor& input, const at::Tensor& weight, const Maybe& bias, const Maybe& mean, const Maybe& var,
-    bool training, double momentum, double eps) {
-  auto [output, save_mean, save_invstd] = at::native_batch_norm(input, weight, bias, mean, var, training, momentum, eps);
-  return {output, save_mean, save_invstd, at::empty({0}, input.options().dtype(at::kByte))};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn_batch_norm_backward(
-    const at::Tensor& input, const at::Tensor& grad, const at::Tensor& weight, const Maybe& mean, const Maybe& var,
-    const Maybe& save_mean, const Maybe& save_invstd, double eps, const at::Tensor&) {
-  return at::native_batch_norm_backward(grad, input, weight, mean, var, save_mean, save_invstd, true, eps, {true, true, true});
-}
-
-// SyncBatchNorm's five; a channel is dimension 1.
-at::Tensor by_channel(const at::Tensor& values, const at::Tensor& like) {
-  std::vector<int64_t> shape(like.dim(), 1);
-  shape[1] = values.numel();
-  return values.view(shape);
-}
-
-std::vector<int64_t> but_channels(const at::Tensor& input) {
-  std::vector<int64_t> all{0};
-  for (int64_t d = 2; d < input.dim(); ++d) all.push_back(d);
-  return all;
-}
-
-std::tuple<at::Tensor, at::Tensor> batch_norm_stats(const at::Tensor& input, double eps) {
-  auto dims = but_channels(input);
-  return {input.mean(dims), input.var(dims, false).add(eps).rsqrt()};
-}
-
-std::tuple<at::Tensor, at::Tensor> batch_norm_gather_stats_with_counts(
-    const at::Tensor& input, const at::Tensor& means, const at::Tensor& invstds, const Maybe& running_mean,
-    const Maybe& running_var, double momentum, double eps, const at::Tensor& counts) {
-  auto share = counts.view({-1, 1}), total = counts.sum();
-  auto mean = means.mul(share).sum(0).div(total);
-  auto var = invstds.pow(-2).sub(eps).add(means.sub(mean).square()).mul(share).sum(0).div(total);
-  if (running_mean) const_cast<at::Tensor&>(*running_mean).mul_(1 - momentum).add_(mean, momentum);
-  if (running_var) const_cast<at::Tensor&>(*running_var).mul_(1 - momentum).add_(var.mul(total).div(total.sub(1)), momentum);
-  return {mean, var.add(eps).rsqrt()};
-}
-
-at::Tensor batch_norm_elemt(const at::Tensor& input, const Maybe& weight, const Maybe& bias, const at::Tensor& mean,
-                            const at::Tensor& invstd, double) {
-  auto output = input.sub(by_channel(mean, input)).mul(by_channel(invstd, input));
-  if (weight) output = output.mul(by_channel(*weight, input));
-  return bias ? output.add(by_channel(*bias, input)) : output;
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_backward_reduce(
-    const at::Tensor& grad, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& invstd, const Maybe&,
-    bool, bool, bool) {
-  auto dims = but_channels(input);
-  auto sum = grad.sum(dims), product = grad.mul(input.sub(by_channel(mean, input))).sum(dims);
-  return {sum, product, product.mul(invstd), sum};
-}
-
-at::Tensor batch_norm_backward_elemt(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& mean,
-                                     const at::Tensor& invstd, const Maybe& weight, const at::Tensor& sum,
-                                     const at::Tensor& product, const at::Tensor& counts) {
-  auto total = counts.sum();
-  auto inner = grad.sub(by_channel(sum.div(total), input))
-                   .sub(input.sub(by_channel(mean, input)).mul(by_channel(product.div(total).mul(invstd.square()), input)));
-  auto factor = weight ? invstd.mul(*weight) : invstd;
-  return inner.mul(by_channel(factor, input));
 }
 
 struct Silent : c10::WarningHandler {
@@ -384,13 +349,10 @@ struct Silent : c10::WarningHandler {
 
 // Operators that allocate, or look at a tensor's form alone: torch's own do that on the simulated runtime.
 bool stays(const c10::FunctionSchema& schema) {
+  if (schema.name() == "aten::copy_" || composed().count(schema.name().substr(strlen("aten::")))) return true;
   static const std::set<std::string> names{
       "aten::empty", "aten::empty_strided", "aten::resize_", "aten::set_", "aten::record_stream", "aten::is_pinned",
-      "aten::_pin_memory", "aten::is_set_to", "aten::_efficientzerotensor", "aten::_resize_output_",
-      // written by hand
-      "aten::copy_", "aten::native_dropout", "aten::cudnn_batch_norm",
-      "aten::cudnn_batch_norm_backward", "aten::batch_norm_stats", "aten::batch_norm_gather_stats_with_counts",
-      "aten::batch_norm_elemt", "aten::batch_norm_backward_reduce", "aten::batch_norm_backward_elemt"};
+      "aten::_pin_memory", "aten::is_set_to", "aten::_efficientzerotensor", "aten::_resize_output_"};
   if (names.count(schema.name())) return true;
   for (const auto& result : schema.returns())
     if (result.alias_info() && !result.alias_info()->isWrite()) return true;  // a view
@@ -400,24 +362,16 @@ bool stays(const c10::FunctionSchema& schema) {
 const bool installed = [] {
   Silent silent;
   c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  // attention by its definition: what computes it in one kernel, the CPU has not
-  at::globalContext().setSDPUseFlash(false);
-  at::globalContext().setSDPUseMemEfficient(false);
+  // There is no cuDNN: what it computes has other names without it, among them cells of recurrent networks.
   at::globalContext().setSDPUseCuDNN(false);
+  at::globalContext().setUserEnabledCuDNN(false);
   sleep_in_stream = [](long cycles) {
     enqueue(c10::cuda::getCurrentCUDAStream().stream(), [=] { usleep(cycles / 1000); }, true);
   };
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   library->impl("copy_", &copy_);
-  library->impl("native_dropout", &native_dropout);
-  library->impl("cudnn_batch_norm", &cudnn_batch_norm);
-  library->impl("cudnn_batch_norm_backward", &cudnn_batch_norm_backward);
-  library->impl("batch_norm_stats", &batch_norm_stats);
-  library->impl("batch_norm_gather_stats_with_counts", &batch_norm_gather_stats_with_counts);
-  library->impl("batch_norm_elemt", &batch_norm_elemt);
-  library->impl("batch_norm_backward_reduce", &batch_norm_backward_reduce);
-  library->impl("batch_norm_backward_elemt", &batch_norm_backward_elemt);
+  for (const auto& [name, implement] : composed()) implement(*library);
   library->impl("convolution", torch::CppFunction::makeFromBoxedFunction<&simulate>());
   for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CUDA)) {
     if (name.name.rfind("aten::", 0) != 0) continue;
