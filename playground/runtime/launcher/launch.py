@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +26,7 @@ from playground.runtime.rank.preemption import (
     await_preemption,
     raise_if_preempted,
 )
-from playground.runtime.rank.reports import Progress
+from playground.runtime.rank.reports import JOINED, Progress
 from playground.runtime.rank.work import Assignment, prepare_work
 from playground.runtime.rendezvous.environment import RankEnv
 from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, MAX_RANKS, listen
@@ -187,6 +187,8 @@ def run_world(
         for rank in ranks:
             rank.assign(work)
         WorldWatch(ranks, config.timeout, config.on_report, notice, bare=config.bare).run()
+        if config.bare and size > 1:
+            tell_of_children(ranks, config.on_report)
         results = [rank.load_result() for rank in ranks]
         if reusable and kept.keep(ranks):
             ranks = []
@@ -209,6 +211,14 @@ def run_world(
             if rounds:
                 rounds.pass_on(all_lines=True)
             end_lines()
+
+
+def tell_of_children(ranks: Sequence[RankHandle], on_report: Progress) -> None:
+    """Report that the first rank has `JOINED` if a process that is no rank, and so reports nothing,
+    may have formed a group at the ranks' store."""
+    keeper = ranks[0].keeper
+    if keeper and keeper.is_used():
+        on_report(0, {JOINED: True})
 
 
 def start(
