@@ -32,8 +32,8 @@ CHAPTERS |= {
 }
 CHAPTERS[SEE.name] = ROOT / "playground/trace/README.md"
 CHAPTERS |= {
-    each: ROOT / "playground/lessons" / f"{each}.md"
-    for each in ("map", "running", "testing", "gpus", "tutorials", "glossary")
+    each: ROOT / "playground/lessons" / f"{each.replace('-', '_')}.md"
+    for each in ("map", "your-script", "running", "testing", "gpus", "tutorials", "glossary")
 }
 """By the names that `read` takes."""
 

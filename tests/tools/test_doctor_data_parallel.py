@@ -261,7 +261,7 @@ def test_edits_of_one_place_keep_their_order() -> None:
     lines = found.after.splitlines()
     reduced, shown = (
         next(number for number, line in enumerate(lines) if words in line)
-        for words in ("total /= dist", "if rank == 0:")
+        for words in ("totals / dist", "if rank == 0:")
     )
     assert reduced + 1 == shown
     assert apply_edits(source, []) == source

@@ -136,16 +136,18 @@ def find_metrics(script: Script) -> Part:
     numbers = [each for each, _ in sums if each not in tensors]
     for each in tensors or [loss] * (not sums):
         lines += [f"{each} = {each}.detach()", f"{script.dist}.all_reduce({each})"]
+    means = [each for each, is_mean in sums if is_mean] or [loss] * (not sums)
     if numbers:
         values = ", ".join(f"float({each})" for each in numbers)
         total = text.fresh("totals")
-        back = "tolist" if len(numbers) > 1 else "item"
+        back = f"{total}.tolist()" if len(numbers) > 1 else f"{total}.item()"
+        if numbers == means:
+            back, means = f"({total} / {script.size}).{back.rpartition('.')[2]}", []
         lines += [
             f"{total} = torch.tensor([{values}]{where})",
             f"{script.dist}.all_reduce({total})",
-            f"{', '.join(numbers)} = {total}.{back}()",
+            f"{', '.join(numbers)} = {back}",
         ]
-    means = [each for each, is_mean in sums if is_mean] or [loss] * (not sums)
     lines += (f"{each} /= {script.size}" for each in means)
     if function:
         script.collective.add(id(function))
