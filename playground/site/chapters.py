@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from playground.console import terminal
-from playground.console.options import flags
+from playground.console.options import OneOf, flags
 from playground.console.rendering import render_markdown
 from playground.figures import SEE
 from playground.lessons import PATH
@@ -94,7 +94,7 @@ class ReadOptions:
     help="Show a chapter, in a pager where there is a terminal. NAME is one of "
     f"{', '.join(CHAPTERS)}.",
 )
-@click.argument("chapter", metavar="NAME", type=click.Choice([*CHAPTERS]))
+@click.argument("chapter", metavar="NAME", type=OneOf([*CHAPTERS]))
 @flags(ReadOptions)
 def command(chapter: str, answers: bool) -> None:
     text = render_markdown(chapter_text(chapter, answers), terminal.width())

@@ -90,6 +90,9 @@ def test_an_unknown_name_is_one_line(run_cli: Run) -> None:
     shown = run_cli("read", "juggling")
     assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
     assert "'juggling' is not one of 'hello', " in shown.err
+    near = run_cli("read", "helo")
+    assert (near.code, near.out) == (2, "")
+    assert near.err.endswith("there is no 'helo': did you mean hello?\n")
 
 
 def test_chapters_and_figures_travel_with_the_package(tmp_path: Path) -> None:

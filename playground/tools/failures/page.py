@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from playground.console.options import ALL
+from playground.console.options import ALL, OneOf
 from playground.console.session import Session, run_to_its_end, session_command, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
@@ -239,7 +239,7 @@ def find_problem(found: Outcome) -> str:
 
 @session_command(
     TOOL.name,
-    click.argument("name", type=click.Choice([*PROGRAMS, ALL]), metavar="[NAME]", required=False),
+    click.argument("name", type=OneOf([*PROGRAMS, ALL]), metavar="[NAME]", required=False),
     only=("size", "wide", "as_json", "see"),
     size=SIZE,
     min_size=SIZE,
