@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -98,6 +99,9 @@ class ReadOptions:
 @flags(ReadOptions)
 def command(chapter: str, answers: bool) -> None:
     text = render_markdown(chapter_text(chapter, answers), terminal.width())
+    program = CHAPTERS[chapter].with_name("lesson.py")
+    if program.is_file() and CHAPTERS[chapter].name == "README.md":
+        text = f"lesson.py: {os.path.relpath(program)}\n{text}"
     if sys.stdout.isatty():
         click.echo_via_pager(text)
     else:

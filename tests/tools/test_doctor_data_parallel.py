@@ -255,6 +255,14 @@ def test_right_scripts_of_several_processes_are_told_nothing() -> None:
         assert path == known or plan_of_text(path) is None, path
 
 
+@pytest.mark.parametrize("text", [b"\xff", b"def f(:", b"\xef\xbb\xbfx = 1", b"", b"x = '\xe9'"])
+def test_what_cannot_be_read_has_no_plan(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(text)
+    assert plan_of_text(path) is plan_of_half(path) is None
+    assert plan_of_text(tmp_path / "none.py") is None
+
+
 def test_edits_of_one_place_keep_their_order() -> None:
     source = shape(PLAIN)
     found = plan(source, "train.py")

@@ -79,27 +79,30 @@ def tells_of_processes(source: str) -> bool:
     return False
 
 
+def read_script(path: Path) -> TrainingText | None:
+    """The text of a script; None if it is not read here: that is said where it is to be run."""
+    try:
+        return TrainingText(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+
+
 def plan_of_text(path: Path) -> Plan | None:
     """What a script lacks whose processes, if there are several, do not meet; None for any other
     script."""
-    try:
-        source = path.read_text(encoding="utf-8")
-        text = TrainingText(source)
-    except (OSError, ValueError, SyntaxError):  # which is said where the script is to be run
+    if (text := read_script(path)) is None:
         return None
     is_apart = has_half_of_it(text) and not text.find_calls(*OWN)
-    if is_apart or is_of_one_process(text, path):
-        return plan(source, path.name)
-    return None
+    return plan(text.source, path.name) if is_apart or is_of_one_process(text, path) else None
 
 
 def plan_of_half(path: Path) -> Plan | None:
     """What a script lacks that has a part of data parallelism; None if it has all that can be told,
     or it is not plain."""
-    source = path.read_text(encoding="utf-8")
-    if not has_half_of_it(TrainingText(source)):
+    text = read_script(path)
+    if text is None or not has_half_of_it(text):
         return None
-    found = plan(source, path.name)
+    found = plan(text.source, path.name)
     missing = {part.name for part in found.parts if part.status is Status.MISSING}
     return found if missing & {"sampler", "set_epoch", "model"} else None
 
