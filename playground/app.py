@@ -79,6 +79,16 @@ class Commands(click.Group):
                 show_steps_after(ctx.invoked_subcommand)
             return result
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in {*COMMANDS, READ.name, *LESSONS_BY_FOLDER}:
+            from difflib import get_close_matches  # only where a name is wrong
+
+            if near := get_close_matches(args[0], self.list_commands(ctx), 1):
+                ctx.fail(f"there is no command {args[0]!r}: did you mean {near[0]}?")
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, READ.name]
 

@@ -188,3 +188,10 @@ def test_shell_completion(typed: list[str], offered: str) -> None:
         typed[:-1], typed[-1]
     )
     assert offered in [item.value for item in completions]
+
+
+def test_a_command_that_is_nearly_one_is_answered_with_that(run_cli: Run) -> None:
+    shown = run_cli("heloo")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err == "playground: there is no command 'heloo': did you mean hello?\n"
+    assert run_cli("juggling").err == "playground: No such command 'juggling'.\n"

@@ -192,6 +192,7 @@ def test_only_world_creates_and_destroys_groups() -> None:
         "playground.lessons.context.ulysses",
         "playground.lessons.elastic.hosts",
         "playground.world.rank.world",
+        "playground.lessons.train_on_many",
     }
 
 

@@ -45,6 +45,9 @@ NOT_RUN = {
     "python -m playground run -n 2 train.py": (
         "a script with this mistake: tests/explain/test_check_option.py"
     ),
+    "python -m playground doctor train.py": "a script: tests/tools/test_doctor_data_parallel.py",
+    "python -m playground doctor train_on_one.py": "tests/lessons/test_your_script.py",
+    "python -m playground run -n 2 train_on_many.py": "tests/lessons/test_your_script.py",
     "python -m playground run -n 3 train.py": "a program that fails: tests/lessons/test_hello.py",
     "python -m playground run -n 4 lesson.py": "a program that is edited",
     "python -m playground run -n 2 swap.py": "the program above it: tests/lessons/test_programs.py",

@@ -83,6 +83,8 @@ class Case:
     `most`, where that is given and this is not."""
     counts: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.numel
     """The number of elements of a tensor that count."""
+    returns_a_copy: bool = False
+    """Whether what it returns must not be the memory of an argument."""
     run: Callable[[Callable[..., Any]], object] | None = None
     """Is called instead of the function, and given it: what it returns is looked at."""
     gives_rank: bool = True
@@ -178,7 +180,6 @@ def choose_setting(
         mine, least = cost(**settings[settings.index(dict(answer))]), cost(**best)
         notes[:] = [f"{unit}: {mine:.4g} chosen, {least:.4g} the least"]
         if mine > ENOUGH * least:
-            notes.append(f"better: {', '.join(f'{name} {each}' for name, each in best.items())}")
             return right | {"cost": f"{mine:.4g} {unit}, {mine / least:.2f} times the best"}
         return right
 

@@ -43,7 +43,8 @@ def find_fault(layout: Layout, task: Training) -> str:
     if task.layers % pp:
         return f"{task.layers} layers in {pp} stages"
     if task.sequences % (dp * layout.microbatch):
-        return f"{task.sequences} sequences in microbatches of {layout.microbatch} on {dp} replicas"
+        least = f"{dp} replicas x {layout.microbatch} in a microbatch = {dp * layout.microbatch}"
+        return f"{task.sequences} sequences, no multiple of {least}"
     if layout.recompute not in (0, 1):
         return f"recompute {layout.recompute}, which is 0 or 1"
     return "" if layout.zero in STAGES else f"ZeRO has no stage {layout.zero}"
@@ -82,7 +83,6 @@ def choose(about: str, task: Training, choices: Mapping[str, tuple[int, ...]]) -
         if mine.held > task.memory:
             return right | {"memory": f"{mine.held / 1e9:.1f} of {task.memory / 1e9:.0f} GB"}
         if mine.step > ENOUGH * fitting[best].step:
-            notes.append(f"better: {show(best, choices)}")
             return right | {"step": f"{mine.step / fitting[best].step:.2f} times the fastest"}
         return right
 
@@ -96,7 +96,3 @@ def compare(mine: Cost, best: Cost) -> Iterator[str]:
     for name in ("compute", "tensor", "data", "bubble", "step"):
         unit = f"s {name}" if name == "step" else f"s of it: {name}"
         yield f"{unit:24}{getattr(mine, name):10.2f}{getattr(best, name):10.2f}"
-
-
-def show(layout: Layout, choices: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{name} {getattr(layout, name)}" for name in choices)

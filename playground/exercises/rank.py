@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
@@ -39,20 +40,27 @@ from playground.world.rank.reports import report
 
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
 """Calls of torch.distributed and bytes printed in one case, of which the first are shown."""
+ASLEEP = 20.0
+"""Seconds for which a solution may do nothing, outside all operations."""
 TICK = 0.5
 """Seconds between two looks at a solution that runs."""
 IMPORTING = 20
 """How many times the deadline an import may take."""
 LEFT_RUNNING = "a thread left running"
+BREAKPOINT = (
+    "a breakpoint, which nobody can answer in check: debug it in python -m playground play, where "
+    "%exercise puts the task into a cell"
+)
 LAST_WORDS = 2.0
 """Seconds that threads may go on after the solution has returned."""
 TAKEN = 1.0
 """Seconds that the parent has to end a rank whose report ends the check."""
 
 
-def stop(words: str, line: int) -> NoReturn:
+def stop(words: str, line: int, printed: str = "") -> NoReturn:
     """End the check. The parent ends this process: nothing the solution catches can hold it up."""
-    end_check(status=LOOP if ENDLESS in words else ERROR, words=words, line=line)
+    status = LOOP if ENDLESS in words else ERROR
+    end_check(status=status, words=words, line=line, printed=printed)
 
 
 def end_check(**event: object) -> NoReturn:
@@ -108,6 +116,11 @@ class Transcript:
 
     def read_printed(self) -> str:
         sys.stdout.flush()
+        return self.read_written()
+
+    def read_written(self) -> str:
+        """As `read_printed`, without what the stream still holds: for a signal's handler, which may
+        have come while something was printed."""
         return os.pread(self.printed, SHOWN, 0).decode(errors="replace")
 
     def line(self, frame: FrameType | None = None) -> int:
@@ -144,9 +157,11 @@ class Transcript:
         line = self.line()
         self.actions.calls += 1
         if self.actions.calls > MAX_CALLS:
-            stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
+            words = f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed"
+            stop(words, line, self.read_printed())
         self.forbid(name, line)
-        report(at=(name, peer, line))
+        printed = self.read_printed()
+        report(at=(name, peer, line), **({"printed": printed} if printed else {}))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
         self.thread.depth = getattr(self.thread, "depth", 0) + 1
@@ -258,7 +273,7 @@ class Meter(Observer):
         return function
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Request:
     """A message in flight, or an all_reduce, as torch's `Work`."""
 
@@ -275,6 +290,10 @@ class Request:
 
     def __post_init__(self) -> None:
         self.record.pending.append(self)
+
+    def __repr__(self) -> str:
+        peer = "" if self.peer is None else f" with rank {self.peer}"
+        return f"<Work of {self.kind}{peer}, line {self.line}>"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.work, name)
@@ -484,11 +503,13 @@ def solving(record: Transcript) -> Iterator[None]:
     process has computed, not those for which it has waited, for other ranks or for a busy
     machine."""
     seconds, before = 0.0, time.process_time()
+    asleep = 0.0
 
     def look(number: int, frame: FrameType | None) -> None:
-        nonlocal seconds, before
+        nonlocal seconds, before, asleep
         now = time.process_time()
         computed, before = now - before, now
+        asleep = asleep + TICK if computed <= TICK / 100 else 0.0
         if computed > TICK / 100:  # a busy machine may not give it more
             report()  # a sign of life
         stack = [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]
@@ -496,9 +517,14 @@ def solving(record: Transcript) -> Iterator[None]:
             IMPORTING if any(each.startswith("<frozen importlib") for each in stack) else 1
         )
         if os.fstat(record.printed).st_size > MAX_PRINTED:
-            stop(f"{ENDLESS}: it prints more than {MAX_PRINTED:,} characters", record.line(frame))
+            words = f"{ENDLESS}: it prints more than {MAX_PRINTED:,} characters"
+            stop(words, record.line(frame), record.read_written())
         if seconds > DEADLINE:
-            stop(f"{ENDLESS}: no result after {DEADLINE:g} s of computing", record.line(frame))
+            words = f"{ENDLESS}: no result after {DEADLINE:g} s of computing"
+            stop(words, record.line(frame), record.read_written())
+        if asleep > ASLEEP:
+            words = f"{ENDLESS}: it has slept for {ASLEEP:g} s"
+            stop(words, record.line(frame), record.read_written())
 
     handler = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
@@ -517,6 +543,8 @@ def solving(record: Transcript) -> Iterator[None]:
         words = re.sub(
             r" at 0x\w+", "", traceback.format_exception_only(error)[-1].strip().splitlines()[0]
         )
+        if isinstance(error, BdbQuit):
+            words = BREAKPOINT
         is_stub = isinstance(error, NotImplementedError)
         about = (
             {"status": FAIL, "words": NOT_WRITTEN} if is_stub else {"status": ERROR, "words": words}
@@ -613,6 +641,9 @@ def run_case(
     record.actions.problems += [
         ("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending
     ]
+    if case.returns_a_copy and shares_argument(returned, case.args):
+        words = "returned the tensor that it was given, not a copy"
+        record.actions.problems.append(("returns no copy", words, 0))
     left_behind = case.held() if callable(case.held) else case.held
     if case.combine:
         everyones: list[Any] = [None] * size
@@ -671,6 +702,15 @@ def shares_memory(returned: object, args: Sequence[object]) -> bool:
     given = {each.data_ptr() for each in tensors_in(args)}
     own = [each for each in places if each not in given]
     return len({*own}) < len(own)
+
+
+def shares_argument(returned: object, args: Sequence[object]) -> bool:
+    """Whether the tensor that was returned is the memory of an argument."""
+    result = returned.get(RESULT) if isinstance(returned, dict) else returned
+    if not (isinstance(result, torch.Tensor) and result.numel()):
+        return False
+    place = result.untyped_storage().data_ptr()
+    return any(each.untyped_storage().data_ptr() == place for each in tensors_in(args))
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:

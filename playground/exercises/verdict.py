@@ -141,6 +141,8 @@ class Attempt:
         """The operation that each rank called last, its peer and its line."""
         self.groups: dict[int, list[tuple[int, ...]]] = {}
         """The groups that each rank has made."""
+        self.printed: dict[int, str] = {}
+        """What each rank had printed in this case when it called its last operation."""
         self.failure: Failure | None = None
 
     @property
@@ -161,10 +163,12 @@ class Attempt:
         """A report. Raises `Ended` for one that ends the check."""
         if "at" in event:
             self.at[rank] = event["at"]
+            self.printed[rank] = event.get("printed", self.printed.get(rank, ""))
         elif "observed" in event:
             self.observed.setdefault(event["case"], {})[rank] = event["observed"]
         elif "number" in event:
             self.at[rank] = COMPUTES
+            self.printed.pop(rank, None)
             if event["number"] > self.case:
                 self.case = event["number"]
                 self.about = event["about"]
@@ -186,7 +190,12 @@ class Attempt:
             f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}"
             for rank in range(self.size)
         ]
-        return Failure(status=DEADLOCK, ranks=tuple(ranks))
+        lines = [
+            f"rank {rank}: {line}"
+            for rank, text in sorted(self.printed.items())
+            for line in text.splitlines()[-1:]
+        ]
+        return Failure(status=DEADLOCK, ranks=tuple(ranks), printed="\n".join(lines))
 
     def find_missing(self, cases: Sequence[object]) -> Failure | None:
         """A rank that has returned without having been observed in all cases. `cases`: how many

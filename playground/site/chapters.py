@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from playground.lessons import PATH
 from playground.site import READ
 from playground.tools import TOOLS
 from playground.ui import terminal
-from playground.ui.options import Command, flags
+from playground.ui.options import Command, OneOf, flags
 from playground.ui.rendering import render_markdown
 
 CHAPTERS = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}
@@ -32,8 +33,8 @@ CHAPTERS |= {
 }
 CHAPTERS[SEE.name] = ROOT / "playground/explain/replay/README.md"
 CHAPTERS |= {
-    each: ROOT / "playground/lessons" / f"{each}.md"
-    for each in ("map", "running", "testing", "gpus", "tutorials", "glossary")
+    each: ROOT / "playground/lessons" / f"{each.replace('-', '_')}.md"
+    for each in ("map", "your-script", "running", "testing", "gpus", "tutorials", "glossary")
 }
 """By the names that `read` takes."""
 
@@ -95,10 +96,13 @@ class ReadOptions:
     help="Show a chapter, in a pager where there is a terminal. NAME is one of "
     f"{', '.join(CHAPTERS)}.",
 )
-@click.argument("chapter", metavar="NAME", type=click.Choice([*CHAPTERS]))
+@click.argument("chapter", metavar="NAME", type=OneOf([*CHAPTERS]))
 @flags(ReadOptions)
 def command(chapter: str, answers: bool) -> None:
     text = render_markdown(chapter_text(chapter, answers), terminal.width())
+    program = CHAPTERS[chapter].with_name("lesson.py")
+    if program.is_file() and CHAPTERS[chapter].name == "README.md":
+        text = f"lesson.py: {os.path.relpath(program)}\n{text}"
     if sys.stdout.isatty():
         click.echo_via_pager(text)
     else:

@@ -157,6 +157,19 @@ def make_option(name: str, about: Flag, hint: Any, default: Any) -> Callable[[An
     )
 
 
+class OneOf(click.Choice[str]):
+    """One of many names. A name that is like one of them is answered with that, not with all."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in self.choices:
+            return super().convert(value, param, ctx)
+        from difflib import get_close_matches  # only where a name is wrong
+
+        if near := get_close_matches(value, self.choices, 1):
+            self.fail(f"there is no {value!r}: did you mean {near[0]}?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def type_of(flag: Flag, hint: Any) -> Any:
     """The type of an option for click, with the range it allows; None where click's own will do."""
     low = flag.least if flag.above is None else flag.above

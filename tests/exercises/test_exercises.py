@@ -477,6 +477,28 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
             marks=pytest.mark.stress,
         ),
         ("print('I am', rank)", FAIL, "  printed: I am 0"),
+        ("breakpoint()", ERROR, "a breakpoint, which nobody can answer in check"),
+        ("import pdb; pdb.set_trace()", ERROR, "a breakpoint, which nobody can answer"),
+        (
+            "print(dist.isend(tensor, rank ^ 1))", FAIL,
+            "printed: <Work of isend with rank 1, line 7>",
+        ),
+        (
+            "return tensor if rank == 0 else 1", FAIL,
+            "rank 0 returned the tensor that it was given, not a copy",
+        ),
+        (
+            "print('before'); dist.recv(tensor, rank ^ 1)", DEADLOCK,
+            "printed: rank 0: before   printed: rank 1: before",
+        ),
+        pytest.param(
+            "print('before')\n    while True: pass", LOOP, "of computing   printed: before",
+            marks=pytest.mark.stress,
+        ),
+        pytest.param(
+            "time.sleep(1000)", LOOP, "line 7: runs without end: it has slept for 20 s",
+            marks=pytest.mark.stress,
+        ),
         ("return 1 / 0", ERROR, "line 7: ZeroDivisionError: division by zero"),
         ("dist.destroy_process_group()", ERROR, "line 7: destroy_process_group(): the ranks have "
                                                 "their world"),

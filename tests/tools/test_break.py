@@ -185,7 +185,7 @@ def test_a_cure_that_does_not_work_is_a_failure(
     ("words", "environ", "why"),
     [
         (("wrong-tag", "-n", "2"), {}, "a world of 2 is too small: this needs at least 3 ranks"),
-        (("wrong-tog",), {}, "'wrong-tog' is not one of"),
+        (("wrong-tog",), {}, "there is no 'wrong-tog': did you mean wrong-tag?"),
         (
             ("nan",),
             {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},

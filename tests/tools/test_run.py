@@ -36,7 +36,7 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 """
 APART = (
     "playground: no rank has formed a process group: these were 2 independent runs of {}. "
-    "torch.distributed.init_process_group() makes them one (python -m playground read ddp)\n"
+    "What makes them one, line by line: python -m playground doctor {more}\n"
 )
 GONE = 2.0
 """Seconds after which no process is left of a run whose launcher was ended."""
@@ -77,7 +77,10 @@ def test_a_script_finds_what_it_finds_under_torchrun(
         (tmp_path / name).mkdir()
     ours = start_cli("run", *how, *words[0], "ours", OMP_NUM_THREADS="1")
     other = fork_program("torch.distributed.run", *words[1], "torchruns", OMP_NUM_THREADS="1")
-    assert ours.communicate(timeout=ENOUGH) == ("", APART.format("sub/dump.py"))
+    assert ours.communicate(timeout=ENOUGH) == (
+        "",
+        APART.format("sub/dump.py", more="sub/dump.py ours"),
+    )
     assert ours.returncode == 0
     assert (other.communicate(timeout=ENOUGH)[0], other.returncode) == ("", 0)
     for rank in ("0", "1"):
@@ -129,7 +132,7 @@ def test_it_reads_what_this_command_reads(save: Save, run_script: Run) -> None:
             run()
         """
     )
-    assert (done.code, done.err) == (0, APART.format("train.py"))
+    assert (done.code, done.err) == (0, APART.format("train.py", more="train.py"))
     assert sorted(done.out.split("\n")) == ["", "", r"['one\n', 'two\n']"]
 
 
@@ -176,7 +179,11 @@ def test_each_rank_has_its_own_hash_seed_if_it_is_spawned(save: Save, run_it: Ra
     assert len({*forks.out.splitlines()}) == 1
     assert "a set is walked in its own order (train.py:3), which forks share" in forks.err
     assert len({*spawned.out.splitlines()}) > 1
-    assert (forks.code, spawned.code, spawned.err) == (0, 0, APART.format("train.py"))
+    assert (forks.code, spawned.code, spawned.err) == (
+        0,
+        0,
+        APART.format("train.py", more="train.py"),
+    )
 
 
 # --- how it ends ---
@@ -242,7 +249,7 @@ def test_its_handler_of_sigterm_is_called(save: Save, fork_program: Fork) -> Non
         program = fork_program("playground", "run", "-n", "2", *grace, "train.py")
         assert [program.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
         program.send_signal(signal.SIGTERM)
-        told = "" if code else APART.format("train.py")
+        told = "" if code else APART.format("train.py", more="train.py")
         assert program.communicate(ENOUGH) == ("caught\n" * 2, told)
         assert program.returncode == code
 
@@ -420,7 +427,7 @@ def test_it_is_restarted_recorded_and_its_output_goes_to_files(save: Save, run_i
 
 def test_the_output_of_rank_0_alone(save: Save, run_it: Ran) -> None:
     save(HEAD + "print('of', rank)\nprint('error of', rank, file=sys.stderr)")
-    told = "error of 0\n" + APART.format("train.py")
+    told = "error of 0\n" + APART.format("train.py", more="train.py")
     assert run_it("--output", "first", "train.py") == Outcome(0, "of 0\n", told)
     refused = run_it("--output", "none", "train.py")
     assert (refused.code, refused.out) == (2, "")
@@ -451,10 +458,37 @@ def test_a_full_disk_names_the_file(save: Save, run_it: Ran, tmp_path: Path) -> 
 def test_without_torch_distributed_these_are_independent_runs(save: Save, run_it: Ran) -> None:
     save("print('trained')")
     ran = run_it("train.py")
-    assert ran == Outcome(0, "trained\n" * 2, APART.format("train.py"))
+    assert ran == Outcome(0, "trained\n" * 2, APART.format("train.py", more="train.py"))
     assert run_it("-n", 1, "train.py") == Outcome(0, "trained\n", "")
     save("import torch.distributed as dist\ndist.init_process_group('gloo')\nexit()")
     assert run_it("train.py") == Outcome(0, "", "")
+    save("print('trained')", "package/train.py")
+    told = run_it("-m", "package.train").err
+    assert told.endswith("of package.train. What makes them one, line by line: python -m "
+                         "playground read ddp\n")  # fmt: skip
+
+
+QUIET = {
+    "help": ("import argparse\nargparse.ArgumentParser().parse_args()", ("--help",), 0),
+    "failed": ("raise SystemExit(3)", (), 1),
+    "a child forms the group": (
+        """
+        import subprocess, sys
+        code = "import torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier()"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        """, (), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", QUIET)
+def test_runs_are_not_called_independent_where_that_is_wrong(
+    save: Save, run_it: Ran, how: str
+) -> None:
+    source, words, code = QUIET[how]
+    save(source)
+    ran = run_it("train.py", *words)
+    assert ran.code == code
+    assert "independent runs" not in ran.err
 
 
 ORDER = """

@@ -86,10 +86,23 @@ def test_there_is_a_pager_on_a_terminal_and_torch_is_not_imported(tmp_path: Path
     assert "point-to-point" in paged.read_text()
 
 
+def test_a_chapter_says_where_its_program_is(
+    run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, folder in (("allreduce", "all_reduce"), ("p2p", "p2p")):
+        first = run_cli("read", name).out.partition("\n")[0].removeprefix("lesson.py: ")
+        assert Path(first).resolve() == ROOT / "playground" / "lessons" / folder / "lesson.py"
+    assert "lesson.py: " not in run_cli("read", "map").out.partition("\n")[0]
+
+
 def test_an_unknown_name_is_one_line(run_cli: Run) -> None:
     shown = run_cli("read", "juggling")
     assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
     assert "'juggling' is not one of 'hello', " in shown.err
+    near = run_cli("read", "helo")
+    assert (near.code, near.out) == (2, "")
+    assert near.err.endswith("there is no 'helo': did you mean hello?\n")
 
 
 def test_chapters_and_figures_travel_with_the_package(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def swap(rank: int, size: int, seed: int) -> Cases:
             returns=returns,
             run=run,
             most={partner: len(tensor)} if partner != rank else {},
+            returns_a_copy=True,
         )
 
 

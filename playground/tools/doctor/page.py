@@ -23,6 +23,9 @@ from playground.tools.doctor import (
     script,
     software,
 )
+from playground.tools.doctor.data_parallel import Plan
+from playground.tools.doctor.data_parallel.edits import show_edits
+from playground.tools.doctor.data_parallel.plan import plan_of_half, plan_of_text
 from playground.ui.options import RunOptions, pack_options
 from playground.ui.session import Session, session_command
 from playground.ui.text import Prose, bad, good, prose
@@ -112,12 +115,39 @@ def examine(
         session.bar.show(f"running {words[0]}")
         ran = script.examine(Path(words[0]), words[1:], settings.seconds, settings.timeout)
         conclude("script", ran, script.summarize(ran))
+        if half := plan_of_half(Path(words[0])):
+            facts["plan"] = half
+            session.say("")
+            say_plan(session, half, f"Data parallelism, by the text of {words[0]}:")
     if "hosts" in tiers:
         with hosts.listen(settings.hosts, settings.port) as listener:
             session.bar.show("waiting for the other hosts")
             met = hosts.meet(listener, settings.hosts, settings.timeout)
         conclude("hosts", met, hosts.summarize(met))
     return findings, facts
+
+
+def say_plan(session: Session, found: Plan, title: str) -> None:
+    """Say what a script lacks, with the lines to change as they are to be copied, and what it
+    has."""
+    session.say(title)
+    for number, part in enumerate(found.parts, 1):
+        session.say("", prose(f"{number}. {part.name}, {part.status}: {part.saw}"))
+        if not session.run.as_json:
+            for line in show_edits(found.source, part.edits):
+                click.echo(f"    {line}")
+        session.say(*(prose(f"    note: {note}") for note in part.notes))
+
+
+def examine_text(session: Session, path: Path, found: Plan) -> None:
+    """Say what a training lacks whose processes do not meet. Raises `PlaygroundError`."""
+    title = f"{path.name} trains in each process apart. By its text, it needs, in this order:"
+    say_plan(session, found, title)
+    session.print_document({}, findings=[], plan=found, after=found.after)
+    raise PlaygroundError(
+        f"{path} is not data parallel: {', '.join(found.lacks)}. With these lines, try python -m "
+        f"playground run -n 2 {path}, and python -m playground doctor {path} again"
+    )
 
 
 @session_command(
@@ -132,7 +162,8 @@ def examine(
 def command(session: Session, words: Sequence[str], settings: DoctorSettings) -> None:
     """Examine this machine, torch, and, with --hosts, the connections between hosts. Or a script
     for torchrun: what would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks,
-    then on 3, unseen, in a copy of the working folder.
+    then on 3, unseen, in a copy of the working folder. Of a training in one process it says what
+    data parallelism needs, line by line: that is read, and not run.
 
     Of each finding: what was seen, the rule, and the fix. Exit code 1 if one is an error.
 
@@ -157,6 +188,8 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
         )
     system = f"{platform.platform()}, Python {platform.python_version()}"
     session.say(f"{TOOL.name}: {platform.node()}, {system}", "")
+    if words and (found := plan_of_text(Path(words[0]))):
+        examine_text(session, Path(words[0]), found)
     tiers = [settings.check] if settings.check else tiers
     findings, facts = examine(session, settings, tiers, words)
     session.print_document({}, findings=findings, **facts)

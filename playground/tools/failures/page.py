@@ -23,7 +23,7 @@ from playground.explain.hang.box import View, find_boxes, process_status
 from playground.explain.right.report import tell
 from playground.explain.right.run import Checked, find_mistakes_of
 from playground.tools import TOOLS
-from playground.ui.options import ALL
+from playground.ui.options import ALL, OneOf
 from playground.ui.session import Session, run_to_its_end, session_command, to_document
 from playground.ui.tables import RANK_COLUMN, Column, Table, Texts
 from playground.ui.text import bad, good, heading, prose
@@ -241,7 +241,7 @@ def find_problem(found: Outcome) -> str:
 
 @session_command(
     TOOL.name,
-    click.argument("name", type=click.Choice([*PROGRAMS, ALL]), metavar="[NAME]", required=False),
+    click.argument("name", type=OneOf([*PROGRAMS, ALL]), metavar="[NAME]", required=False),
     only=("size", "wide", "as_json", "see"),
     size=SIZE,
     min_size=SIZE,

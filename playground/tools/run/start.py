@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
 import sys
 import uuid
 from pathlib import Path
@@ -33,9 +34,11 @@ from playground.world.rank.reports import HUNG_UP, JOINED
 from playground.world.rendezvous.environment import rank_env_from
 
 APART = (
-    "no rank has formed a process group: these were {size} independent runs of {name}. "
-    "torch.distributed.init_process_group() makes them one (python -m playground read ddp)"
+    "no rank has formed a process group: these were {size} independent runs of {name}. What makes "
+    "them one, line by line: python -m playground {more}"
 )
+FOR_HELP = {"-h", "--help"}
+"""Arguments with which a script trains nothing."""
 VISION = "torchvision"
 """What reads the data, and is imported once for all ranks."""
 RUN_PROGRAM = remote("playground.world.program:run_program")
@@ -89,8 +92,11 @@ def run_on_ranks(
         bare=True, spawn=spawn, output=asked.output, grace=grace,
         timeout=asked.timeout or NO_LIMIT, on_report=lambda rank, event: reported.update(event),
     )  # fmt: skip
-    if is_ours and world.size > 1 and reported.isdisjoint({JOINED, HUNG_UP}):
-        apart = APART.format(size=world.size, name=program.name)
+    is_apart = is_ours and world.size > 1 and reported.isdisjoint({JOINED, HUNG_UP})
+    if is_apart and FOR_HELP.isdisjoint(program.arguments):
+        is_script = program.is_one_file and not program.is_module
+        more = shlex.join(["doctor", *program.words] if is_script else ["read", "ddp"])
+        apart = APART.format(size=world.size, name=program.name, more=more)
         click.echo(f"playground: {apart}", err=True)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,7 +28,7 @@ from playground.world.rank.preemption import (
     await_preemption,
     raise_if_preempted,
 )
-from playground.world.rank.reports import Progress
+from playground.world.rank.reports import JOINED, Progress
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT, MAX_RANKS, listen
 
@@ -188,6 +188,8 @@ def run_world(
         for rank in ranks:
             rank.assign(work)
         WorldWatch(ranks, config.timeout, config.on_report, notice, bare=config.bare).run()
+        if config.bare and size > 1:
+            tell_of_children(ranks, config.on_report)
         results = [rank.load_result() for rank in ranks]
         if reusable and pool.keep(ranks):
             ranks = []
@@ -210,6 +212,14 @@ def run_world(
             if rounds:
                 rounds.pass_on(all_lines=True)
             end_lines()
+
+
+def tell_of_children(ranks: Sequence[RankHandle], on_report: Progress) -> None:
+    """Report that the first rank has `JOINED` if a process that is no rank, and so reports nothing,
+    may have formed a group at the ranks' store."""
+    keeper = ranks[0].keeper
+    if keeper and keeper.is_used():
+        on_report(0, {JOINED: True})
 
 
 def start(

@@ -8,6 +8,9 @@ from playground.world.launcher import fork_client
 from playground.world.rendezvous.keeper import serve_store
 from playground.world.rendezvous.rendezvous import Rendezvous, Server
 
+ANSWER_LIMIT = 10.0
+"""Seconds that the keeper has to answer."""
+
 
 class StoreProcess:
     """A process that serves the store at `listener` until `end`, or until this one has ended. It
@@ -21,6 +24,15 @@ class StoreProcess:
             serve_store, listener, server=own_server, imports_program=False
         )
         self.process.own_server = None  # which is the rank's to end
+
+    def is_used(self) -> bool:
+        """Whether a process has put a key into the store, as those do that form a process group.
+        True if the keeper does not answer."""
+        try:
+            self.line.send("is it used?")
+            return bool(self.line.recv()) if self.line.poll(ANSWER_LIMIT) else True
+        except (EOFError, OSError):
+            return True
 
     def end(self) -> None:
         """End it, and do not wait for that: nothing depends on it any more."""

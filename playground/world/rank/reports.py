@@ -13,7 +13,8 @@ Event = dict[str, Any]
 Progress = Callable[[int, Event], None]
 """Takes (rank, event): what a rank reports of its progress."""
 JOINED = "joined"
-"""What a rank reports when its program has formed a process group."""
+"""What a rank reports when its program has formed a process group, and the launcher of one whose
+child processes may have."""
 HUNG_UP = "hung up"
 """What the launcher reports of a rank whose program has closed the line, or has ended its process
 before it has returned: it may have had more to report."""

@@ -30,7 +30,7 @@ FOREVER = timedelta(days=1000)
 
 def serve_store(line: Connection, listener: socket.socket) -> NoReturn:
     """The life of the process: serve the store at `listener` until the other end of `line` is
-    closed."""
+    closed. To anything that comes there, answer whether somebody has put a key into the store."""
     import torch.distributed as dist
 
     host, port = listener.getsockname()[:2]
@@ -41,8 +41,14 @@ def serve_store(line: Connection, listener: socket.socket) -> NoReturn:
     OurThread(
         target=admit_ranks, args=(store, port), name="admit to the store", daemon=True
     ).start()
-    line.poll(None)
-    os._exit(0)
+    while True:
+        try:
+            line.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        # a client of this question only, as the thread waits with the store's own
+        client = dist.TCPStore(host, port, wait_for_workers=False)
+        line.send(client.num_keys() > 0)
 
 
 def admit_ranks(store: dist.Store, port: int) -> None:

@@ -1,0 +1,189 @@
+"""The parts of the data: each rank's share of a batch, and another order in each epoch. Does not
+import torch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from playground.tools.doctor.data_parallel import Part, Status
+from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
+from playground.tools.doctor.data_parallel.script import Script
+
+
+def find_sampler(script: Script) -> Part:
+    name, text = "sampler", script.text
+    rule = "each rank needs its own part of each batch"
+    if not script.loop:
+        return Part(name, Status.UNKNOWN, f"no one loop over batches is seen: {rule}")
+    if len(script.loaders) != 1:
+        return Part(
+            name,
+            Status.UNKNOWN,
+            f"that {script.at(script.loop)} walks a DataLoader is "
+            f"not seen: {rule}, such as inputs.chunk({script.size})[{script.rank}]",
+        )
+    call = script.loaders[0]
+    given = {each.arg: each for each in call.keywords}
+    if "sampler" in given or "batch_sampler" in given:
+        made = text.makers((given.get("sampler") or given["batch_sampler"]).value)
+        if any(text.called(each) == "DistributedSampler" for each in made):
+            return Part(name, Status.THERE, f"{script.at(call)} has a DistributedSampler")
+        return Part(
+            name,
+            Status.UNKNOWN,
+            f"{script.at(call)} has a sampler that is not "
+            f"DistributedSampler: {rule}, so let it yield every {script.size}-th index, "
+            f"from {script.rank} on, of an order that is the same on all ranks",
+        )
+    if None in given or any(isinstance(each, ast.Starred) for each in call.args):
+        return Part(name, Status.UNKNOWN, f"{script.at(call)} unpacks its arguments: {rule}")
+    data = call.args[0] if call.args else given["dataset"].value if "dataset" in given else None
+    if data is None:
+        return Part(name, Status.UNKNOWN, f"the dataset of {script.at(call)} is not seen: {rule}")
+    if any(is_iterable(script, each) for each in text.makers(data)):
+        return Part(
+            name,
+            Status.UNKNOWN,
+            f"{script.at(call)} loads an IterableDataset, which has "
+            f"no sampler: {rule}, so let its __iter__ take every {script.size}-th sample, "
+            f"from {script.rank} on (python -m playground read your-script)",
+        )
+    if other := find_other_loop(script, call):
+        return Part(
+            name,
+            Status.UNKNOWN,
+            f"{script.at(call)} makes the loader of the training "
+            f"and that of {script.at(other)}: make them apart, and give that of the "
+            f"training sampler=DistributedSampler(dataset)",
+        )
+    return Part(
+        name,
+        Status.MISSING,
+        f"{script.at(call)} would give every rank all samples, in whole batches",
+        [*divide(script, call, data, given)],
+        note_order(script, call),
+    )
+
+
+def is_iterable(script: Script, made: ast.Call) -> bool:
+    owner = script.text.classes.get(script.text.called(made))
+    return owner is not None and any(
+        ast.unparse(base).endswith("IterableDataset") for base in owner.bases
+    )
+
+
+def find_other_loop(script: Script, call: ast.Call) -> ast.AST | None:
+    """A loop that walks what this call makes, besides that of the training."""
+    walked = [
+        node
+        for node in ast.walk(script.text.tree)
+        if isinstance(node, (ast.For, ast.comprehension)) and node is not script.loop
+    ]
+    found = (node for node in walked if call in script.text.makers(node.iter))
+    return next((node if isinstance(node, ast.For) else node.iter for node in found), None)
+
+
+def divide(
+    script: Script, call: ast.Call, data: ast.expr, given: dict[str | None, ast.keyword]
+) -> Iterator[Edit]:
+    """The changes of a DataLoader's call: its part of each batch, by a sampler."""
+    text = script.text
+    words = text.code(data)
+    if not isinstance(data, (ast.Name, ast.Attribute)):
+        statement = text.statement_of(call)
+        bound = text.fresh("train_set")
+        indent = script.indent_of(statement)
+        yield add_before(statement.lineno, indent, f"{bound} = {words}")
+        yield replace_node(data, bound)
+        words = bound
+    shuffle = call.args[2] if len(call.args) > 2 else None
+    shuffle = given["shuffle"].value if "shuffle" in given else shuffle
+    is_true = isinstance(shuffle, ast.Constant) and shuffle.value is True
+    kind = "" if is_true else f", shuffle={text.code(shuffle) if shuffle else False}"
+    sampler = f"sampler=DistributedSampler({words}{kind})"
+    batch = call.args[1] if len(call.args) > 1 else None
+    batch = given["batch_size"].value if "batch_size" in given else batch
+    if batch is not None:
+        number = text.code(batch)
+        is_simple = isinstance(batch, (ast.Constant, ast.Name, ast.Attribute))
+        number = number if is_simple else f"({number})"
+        yield replace_node(batch, f"{number} // {script.size}")
+    if "shuffle" in given:
+        yield replace_node(given["shuffle"], sampler)
+    elif shuffle is not None:
+        yield replace_node(shuffle, "False")
+        yield script.add_argument(call, sampler)
+    else:
+        yield script.add_argument(call, sampler)
+
+
+def note_order(script: Script, call: ast.Call) -> list[str]:
+    """What else the parts of the data depend on."""
+    text = script.text
+    notes = []
+    if not (call.args[1:2] or any(each.arg == "batch_size" for each in call.keywords)):
+        notes.append("without batch_size, a batch has one sample on each rank")
+    else:
+        notes.append(
+            "the batch is divided, so that all ranks together have it: the learning "
+            "rate stays, and so does the number of steps"
+        )
+    for split in text.find_calls("random_split", "train_test_split"):
+        is_seeded = text.find_calls("manual_seed", "seed_everything") or any(
+            each.arg in ("generator", "random_state") for each in split.keywords
+        )
+        if not is_seeded:
+            notes.append(
+                f"{script.at(split)} draws another split on each rank: call "
+                "torch.manual_seed(0) before it"
+            )
+    notes += (
+        f"{script.at(each)} downloads, on all ranks at once: download once, before they start"
+        for each in text.calls
+        if any(one.arg == "download" and ast.unparse(one.value) == "True" for one in each.keywords)
+    )
+    return notes
+
+
+def find_set_epoch(script: Script) -> Part:
+    name, text = "set_epoch", script.text
+    rule = "without it, every epoch has the same order"
+    if found := text.find_calls("set_epoch"):
+        return Part(name, Status.THERE, f"{script.at(found[0])} tells the sampler the epoch")
+    if not script.loop or len(script.loaders) != 1:
+        return Part(name, Status.UNKNOWN, f"no loop over a DataLoader is seen: {rule}")
+    epochs = script.training.epochs if script.training else None
+    if epochs is None:
+        return Part(name, Status.NOT_NEEDED, "no loop over epochs is seen: one pass needs none")
+    loader = loader_in(script, epochs)
+    if not (loader and isinstance(epochs, ast.For) and isinstance(epochs.target, ast.Name)):
+        return Part(
+            name,
+            Status.UNKNOWN,
+            f"how {script.at(epochs)} counts its epochs, or where "
+            "it has the loader, is not seen: call loader.sampler.set_epoch(epoch) at "
+            f"the beginning of each; {rule}",
+        )
+    epoch = epochs.target.id
+    edits = []
+    if epoch == "_":
+        epoch = text.fresh("epoch")
+        edits.append(replace_node(epochs.target, epoch))
+    indent = script.indent_of(epochs.body[0])
+    line = f"{loader}.sampler.set_epoch({epoch})"
+    edits.append(add_before(epochs.body[0].lineno, indent, line))
+    return Part(
+        name, Status.MISSING, f"{script.at(epochs)} tells no sampler its epoch: {rule}", edits
+    )
+
+
+def loader_in(script: Script, epochs: ast.AST) -> str:
+    """How the loader of the training is named in this loop; empty if it has no name there."""
+    for node in ast.walk(epochs):
+        is_name = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(
+            getattr(node, "ctx", None), ast.Load
+        )
+        if is_name and script.text.makers(node) == {script.loaders[0]}:
+            return script.text.code(node)
+    return ""

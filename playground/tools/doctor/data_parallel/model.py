@@ -1,0 +1,214 @@
+"""The part of the model: it is wrapped, and the wrapper is what the training calls. Does not import
+torch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from playground.tools.doctor.data_parallel import Part, Status
+from playground.tools.doctor.data_parallel.edits import Edit, add_after, replace_node
+from playground.tools.doctor.data_parallel.script import Script
+from playground.tools.doctor.data_parallel.text import Function, walk_own
+
+TO_MODULE = {"train", "eval", "parameters", "zero_grad", "named_parameters"}
+"""What DistributedDataParallel passes on, or does as the model does."""
+
+
+def find_model(script: Script) -> Part:
+    name, text = "model", script.text
+    rule = "DistributedDataParallel averages the gradients in backward()"
+    if found := text.find_calls("DistributedDataParallel", "DDP"):
+        return Part(name, Status.THERE, f"{script.at(found[0])} wraps the model")
+    if found := text.find_calls("DataParallel"):
+        return Part(
+            name,
+            Status.UNKNOWN,
+            f"{script.at(found[0])} has DataParallel, which "
+            f"is of one process: wrap the model that it is given by "
+            f"DistributedDataParallel in its place; {rule}",
+        )
+    if not script.training or script.training.batches is None:
+        count = len(text.find_trainings())
+        why = f"{count} loops call backward()" if count != 1 else "no loop over batches is seen"
+        return Part(name, Status.UNKNOWN, f"{why}: wrap each model that is trained; {rule}")
+    try:
+        edits = [*Wrapping(script).find_edits()]
+    except UnknownShape as why:
+        return Part(
+            name,
+            Status.UNKNOWN,
+            f"{why}: wrap the model, and call the wrapper in the training; {rule}",
+        )
+    notes = [
+        f"{script.at(each)}: each rank normalises by its own part of the batch; "
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) normalises by the whole"
+        for each in text.find_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")[:1]
+    ]
+    notes += (
+        f"{script.at(each)} adds up the losses of samples, and the average over ranks is a "
+        f"{script.size}-th of the sum: multiply the loss by {script.size}"
+        for each in text.calls
+        for one in each.keywords
+        if one.arg == "reduction"
+        and ast.unparse(one.value) == "'sum'"
+        and not text.is_without_gradients(each)
+    )
+    return Part(name, Status.MISSING, f"nothing averages the gradients: {rule}", edits, notes)
+
+
+class UnknownShape(Exception):
+    """The text does not show how the model comes to its call."""
+
+
+class Wrapping:
+    """Finds how a model is wrapped, and the wrapper comes to the forward of the training."""
+
+    def __init__(self, script: Script) -> None:
+        assert script.training
+        self.script = script
+        self.text = script.text
+        self.training = script.training
+        self.ddp = script.text.fresh("ddp")
+        self.edits: list[Edit] = []
+        self.passed: set[int] = set()
+        """The parameters that are the wrapper now, by the ids of their functions."""
+        self.wrapped: dict[object, ast.expr] = {}
+        """An expression of what is wrapped, by its key."""
+
+    def find_edits(self) -> list[Edit]:
+        """Raises `UnknownShape`."""
+        calls = [*self.find_forwards()]
+        if not calls:
+            raise UnknownShape("no call of the model that the optimizer has is seen in the loop")
+        for call in calls:
+            self.use_wrapper(call.func)
+        if len(self.wrapped) != 1:
+            raise UnknownShape(f"{len(self.wrapped)} models are called in the loop")
+        key, sample = next(iter(self.wrapped.items()))
+        self.edits.append(self.wrap(key, sample))
+        return self.edits
+
+    def find_models(self) -> set[ast.Call]:
+        """What made the models whose parameters an optimizer has."""
+        text = self.text
+        optimizers = [
+            call
+            for call in text.calls
+            if ".optim." in f".{text.dotted(call.func)}"
+            and "lr_scheduler" not in text.dotted(call.func)
+        ]
+        inside = [node for call in optimizers for node in ast.walk(call)]
+        named = {node.id for node in inside if isinstance(node, ast.Name)}
+        for node in ast.walk(text.tree):  # the list of parameters may have a name
+            if isinstance(node, ast.Assign) and named & {
+                ast.unparse(each) for each in node.targets
+            }:
+                inside += ast.walk(node.value)
+        return set().union(
+            *(
+                text.makers(node.func.value)
+                for node in inside
+                if isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("parameters", "named_parameters")
+            )
+        )
+
+    def find_forwards(self) -> Iterator[ast.Call]:
+        """The calls of the model in the loop, and in the functions that it calls."""
+        assert self.training.batches
+        models = self.find_models()
+        left: list[ast.AST] = [self.training.batches]
+        known = set[int]()
+        while left:
+            place = left.pop()
+            if id(place) in known:
+                continue
+            known.add(id(place))
+            for node in ast.walk(place):
+                if not isinstance(node, ast.Call) or self.text.is_without_gradients(node):
+                    continue
+                if function := self.text.resolve(node):
+                    if function.name != "__init__":
+                        left.append(function)
+                elif models & self.text.makers(node.func):
+                    yield node
+
+    def use_wrapper(self, node: ast.expr) -> None:
+        """Have this expression be the wrapper. Raises `UnknownShape`."""
+        text = self.text
+        key = text.key_of(node)
+        if key is None:
+            raise UnknownShape(f"{self.script.at(node)} calls {ast.unparse(node)}")
+        function = next((each for each in self.all_functions() if id(each) == key[0]), None)
+        if function and key[1] in {
+            each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)
+        }:
+            self.pass_wrapper(function, key[1])
+            return
+        self.wrapped.setdefault(key, node)
+        name = f"self.{self.ddp}" if isinstance(node, ast.Attribute) else self.ddp
+        self.edits.append(replace_node(node, name))
+
+    def all_functions(self) -> Iterator[Function]:
+        return (node for node in ast.walk(self.text.tree) if isinstance(node, Function))
+
+    def pass_wrapper(self, function: Function, name: str) -> None:
+        """Have a parameter be the wrapper: what is no call of it uses its module."""
+        text = self.text
+        if id(function) in self.passed:
+            return
+        self.passed.add(id(function))
+        sites = [call for call in text.calls if text.resolve(call) is function]
+        if len(sites) != 1:
+            raise UnknownShape(f"{function.name} is called at {len(sites)} places")
+        forwards = {id(call.func) for call in self.find_forwards()}
+        for node in walk_own(function):
+            if not (isinstance(node, ast.Name) and node.id == name):
+                continue
+            if isinstance(node.ctx, ast.Store):
+                raise UnknownShape(f"{self.script.at(node)} assigns {name}")
+            parent = text.parents[node]
+            is_kept = isinstance(parent, ast.Attribute) and parent.attr in TO_MODULE
+            if id(node) not in forwards and not is_kept and not self.is_passed_on(node):
+                self.edits.append(replace_node(node, f"{name}.module"))
+        given = [value for parameter, value in text.bind(sites[0]) if parameter.arg == name]
+        if len(given) != 1:
+            raise UnknownShape(f"what {self.script.at(sites[0])} passes as {name} is not seen")
+        self.use_wrapper(given[0])
+
+    def is_passed_on(self, node: ast.Name) -> bool:
+        """Whether it is passed to a function that calls it in the training, and gets the
+        wrapper."""
+        call = self.text.parents[node]
+        call = self.text.parents[call] if isinstance(call, ast.keyword) else call
+        function = self.text.resolve(call) if isinstance(call, ast.Call) else None
+        return function in self.training.functions or id(function) in self.passed
+
+    def wrap(self, key: object, sample: ast.expr) -> Edit:
+        """The statement that wraps the model: behind the last that makes it, or moves it."""
+        text = self.text
+        own = [
+            node
+            for node in ast.walk(text.tree)
+            if isinstance(node, (ast.Name, ast.Attribute)) and text.key_of(node) == key
+        ]
+        last: ast.stmt | None = None
+        for node in own:
+            parent = text.parents[node]
+            moves = isinstance(parent, ast.Attribute) and parent.attr in ("to", "cuda")
+            is_made = isinstance(node.ctx, ast.Store)
+            if is_made or moves:
+                statement = text.outermost_statement(node)
+                if last and text.function_of(statement) is not text.function_of(last):
+                    raise UnknownShape(f"{self.script.at(node)} makes or moves the model again")
+                last = statement if last is None or statement.lineno > last.lineno else last
+        if last is None:
+            raise UnknownShape(f"where {ast.unparse(sample)} is made is not seen")
+        if any(node is last for node in self.training.path):
+            raise UnknownShape(f"{self.script.at(last)} makes the model in the loop")
+        model = ast.unparse(sample)
+        name = f"self.{self.ddp}" if isinstance(sample, ast.Attribute) else self.ddp
+        line = f"{name} = {self.script.wrapper}({model})"
+        return add_after(last, self.script.indent_of(last), line)

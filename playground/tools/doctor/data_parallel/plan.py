@@ -1,0 +1,159 @@
+"""From the text of a script to the parts that it lacks. Does not import torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from playground.tools.doctor.data_parallel import Plan, Status
+from playground.tools.doctor.data_parallel.data import find_sampler, find_set_epoch
+from playground.tools.doctor.data_parallel.model import find_model
+from playground.tools.doctor.data_parallel.results import (
+    FIRST,
+    find_first_rank,
+    find_metrics,
+    find_resume,
+)
+from playground.tools.doctor.data_parallel.script import Script
+from playground.tools.doctor.data_parallel.start import find_device, find_start
+from playground.tools.doctor.data_parallel.text import TrainingText
+
+DISTRIBUTED = re.compile(
+    r"\b(distributed|accelerate|lightning|pytorch_lightning|deepspeed|horovod|ignite|fastai|"
+    r"colossalai|Trainer)\b"
+)
+"""Words of a script, outside comments, that may start processes or train by something else."""
+SET_UP = {
+    "init_process_group",
+    "destroy_process_group",
+    "get_rank",
+    "get_world_size",
+    "is_initialized",
+    "is_available",
+    "barrier",
+    "get_backend",
+}
+"""Functions of torch.distributed that neither send nor receive anything."""
+OWN = {"DistributedDataParallel", "DDP", "DistributedSampler"}
+
+
+def plan(source: str, name: str) -> Plan:
+    """What a script lacks. `name`: of its file. Raises `SyntaxError`."""
+    script = Script(TrainingText(source), name)
+    parts = [find_device(script), find_sampler(script), find_set_epoch(script), find_model(script)]
+    metrics = find_metrics(script)  # which tells where all ranks meet
+    parts += [find_first_rank(script), metrics, find_resume(script)]
+    start = find_start(script, [part.name for part in parts if part.edits])
+    return Plan(source, [start, *parts])
+
+
+def is_of_one_process(text: TrainingText, path: Path) -> bool:
+    """Whether a script trains, and nothing in its text, or in the files beside it that it imports,
+    tells of several processes."""
+    if not text.find_calls("backward") or "torch" not in text.source:
+        return False
+    roots = {name.partition(".")[0] for name in text.imports.values()}
+    beside = [*(path.parent / f"{root}.py" for root in roots)]
+    for root in roots:
+        beside += (path.parent / root).glob("**/*.py")
+    sources = [each.read_text("utf-8", "replace") for each in beside if each.is_file()]
+    return not any(tells_of_processes(each) for each in (text.source, *sources))
+
+
+def tells_of_processes(source: str) -> bool:
+    """Whether an import or a name of a text tells of several processes."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return True
+    for node in ast.walk(tree):
+        names = [each.name for each in getattr(node, "names", ()) if isinstance(each, ast.alias)]
+        if isinstance(node, ast.ImportFrom):
+            names.append(node.module or "")
+        names += [node.attr] if isinstance(node, ast.Attribute) else []
+        if any(
+            DISTRIBUTED.search(name.replace("_", " ")) or DISTRIBUTED.search(name) for name in names
+        ):
+            return True
+    return False
+
+
+def read_script(path: Path) -> TrainingText | None:
+    """The text of a script; None if it is not read here: that is said where it is to be run."""
+    try:
+        return TrainingText(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+
+
+def plan_of_text(path: Path) -> Plan | None:
+    """What a script lacks whose processes, if there are several, do not meet; None for any other
+    script."""
+    if (text := read_script(path)) is None:
+        return None
+    is_apart = has_half_of_it(text) and not text.find_calls(*OWN)
+    return plan(text.source, path.name) if is_apart or is_of_one_process(text, path) else None
+
+
+def plan_of_half(path: Path) -> Plan | None:
+    """What a script lacks that has a part of data parallelism; None if it has all that can be told,
+    or it is not plain."""
+    text = read_script(path)
+    if text is None or not has_half_of_it(text):
+        return None
+    found = plan(text.source, path.name)
+    missing = {part.name for part in found.parts if part.status is Status.MISSING}
+    return found if missing & {"sampler", "set_epoch", "model"} else None
+
+
+def has_half_of_it(text: TrainingText) -> bool:
+    """Whether a script forms a process group and trains, and the rest is plain: it calls nothing
+    else of torch.distributed's unless it has DistributedDataParallel or its sampler, and what it
+    does with its rank is no division of data."""
+    if not (text.find_calls("init_process_group") and text.find_trainings()):
+        return False
+    others = [
+        call
+        for call in text.calls
+        if text.dotted(call.func).startswith("torch.distributed.")
+        and text.called(call) not in SET_UP
+    ]
+    if others and not text.find_calls(*OWN):
+        return False
+    ranks = {
+        target.id
+        for node in ast.walk(text.tree)
+        if isinstance(node, ast.Assign) and FIRST.search(ast.unparse(node.value))
+        for each in node.targets
+        for target in ast.walk(each)
+        if isinstance(target, ast.Name)
+    }
+    uses = [
+        node
+        for node in ast.walk(text.tree)
+        if isinstance(node, ast.Name) and node.id in ranks and isinstance(node.ctx, ast.Load)
+    ] + text.find_calls("get_rank", "get_world_size")
+    return all(is_plain_use(text, each) for each in uses)
+
+
+def is_plain_use(text: TrainingText, node: ast.AST) -> bool:
+    """Whether what a script does with its rank is to choose a device or a seed, to print, or to let
+    one rank do something."""
+    inner = node
+    for each in text.climb(node):
+        if isinstance(each, (ast.If, ast.While, ast.IfExp)):
+            return each.test is inner
+        if isinstance(each, (ast.JoinedStr, ast.Assign)):
+            return True
+        if (
+            isinstance(each, ast.Call)
+            and each.func is not inner
+            and (
+                text.called(each)
+                in {"print", "manual_seed", "set_device", "device", "to", "cuda", *OWN}
+            )
+        ):
+            return True
+        inner = each
+    return False

@@ -1,0 +1,257 @@
+"""The parts of results: what one rank prints and saves, what ranks add up, what they read. Does not
+import torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from playground.tools.doctor.data_parallel import Part, Status
+from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before, put_under
+from playground.tools.doctor.data_parallel.script import Script
+from playground.tools.doctor.data_parallel.text import Function, find_results
+
+FIRST = re.compile(r"rank|main_process|is_main|is_master", re.IGNORECASE)
+"""In a condition: only one rank does it."""
+COUNTED = re.compile(r"\.size\(|\blen\(|\.shape\b|\.sum\(\)|\.numel\(|^\d+$")
+"""In what is added up: it is a sum over samples, not the mean of a batch."""
+
+
+def find_first_rank(script: Script) -> Part:
+    name, text = "logging and saving by rank 0", script.text
+    found = [
+        node for node in ast.walk(text.tree) if isinstance(node, ast.stmt) and script.is_log(node)
+    ]
+    apart = [each for each in found if not is_for_first(script, each)]
+    if not found:
+        return Part(name, Status.NOT_NEEDED, "no print, save or log is seen")
+    if not apart:
+        return Part(name, Status.THERE, f"{script.at(found[0])} is under a condition on the rank")
+    edits, notes = list[Edit](), list[str]()
+    for first, last in group(script, apart, notes):
+        edits += put_under(
+            f"{script.rank} == 0", first.lineno, last.end_lineno or 0, script.indent_of(first)
+        )
+    for bar in (each for each in text.find_calls("tqdm", "trange") if each.args):
+        if not any(each.arg == "disable" for each in bar.keywords):
+            edits.append(script.add_argument(bar, f"disable={script.rank} != 0"))
+    status = Status.MISSING if edits else Status.UNKNOWN
+    saw = "all ranks would print, and write one file at once"
+    return Part(name, status, saw, edits, notes)
+
+
+def is_for_first(script: Script, node: ast.AST) -> bool:
+    return any(
+        isinstance(each, ast.If) and FIRST.search(ast.unparse(each.test))
+        for each in script.text.climb(node)
+    )
+
+
+def group(
+    script: Script, statements: Sequence[ast.stmt], notes: list[str]
+) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    """The first and the last of statements that follow each other and can be put under one
+    condition. Adds why one cannot."""
+    good = []
+    for each in sorted(statements, key=lambda one: one.lineno):
+        has_line = not script.text.lines[each.lineno - 1][: each.col_offset].strip()
+        is_plain = not any(
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, (str, bytes))
+            and node.lineno != node.end_lineno
+            for node in ast.walk(each)
+        )
+        calls = (call for call in ast.walk(each) if isinstance(call, ast.Call))
+        if meeting := next((call for call in calls if meets(script, call)), None):
+            words = ast.unparse(meeting.func)
+            notes.append(
+                f"{script.at(each)} calls {words}, in which all ranks meet: assign its "
+                f"result first, on all ranks, then print under `if {script.rank} == 0:`"
+            )
+        elif has_line and is_plain:
+            good.append(each)
+        else:
+            notes.append(f"{script.at(each)} has to be under `if {script.rank} == 0:`, too")
+    while good:
+        first = last = good.pop(0)
+        siblings = siblings_of(script, first)
+        while (
+            good
+            and siblings.index(last) + 1 < len(siblings)
+            and (siblings[siblings.index(last) + 1] is good[0])
+        ):
+            last = good.pop(0)
+        yield first, last
+
+
+def siblings_of(script: Script, node: ast.stmt) -> list[ast.stmt]:
+    parent = script.text.parents[node]
+    lists = (value for value in vars(parent).values() if isinstance(value, list))
+    return next(each for each in lists if node in each)
+
+
+def meets(script: Script, call: ast.Call, known: tuple[int, ...] = ()) -> bool:
+    """Whether all ranks meet in the script's own function that is called."""
+    function = script.text.resolve(call)
+    if function is None or id(function) in known:
+        return False
+    return id(function) in script.collective or any(
+        meets(script, each, (*known, id(function)))
+        for each in ast.walk(function)
+        if isinstance(each, ast.Call)
+    )
+
+
+def find_metrics(script: Script) -> Part:
+    name, text = "metrics over ranks", script.text
+    if found := text.find_calls("all_reduce", "reduce", "all_gather", "all_gather_object"):
+        return Part(name, Status.THERE, f"{script.at(found[0])} brings ranks together")
+    if not script.loop or not script.training:
+        return Part(
+            name,
+            Status.UNKNOWN,
+            "no one loop over batches is seen: what it adds up "
+            f"is of one rank's samples, so call {script.dist}.all_reduce on it",
+        )
+    function = text.function_of(script.training.backward)
+    if script.training.functions:
+        script.collective.add(id(function))
+    function = text.function_of(script.loop)
+    sums = [*find_sums(script, script.loop)]
+    notes = [
+        f"{script.at(each)}: what this prints within the loop is of rank 0's samples"
+        for each in ast.walk(script.loop)
+        if isinstance(each, ast.stmt) and script.is_log(each)
+    ][:1]
+    notes += note_validation(script)
+    loss = loss_after(script, script.loop)
+    if not (sums or loss):
+        saw = "the loop adds up nothing that is used after it"
+        return Part(name, Status.NOT_NEEDED, saw, notes=notes)
+    indent = script.indent_of(script.loop)
+    where = f", device={device_in(script, script.loop)}" if device_in(script, script.loop) else ""
+    lines = []
+    tensors = [each for each, _ in sums if is_used_as_tensor(script, each, script.loop)]
+    numbers = [each for each, _ in sums if each not in tensors]
+    for each in tensors or [loss] * (not sums):
+        lines += [f"{each} = {each}.detach()", f"{script.dist}.all_reduce({each})"]
+    means = [each for each, is_mean in sums if is_mean] or [loss] * (not sums)
+    if numbers:
+        values = ", ".join(f"float({each})" for each in numbers)
+        total = text.fresh("totals")
+        back = f"{total}.tolist()" if len(numbers) > 1 else f"{total}.item()"
+        if numbers == means:
+            back, means = f"({total} / {script.size}).{back.rpartition('.')[2]}", []
+        lines += [
+            f"{total} = torch.tensor([{values}]{where})",
+            f"{script.dist}.all_reduce({total})",
+            f"{', '.join(numbers)} = {back}",
+        ]
+    lines += (f"{each} /= {script.size}" for each in means)
+    if function:
+        script.collective.add(id(function))
+    what = ", ".join(each for each, _ in sums) or loss
+    return Part(
+        name,
+        Status.MISSING,
+        f"{what} of {script.at(script.loop)} would be of one rank's samples only",
+        [add_after(script.loop, indent, *lines)],
+        notes,
+    )
+
+
+def find_sums(script: Script, loop: ast.For) -> Iterator[tuple[str, bool]]:
+    """What the loop adds up and is used after it, and whether that is a mean per batch."""
+    found = dict[str, bool]()
+    for node in ast.walk(loop):
+        if not (isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)):
+            continue
+        words = ast.unparse(node.target)
+        if isinstance(node.target, (ast.Name, ast.Attribute)) and script.is_used_after(words, loop):
+            own = script.text.resolve(node.value) if isinstance(node.value, ast.Call) else None
+            values = find_results(own) if own else [node.value]
+            if not isinstance(node.value, ast.Constant):  # which counts batches
+                found[words] = not any(COUNTED.search(ast.unparse(each)) for each in values)
+    yield from found.items()
+
+
+def is_used_as_tensor(script: Script, words: str, loop: ast.For) -> bool:
+    """Whether the script takes an attribute of it after the loop: `total.item()`."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.lineno > (loop.end_lineno or 0)
+        and ast.unparse(node.value) == words
+        and script.text.function_of(node) is script.text.function_of(loop)
+        for node in ast.walk(script.text.tree)
+    )
+
+
+def loss_after(script: Script, loop: ast.For) -> str:
+    """The loss, if the loop makes it, and it is used after it."""
+    assert script.training
+    func = script.training.backward.func
+    owner = func.value if isinstance(func, ast.Attribute) else None
+    while isinstance(owner, ast.Call) and owner.args:  # scaler.scale(loss)
+        owner = owner.args[0]
+    if not isinstance(owner, ast.Name) or not any(
+        node is loop for node in script.text.climb(script.training.backward)
+    ):
+        return ""
+    return owner.id if script.is_used_after(owner.id, loop) else ""
+
+
+def device_in(script: Script, loop: ast.For) -> str:
+    """The device on which ranks add up: that of the script, if it has a name there."""
+    text = script.text
+    function = text.function_of(loop)
+    bound = text.bound[id(function)] if function else set()
+    if "device" in bound or (0, "device") in text.made:
+        return "device"
+    return '"cuda"' if script.names_gpu else ""
+
+
+def note_validation(script: Script) -> list[str]:
+    """What is said of loops under no_grad."""
+    text = script.text
+    for node in ast.walk(text.tree):
+        if (
+            isinstance(node, ast.For)
+            and node is not script.loop
+            and (text.is_without_gradients(node))
+        ):
+            return [
+                f"{script.at(node)} walks its samples on every rank: the result is right, and "
+                "the same on all; python -m playground read ddp divides them"
+            ]
+    return []
+
+
+def find_resume(script: Script) -> Part:
+    name, text = "resume", script.text
+    loads = [each for each in text.find_calls("load") if text.dotted(each.func) == "torch.load"]
+    saves = [each for each in text.find_calls("save") if text.dotted(each.func) == "torch.save"]
+    if not loads:
+        saw = "no torch.load is seen: each rank begins anew" if saves else "nothing is saved"
+        return Part(name, Status.NOT_NEEDED, saw)
+    edits = list[Edit]()
+    for each in loads:
+        statement = text.outermost_statement(each)
+        path = script.training.path if saves and script.training else []
+        before = [*saves, *(one for one in path if not isinstance(one, Function))]
+        is_after = any(
+            getattr(one, "end_lineno", each.lineno) < each.lineno
+            and text.function_of(one) is text.function_of(each)
+            for one in before
+        )
+        has_barrier = any(call.lineno < each.lineno for call in text.find_calls("barrier"))
+        if is_after and not has_barrier:
+            wait = f"{script.dist}.barrier()  # until rank 0 has written the file"
+            edits.append(add_before(statement.lineno, script.indent_of(statement), wait))
+        if not any(one.arg == "map_location" for one in each.keywords) and len(each.args) < 2:
+            edits.append(script.add_argument(each, 'map_location="cpu"'))
+    if not edits:
+        saw = f"{script.at(loads[0])} reads the file on all ranks"
+        return Part(name, Status.THERE, saw)
+    saw = f"{script.at(loads[0])}: all ranks read what rank 0 has written, to their own devices"
+    return Part(name, Status.MISSING, saw, edits)

@@ -1,0 +1,121 @@
+"""A script whose parts are looked for: what several of them ask. Does not import torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from playground.tools.doctor.data_parallel.edits import Edit
+from playground.tools.doctor.data_parallel.text import Training, TrainingText, walk_own
+
+LOGS = {"print", "add_scalar", "add_scalars", "add_image", "add_histogram", "add_text"}
+SAVES = {"save", "savefig", "save_pretrained"}
+LOGGERS = re.compile(r"(wandb|mlflow|logging|logger|log)\.\w+$")
+OF_DDP = "torch.nn.parallel.DistributedDataParallel"
+
+
+@dataclass
+class Script:
+    """A script, and what is known of its training."""
+
+    text: TrainingText
+    name: str
+    """Of its file."""
+    collective: set[int] = field(default_factory=set)
+    """The ids of its functions in which all ranks meet when the changes are made."""
+
+    @cached_property
+    def training(self) -> Training | None:
+        """The only training of the script."""
+        found = self.text.find_trainings()
+        return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def loop(self) -> ast.For | None:
+        """The loop over its batches."""
+        found = self.training and self.training.batches
+        return found if isinstance(found, ast.For) else None
+
+    @cached_property
+    def has_start(self) -> bool:
+        return bool(self.text.find_calls("init_process_group"))
+
+    @cached_property
+    def dist(self) -> str:
+        """The name of torch.distributed."""
+        known = (name for name, what in self.text.imports.items() if what == "torch.distributed")
+        return next(known, "") or self.text.fresh("dist")
+
+    @cached_property
+    def rank(self) -> str:
+        """An expression for the rank."""
+        return f"{self.dist}.get_rank()" if self.has_start else self.text.fresh("rank")
+
+    @cached_property
+    def size(self) -> str:
+        return f"{self.dist}.get_world_size()"
+
+    @cached_property
+    def wrapper(self) -> str:
+        """The name of DistributedDataParallel, which `start` imports if the script does not."""
+        known = (name for name, what in self.text.imports.items() if what == OF_DDP)
+        return next(known, "DistributedDataParallel")
+
+    @cached_property
+    def loaders(self) -> list[ast.Call]:
+        """The calls that made what the training walks."""
+        made = self.text.makers(self.loop.iter) if self.loop else set()
+        return [call for call in made if self.text.called(call) == "DataLoader"]
+
+    def indent_of(self, node: ast.stmt) -> str:
+        line = self.text.lines[node.lineno - 1]
+        return line[: len(line) - len(line.lstrip())]
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.name}:{getattr(node, 'lineno', 0)}"
+
+    @cached_property
+    def names_gpu(self) -> bool:
+        """Whether the code names a GPU by its kind."""
+        return any(
+            (isinstance(node, ast.Constant) and str(node.value).startswith("cuda"))
+            or (isinstance(node, ast.Attribute) and node.attr == "cuda")
+            for node in ast.walk(self.text.tree)
+        )
+
+    def add_argument(self, call: ast.Call, words: str) -> Edit:
+        """One more argument, behind the last."""
+        last = max(
+            (
+                (each.end_lineno or 0, each.end_col_offset or 0)
+                for each in (*call.args, *(one.value for one in call.keywords))
+            ),
+        )
+        return Edit(last, last, f", {words}")
+
+    def is_log(self, node: ast.stmt) -> bool:
+        """Whether the statement is nothing but a call that prints, logs or saves."""
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+            return False
+        name, dotted = self.text.called(node.value), self.text.dotted(node.value.func)
+        return (
+            (name in LOGS and self.text.resolve(node.value) is None)
+            or (name in SAVES and dotted.startswith(("torch.", "matplotlib.", "numpy.")))
+            or bool(LOGGERS.search(dotted))
+        )
+
+    def is_used_after(self, words: str, loop: ast.For) -> bool:
+        """Whether an expression is read after the loop, in its function."""
+        text = self.text
+        function = text.function_of(loop)
+        body = walk_own(function) if function else ast.walk(text.tree)
+        return any(
+            isinstance(node, (ast.Name, ast.Attribute))
+            and isinstance(node.ctx, ast.Load)
+            and node.lineno > (loop.end_lineno or 0)
+            and text.function_of(node) is function
+            and ast.unparse(node) == words
+            for node in body
+        )

@@ -1,0 +1,98 @@
+"""The parts with which a process becomes a rank: a process group, and a device. Does not import
+torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection
+
+from playground.tools.doctor.data_parallel import Part, Status
+from playground.tools.doctor.data_parallel.edits import add_after, add_before, replace_node
+from playground.tools.doctor.data_parallel.script import OF_DDP, Script
+
+OF_SAMPLER = "torch.utils.data.DistributedSampler"
+
+
+def find_start(script: Script, changed: Collection[str]) -> Part:
+    text, name = script.text, "start"
+    imports = [each for each in text.tree.body if isinstance(each, (ast.Import, ast.ImportFrom))]
+    needed = {f"import torch.distributed as {script.dist}": "torch.distributed"}
+    if "device" in changed:
+        needed = {"import os": "os"} | needed
+    if "model" in changed:
+        needed[f"from torch.nn.parallel import {script.wrapper}"] = OF_DDP
+    if "sampler" in changed:
+        needed["from torch.utils.data import DistributedSampler"] = OF_SAMPLER
+    known = text.imports.values()
+    added = [line for line, what in needed.items() if what not in known]
+    if script.has_start:
+        call = text.find_calls("init_process_group")[0]
+        edits = [add_after(imports[-1], "", *added)] if imports and added else []
+        return Part(name, Status.THERE, f"{script.at(call)} forms the process group", edits)
+    if not imports:
+        return Part(
+            name,
+            Status.UNKNOWN,
+            f"{script.name} has no import at its top level: call "
+            "torch.distributed.init_process_group() before anything else",
+        )
+    first = [
+        f"{script.dist}.init_process_group()",
+        f"{script.rank} = {script.dist}.get_rank()",
+    ]
+    end = f"{script.dist}.destroy_process_group()"
+    edits = [add_after(imports[-1], "", *added)] if added else []
+    if guard := text.guard:
+        indent = script.indent_of(guard.body[0])
+        edits.append(add_before(guard.body[0].lineno, indent, *first))
+        if not is_exit(guard.body[-1]):
+            edits.append(add_after(guard.body[-1], indent, end))
+    else:
+        last = text.tree.body[-1]
+        edits.append(add_after(imports[-1], "", "", *first))
+        if not is_exit(last):
+            edits.append(add_after(last, "", end))
+    saw = "no process group is formed: each process is told its rank by it"
+    return Part(name, Status.MISSING, saw, edits)
+
+
+def find_device(script: Script) -> Part:
+    name, text = "device", script.text
+    if not script.names_gpu:
+        saw = "the text names no GPU: on CPUs nothing is missing"
+        return Part(name, Status.NOT_NEEDED, saw)
+    if found := text.find_calls("set_device"):
+        return Part(name, Status.THERE, f"{script.at(found[0])} chooses the rank's GPU")
+    if "LOCAL_RANK" in text.source:
+        return Part(name, Status.THERE, "LOCAL_RANK is read")
+    lines = (
+        "if torch.cuda.is_available():",
+        '    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" is this GPU',
+    )
+    saw = 'all ranks would use the first GPU: "cuda" has to be the rank\'s own'
+    if text.imports.get("torch") != "torch" or script.has_start:
+        return Part(
+            name,
+            Status.UNKNOWN,
+            f"{saw}. Call torch.cuda.set_device(int(os.environ["
+            '"LOCAL_RANK"])) before anything is put on a GPU',
+        )
+    if guard := text.guard:
+        edits = [add_before(guard.body[0].lineno, script.indent_of(guard.body[0]), *lines)]
+    else:
+        imports = [each for each in text.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+        edits = [add_after(imports[-1], "", *lines)] if imports else []
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.Constant) and re.fullmatch(r"cuda:\d+", str(node.value)):
+            edits.append(replace_node(node, '"cuda"'))
+    return Part(name, Status.MISSING, saw, edits)
+
+
+def is_exit(statement: ast.stmt) -> bool:
+    """Whether a process leaves by this statement."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Call)
+        and (ast.unparse(statement.value.func) in ("sys.exit", "exit", "quit", "os._exit"))
+    )

@@ -1,0 +1,262 @@
+"""Training scripts of one process, of different shapes: what a user may have. Each saves the
+weights that it has trained as `model.pt`."""
+
+from __future__ import annotations
+
+DATA = """
+torch.manual_seed(0)
+inputs = torch.randn(48, 4)
+labels = (inputs.sum(1) > 0).long()
+train_set = TensorDataset(inputs, labels)
+test_set = TensorDataset(inputs[:10], labels[:10])
+"""
+PLAIN = f"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{DATA}
+loader = DataLoader(train_set, batch_size=8, shuffle=SHUFFLE)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for epoch in range(3):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    print(f"epoch {{epoch}}: {{total / len(loader):.6f}}")
+torch.save(model.state_dict(), "model.pt")
+"""
+FUNCTIONS = """
+import argparse
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+def get_data():
+    torch.manual_seed(0)
+    inputs = torch.randn(48, 4)
+    labels = (inputs.sum(1) > 0).long()
+    return TensorDataset(inputs, labels), TensorDataset(inputs[:10], labels[:10])
+
+
+def train_epoch(args, model, device, loader, optimizer, epoch):
+    model.train()
+    running, seen = 0.0, 0
+    for step, (x, y) in enumerate(loader):
+        x, y = x.to(device), y.to(device)
+        optimizer.zero_grad()
+        output = model(x)
+        loss = F.cross_entropy(output, y)
+        loss.backward()
+        optimizer.step()
+        running += loss.item() * x.size(0)
+        seen += x.size(0)
+        if step % args.log_interval == 0:
+            print("step", step, loss.item())
+    return running / seen
+
+
+def evaluate(model, device, loader):
+    model.eval()
+    correct = 0
+    with torch.no_grad():
+        for x, y in loader:
+            correct += (model(x.to(device)).argmax(1) == y.to(device)).sum().item()
+    return correct / len(loader.dataset)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--log-interval", type=int, default=2)
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    train_set, test_set = get_data()
+    train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=SHUFFLE)
+    test_loader = DataLoader(test_set, batch_size=5)
+    model = Net().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = StepLR(optimizer, step_size=1, gamma=0.7)
+    for epoch in range(args.epochs):
+        loss = train_epoch(args, model, device, train_loader, optimizer, epoch)
+        accuracy = evaluate(model, device, test_loader)
+        scheduler.step()
+        print(f"epoch {epoch}: loss {loss:.6f}, accuracy {accuracy:.2%}")
+    torch.save(model.state_dict(), "model.pt")
+
+
+if __name__ == "__main__":
+    main()
+"""
+TRAINER = f"""
+import torch
+from torch import nn, optim
+from torch.utils import data
+from torch.utils.data import TensorDataset
+
+
+class Trainer:
+    def __init__(self, model, loader, lr):
+        self.model = model
+        self.loader = loader
+        self.optimizer = optim.SGD(self.model.parameters(), lr=lr)
+        self.history = []
+
+    def step(self, batch):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.model(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def fit(self, epochs):
+        for epoch in range(epochs):
+            total = 0
+            for batch in self.loader:
+                total += self.step(batch)
+            self.history.append(total)
+            print(epoch, total / len(self.loader))
+
+    def save(self, path):
+        torch.save(self.model.state_dict(), path)
+
+{DATA}
+if __name__ == "__main__":
+    net = nn.Linear(4, 2)
+    trainer = Trainer(net, data.DataLoader(train_set, 8, SHUFFLE), lr=0.1)
+    trainer.fit(2)
+    trainer.save("model.pt")
+"""
+AMP = f"""
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{DATA}
+device = "cuda:0" if torch.cuda.is_available() else "cpu"
+
+def build():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+def train(model, loader, val_loader, epochs):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.02, total_steps=epochs * len(loader)
+    )
+    scaler = torch.amp.GradScaler(device, enabled=device != "cpu")
+    best = 0.0
+    for epoch in range(epochs):
+        model.train()
+        for x, y in loader:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+                loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            schedule.step()
+        accuracy = validate(model, val_loader)
+        if accuracy >= best:
+            best = accuracy
+            torch.save({{"model": model.state_dict(), "epoch": epoch}}, "best.pt")
+            print("saved", accuracy)
+    return best
+
+@torch.no_grad()
+def validate(model, loader):
+    model.eval()
+    return sum((model(x.to(device)).argmax(1) == y.to(device)).sum().item() for x, y in loader)
+
+model = build().to(device)
+if os.path.exists("start.pt"):
+    model.load_state_dict(torch.load("start.pt"))
+loader = DataLoader(train_set, batch_size=8, shuffle=SHUFFLE)
+best = train(model, loader, DataLoader(test_set, batch_size=10), epochs=2)
+model.load_state_dict(torch.load("best.pt")["model"])
+torch.save(model.state_dict(), "model.pt")
+print("best", best)
+"""
+ACCUMULATION = """
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, Dataset
+
+class Points(Dataset):
+    def __init__(self):
+        self.x = torch.randn(32, 4)
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return self.x[index], self.x[index].sum(0, keepdim=True)
+
+torch.manual_seed(1)
+BATCH, PARTS = 4, 2
+
+def main():
+    model = nn.Linear(4, 1)
+    criterion = nn.MSELoss()
+    params = [param for param in model.parameters() if param.requires_grad]
+    optimizer = torch.optim.SGD(params, lr=0.05)
+    loader = DataLoader(Points(), batch_size=BATCH, shuffle=SHUFFLE, drop_last=True)
+    for _ in range(2):
+        for step, (x, y) in enumerate(loader, 1):
+            loss = criterion(model(x), y) / PARTS
+            loss.backward()
+            if step % PARTS == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        print("loss", loss.item())
+    print("done")
+    torch.save(model.state_dict(), "model.pt")
+
+main()
+"""
+HALF = f"""
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group()
+{DATA}
+loader = DataLoader(train_set, batch_size=8, shuffle=SHUFFLE)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    print(epoch, loss.item())
+torch.save(model.state_dict(), "model.pt")
+"""
+SHAPES = {
+    "a plain loop": PLAIN,
+    "functions and main": FUNCTIONS,
+    "a class Trainer": TRAINER,
+    "mixed precision, a schedule, the best model": AMP,
+    "accumulation and clipping": ACCUMULATION,
+    "half of it": HALF,
+}

@@ -1,0 +1,275 @@
+"""What the doctor says of a training in one process: the lines that it says to add make a script
+data parallel, what is there is said to be there, and what the text does not show is unknown."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures import Ran, Run, Save
+from single_scripts import ACCUMULATION, AMP, FUNCTIONS, HALF, PLAIN, SHAPES, TRAINER
+from widths import too_wide
+
+from playground.base.remote import ROOT
+from playground.tools.doctor.data_parallel import Plan, Status
+from playground.tools.doctor.data_parallel.edits import apply_edits, show_edits
+from playground.tools.doctor.data_parallel.plan import plan, plan_of_half, plan_of_text
+
+CLOSE = 1e-6
+"""Largest difference of a weight: sums in another order."""
+ECOSYSTEM = Path(__file__).parent / "ecosystem"
+
+
+def shape(source: str, shuffle: bool = False) -> str:
+    return source.replace("SHUFFLE", str(shuffle))
+
+
+def status(found: Plan) -> dict[str, str]:
+    return {part.name: part.status for part in found.parts}
+
+
+def weights() -> dict[str, torch.Tensor]:
+    found = torch.load("model.pt")
+    Path("model.pt").unlink()
+    return dict(found)
+
+
+def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    assert ours.keys() == theirs.keys()
+    return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_lines_make_it_the_training_of_one_process(save: Save, run_it: Ran, name: str) -> None:
+    source = shape(SHAPES[name])
+    save(source, "before.py")
+    save(plan(source, "before.py").after, "after.py")
+    before = run_it("-n", 1, "before.py")
+    expected = weights()
+    after = run_it("after.py")
+    assert (before.code, after.code) == (0, 0), after.err
+    assert difference(weights(), expected) < CLOSE
+    assert "playground: wrong" not in after.err
+    assert "probably wrong" not in after.err
+    assert after.err == ""
+    ours, theirs = after.out.splitlines(), before.out.splitlines()
+    assert len(ours) == len(theirs)  # once, and not by each rank
+    for one, other in zip(ours, theirs, strict=True):
+        if "step" not in one:  # which is of rank 0's samples, as the doctor notes
+            assert words_and_numbers(one) == words_and_numbers(other)
+
+
+def words_and_numbers(line: str) -> list[object]:
+    """The words of a line, and its numbers to four digits."""
+    found: list[object] = []
+    for word in line.replace("%", "").replace(":", "").replace(",", "").split():
+        try:
+            found.append(f"{float(word):.3f}")
+        except ValueError:
+            found.append(word)
+    return found
+
+
+@pytest.mark.parametrize("source", [PLAIN, TRAINER], ids=["plain", "class"])
+def test_with_a_shuffle_it_is_the_same_on_any_number_of_ranks(
+    save: Save, run_it: Ran, source: str
+) -> None:
+    save(plan(shape(source, shuffle=True), "train.py").after)
+    found = []
+    for size in (1, 2, 4):
+        ran = run_it("-n", size, "train.py")
+        assert ran.code == 0, ran.err
+        found.append(weights())
+    assert difference(found[1], found[0]) < CLOSE
+    assert difference(found[2], found[0]) < CLOSE
+
+
+def test_the_command_says_it_line_by_line(save: Save, run_cli: Run) -> None:
+    save(shape(PLAIN, shuffle=True))
+    done = run_cli("doctor", "train.py")
+    assert done.code == 1
+    assert done.err == (
+        "playground: train.py is not data parallel: start, sampler, set_epoch, model, logging and "
+        "saving by rank 0, metrics over ranks. With these lines, try python -m playground run -n 2 "
+        "train.py, and python -m playground doctor train.py again\n"
+    )
+    order = [
+        "1. start, missing", "dist.init_process_group()", "2. device, not needed",
+        "3. sampler, missing", "12 - loader = DataLoader(train_set, batch_size=8, shuffle=True)",
+        "+ loader = DataLoader(train_set, batch_size=8 // dist.get_world_size(), "
+        "sampler=DistributedSampler(train_set))",
+        "4. set_epoch, missing", "15   for epoch in range(3):",
+        "+     loader.sampler.set_epoch(epoch)", "5. model, missing",
+        "+ ddp = DistributedDataParallel(model)",
+        "+         loss = nn.functional.cross_entropy(ddp(x), y)",
+        "6. logging and saving by rank 0, missing", "+     if rank == 0:",
+        "7. metrics over ranks, missing", "+     dist.all_reduce(totals)", "8. resume, not needed",
+    ]  # fmt: skip
+    places = [done.out.index(each) for each in order]
+    assert places == sorted(places)
+    lines = [line for line in done.out.splitlines() if " + " not in line and " - " not in line]
+    assert too_wide("\n".join(lines), 80) == []
+
+
+def test_the_document_has_the_script_with_all_lines(save: Save, run_cli: Run) -> None:
+    save(shape(PLAIN))
+    document = json.loads(run_cli("doctor", "--json", "train.py").out)
+    assert document["after"] == plan(shape(PLAIN), "train.py").after
+    assert [part["status"] for part in document["plan"]["parts"]].count("missing") == 6
+
+
+def test_a_script_that_has_all_of_it_lacks_nothing(save: Save, run_cli: Run) -> None:
+    for source in (PLAIN, FUNCTIONS, AMP, ACCUMULATION):
+        after = plan(shape(source), "train.py").after
+        save(after)
+        assert plan_of_text(Path("train.py")) is None
+        assert plan_of_half(Path("train.py")) is None
+        again = plan(after, "train.py")
+        assert {part.name for part in again.parts if part.status is Status.MISSING} <= {
+            "set_epoch"
+        }, status(again)
+        assert status(again)["model"] == Status.THERE
+
+
+def test_a_script_that_has_a_half_of_it_is_told_the_other(save: Save, run_cli: Run) -> None:
+    save(shape(HALF))
+    done = run_cli("doctor", "train.py")
+    assert done.code == 1
+    assert "1. start, there: train.py:7 forms the process group" in done.out
+    assert "is not data parallel: sampler, set_epoch, model" in done.err
+    wrapped = shape(HALF).replace(
+        "model = nn.Linear(4, 2)",
+        "model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))",
+    )
+    save(wrapped)
+    done = run_cli("doctor", "--seconds", "20", "train.py")  # it is run, as any that communicates
+    assert "5. model, there: train.py:16 wraps the model" in done.out
+    assert "3. sampler, missing: train.py:15 would give every rank all samples" in done.out
+
+
+OWN_BATCHES = """
+import torch
+x, y = torch.randn(32, 4), torch.randn(32, 1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for start in range(0, 32, 8):
+    loss = (model(x[start:start + 8]) - y[start:start + 8]).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TWO_MODELS = """
+import torch
+from torch.utils.data import DataLoader
+data = torch.randn(32, 4)
+one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+first = torch.optim.SGD(one.parameters(), lr=0.1)
+second = torch.optim.SGD(other.parameters(), lr=0.1)
+for x in DataLoader(data, batch_size=4):
+    loss = other(one(x)).mean()
+    loss.backward()
+    first.step()
+    second.step()
+"""
+UNKNOWN = {
+    "batches that are cut by hand": (OWN_BATCHES, "sampler", "walks a DataLoader is not seen"),
+    "two models": (TWO_MODELS, "model", "2 models are called in the loop"),
+    "no loop": ("import torch\nx = torch.ones(1, requires_grad=True)\nx.backward()", "model",
+                "no loop over batches is seen"),
+    "two trainings": (OWN_BATCHES + OWN_BATCHES, "model", "2 loops call backward()"),
+    "a sampler": (
+        shape(PLAIN).replace("shuffle=False", "sampler=WeightedRandomSampler([1] * 48, 48)"),
+        "sampler", "has a sampler that is not DistributedSampler",
+    ),
+    "one loader for all": (
+        shape(PLAIN) + "for x, y in loader:\n    print(model(x))\n",
+        "sampler", "makes the loader of the training and that of train.py:25",
+    ),
+    "a stream": (
+        shape(PLAIN).replace("loader =", """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(train_set)
+
+stream = Stream()
+loader =""").replace("(train_set, batch_size=8, shuffle=False)", "(stream, batch_size=8)"),
+        "sampler", "loads an IterableDataset",
+    ),
+    "a model of another file": (
+        shape(PLAIN).replace("model(x), y", "trainer.model(x), y"), "model",
+        "no call of the model that the optimizer has is seen in the loop",
+    ),
+    "DataParallel": (
+        shape(PLAIN).replace("optimizer =", "model = nn.DataParallel(model)\noptimizer ="),
+        "model", "has DataParallel, which is of one process",
+    ),
+    "while": (
+        PLAIN.replace("for epoch in range(3):", "epoch = 0\nwhile (epoch := epoch + 1) < 4:"),
+        "set_epoch", "counts its epochs",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_the_text_does_not_show_is_unknown(name: str) -> None:
+    source, part, words = UNKNOWN[name]
+    found = plan(source, "train.py")
+    [told] = [each for each in found.parts if each.name == part]
+    assert told.status is Status.UNKNOWN
+    assert words in told.saw
+    assert told.edits == ()
+    ast.parse(found.after)
+
+
+def test_a_metric_in_which_all_ranks_meet_is_not_put_under_a_condition() -> None:
+    source = shape(FUNCTIONS).replace(
+        "loss = train_epoch(args, model, device, train_loader, optimizer, epoch)",
+        "print(train_epoch(args, model, device, train_loader, optimizer, epoch))",
+    )
+    [part] = [each for each in plan(source, "train.py").parts if each.name.startswith("logging")]
+    assert "train.py:67 calls train_epoch, in which all ranks meet" in part.notes[0]
+    changed = [line.split()[0] for line in show_edits(source, part.edits) if " - " in line]
+    assert "67" not in changed
+
+
+def test_names_of_the_script_are_not_taken() -> None:
+    source = shape(PLAIN).replace(
+        "import torch\n", "import torch\nimport torch.distributions as dist\n"
+    )
+    source = source.replace("total", "ddp") + "rank = 8\n"
+    after = plan(source, "train.py").after
+    assert "import torch.distributed as dist_\n" in after
+    assert "rank_ = dist_.get_rank()" in after
+    assert "ddp_ = DistributedDataParallel(model)" in after
+
+
+def test_right_scripts_of_several_processes_are_told_nothing() -> None:
+    scripts = [*ECOSYSTEM.glob("*.py"), *(ROOT / "playground" / "lessons").glob("*/lesson.py")]
+    assert len(scripts) > 60
+    known = ROOT / "playground" / "lessons" / "data_parallel" / "lesson.py"  # of one process
+    for path in scripts:
+        assert plan_of_half(path) is None, path
+        assert path == known or plan_of_text(path) is None, path
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"def f(:", b"\xef\xbb\xbfx = 1", b"", b"x = '\xe9'"])
+def test_what_cannot_be_read_has_no_plan(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(text)
+    assert plan_of_text(path) is plan_of_half(path) is None
+    assert plan_of_text(tmp_path / "none.py") is None
+
+
+def test_edits_of_one_place_keep_their_order() -> None:
+    source = shape(PLAIN)
+    found = plan(source, "train.py")
+    lines = found.after.splitlines()
+    reduced, shown = (
+        next(number for number, line in enumerate(lines) if words in line)
+        for words in ("totals / dist", "if rank == 0:")
+    )
+    assert reduced + 1 == shown
+    assert apply_edits(source, []) == source
