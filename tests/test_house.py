@@ -178,7 +178,7 @@ ALLOWED = {
         "console",
         "runtime",
     },
-    "": {"play", "console", "runtime"},
+    "": {"play", "explain", "console", "runtime"},
     "__main__": {"app", "runtime"},
 }
 """Lower rooms first: nothing below imports what is above it, by whatever kind of import or by a

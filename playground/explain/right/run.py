@@ -40,8 +40,11 @@ class Checked:
         with CHECKED(folder_of_this_start(self.folder), rank):
             return call(self.fn, rank, size, *args)
 
+    def __repr__(self) -> str:
+        return repr(self.fn)  # in messages
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class CheckedByRank0(Checked):
     """The same in a rank that somebody else has started: when the program has ended, rank 0 tells
     what is wrong on all ranks."""
