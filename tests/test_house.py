@@ -156,6 +156,7 @@ ALLOWED = {
         "runtime",
     },
     "play": {
+        "explain",
         "trace",
         "trace.play",
         "trace.render",

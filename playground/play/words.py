@@ -9,6 +9,7 @@ from html import escape
 from math import prod
 
 from playground.console.tables import RANK_COLUMN, Table, numbers
+from playground.explain.right.report import tell as tell_mistake
 from playground.play.world import Run
 from playground.runtime.flight_recorder import MAKE_DDP, Operation
 from playground.runtime.flight_recorder.diagnosis import WIDTH, Diagnosis, format_ranks
@@ -68,6 +69,8 @@ def describe_end(run: Run, size: int) -> Iterator[str]:
         yield from explain(run.hang, f"deadlock after {run.seconds:.1f} s: ")
     if run.differing:
         yield from explain(run.differing, "all have returned, but ")
+    for mistake in run.mistakes:
+        yield from in_cells(tell_mistake(mistake)).splitlines()
     if run.places:
         yield f"interrupted after {run.seconds:.1f} s:"
         yield from by_rank({rank: in_cells(at) for rank, at in run.places.items()}, width)

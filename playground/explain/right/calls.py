@@ -84,6 +84,7 @@ TOLD[LOST] = TOLD[COPY] = (
     "the call is given a copy of a tensor, which nobody else has: the tensor stays as it was",
     "keep the copy in a variable, give that to the call, and use it afterwards",
 )
+RULES_OF_CALLS = {rule for rule, *_ in TOLD.values()}
 LEVELS = {GAPS: CERTAIN, LOST: CERTAIN, WRITTEN: PROBABLE}
 """How sure it is, by the kind of misuse; of others, a hint. What `set_` gives another memory counts
 as written, too."""
