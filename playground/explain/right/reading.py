@@ -71,6 +71,16 @@ def count_written(log: Path) -> int:
     return header[BEGUN] + header[USED]
 
 
+def has_ended(log: Path) -> bool:
+    """Whether the program of a rank has ended."""
+    try:
+        words = LogReader(os.open(log, os.O_RDONLY), FORMAT).read_words()
+        state, *_ = struct.unpack_from("<q", words)
+    except (OSError, ValueError, struct.error):
+        return False
+    return bool(state != RUNNING)
+
+
 def read_rank(log: Path, rank: int) -> RankFacts:
     try:
         reader = LogReader(os.open(log, os.O_RDONLY), FORMAT)
