@@ -4,10 +4,13 @@ name is the number of restarts before it. Does not import torch."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from playground.runtime.errors import UsageError
-from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.rendezvous.environment import restart_count
+
+if TYPE_CHECKING:
+    from playground.runtime.launcher.entry import CommandWorld
 
 
 def folder_of_this_start(folder: Path) -> Path:

@@ -17,29 +17,14 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from playground.explain.right import Finding, RankFacts, file_name
 from playground.explain.right.calls import RULES_OF_CALLS
 from playground.explain.right.reading import count_written, read_ranks
 from playground.explain.right.rules import TOLD_AT_THE_END, find_mistakes
+from playground.play import cells
 from playground.play.cells import Outcome
 from playground.runtime.files import temporary_folder
-from playground.runtime.remote import remote
-
-OBSERVER = remote("playground.explain.right.observer:checked")
-
-_observed = contextlib.ExitStack()
-"""In a rank: in it, what cells do is written down."""
-
-
-def run_observed(
-    run: Callable[..., Outcome], folder: Path, rank: int, size: int, *cell: Any
-) -> Outcome:
-    """In a rank: from now on, write down what cells do, in this folder; and run this one."""
-    _observed.close()
-    _observed.enter_context(OBSERVER(folder, rank))
-    return run(rank, size, *cell)
 
 
 class CellCheck:
@@ -75,7 +60,7 @@ class CellCheck:
             return run
         self.starts += 1
         self.steps, self.models, self.is_unknown = {}, -1, False
-        return partial(run_observed, run, self.folder / str(self.starts))
+        return partial(cells.run_observed, run, self.folder / str(self.starts))
 
     def conclude(self, *, is_whole: bool) -> Sequence[Finding]:
         """After a cell: what is certainly wrong, began within it, and was not told before.

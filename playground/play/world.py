@@ -17,7 +17,7 @@ from typing import Any
 from playground.explain.right import Finding
 from playground.play import cells
 from playground.play.cells import Outcome
-from playground.play.checking import OBSERVER, CellCheck
+from playground.play.checking import CellCheck
 from playground.runtime import backends
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, UsageError
 from playground.runtime.flight_recorder import MAKE_DDP, NEW_GROUP, SPLIT_GROUP, Operation
@@ -130,7 +130,7 @@ class PlayWorld:
         self.one_at_a_time = threading.Lock()
         self.training = CellCheck(size) if checks else None
         if checks:
-            server.preload(OBSERVER.module)
+            server.preload(cells.OBSERVED.module)
         try:
             start(self.ranks, size, self.config)
             for rank in self.ranks:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from playground.explain import CERTAIN
-from playground.explain.right.run import CHECKED, Checked, enter_folder, told
+from playground.explain.right.checked import NEEDED, Checked
+from playground.explain.right.run import enter_folder, told
 from playground.runtime.launcher import server
 from playground.runtime.launcher.launch import LaunchConfig, launch as launch_unchecked
 from playground.runtime.rank.work import require_importable
@@ -43,7 +44,7 @@ def launch(
             replace(config, **options).check(size)
             require_importable(fn)
             if folder := enter_folder(stack):
-                server.preload(CHECKED.module)
+                server.preload(*NEEDED)
                 stack.enter_context(told(folder, size, CERTAIN, []))
                 fn = Checked(fn, folder)
         return launch_unchecked(fn, size, args=args, config=config, **options)

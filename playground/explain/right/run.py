@@ -16,6 +16,7 @@ import click
 
 from playground.explain import HINTS, STRICT
 from playground.explain.right import HINT, Finding, RankFacts, file_name
+from playground.explain.right.checked import NEEDED, Checked
 from playground.explain.right.early import SHARE_IN_A_RANK, EarlyTeller
 from playground.explain.right.reading import has_ended, read_ranks
 from playground.explain.right.report import tell_all
@@ -23,32 +24,15 @@ from playground.explain.right.rules import find_mistakes
 from playground.explain.starts import folder_of_last_start, folder_of_this_start
 from playground.runtime.files import common_folder, temporary_folder
 from playground.runtime.launcher.entry import Around, CommandWorld
-from playground.runtime.rank.work import call
 from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import RankEnv, name_of_torchrun
 
-CHECKED = remote("playground.explain.right.observer:checked")
 GATHER = remote("playground.explain.right.gathering:gather_logs")
 LIMIT, LIMIT_OF_FAILED = 10.0, 0.5
 """Seconds for which rank 0 waits for ranks of others that end later; when its program has
 failed."""
 BETWEEN_LOOKS = 0.02
 """Seconds from one look whether they have ended to the next."""
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Calls `fn`, and writes what it does into `folder`."""
-
-    fn: Callable[..., Any]
-    folder: Path
-
-    def __call__(self, rank: int, size: int, *args: Any) -> Any:
-        with CHECKED(folder_of_this_start(self.folder), rank):
-            return call(self.fn, rank, size, *args)
-
-    def __repr__(self) -> str:
-        return repr(self.fn)  # in messages
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,7 +101,7 @@ def checked(world: CommandWorld, mode: str) -> Around:
 
     @contextlib.contextmanager
     def around(world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-        world.warm_up(CHECKED)
+        world.warm_up(*NEEDED)
         verdicts: list[bool] = []
         with contextlib.ExitStack() as stack:
             run, env = fn, world.rank_env

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from playground.console.units import format_bytes
 from playground.explain.right import Finding as Mistake
+from playground.explain.right.checked import Checked
 from playground.explain.right.reading import read_ranks
 from playground.explain.right.rules import find_mistakes
-from playground.explain.right.run import Checked
 from playground.explain.starts import folder_of_last_start
 from playground.runtime.backends import BACKENDS, LEAVE_OUT
 from playground.runtime.errors import (

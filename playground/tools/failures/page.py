@@ -19,8 +19,9 @@ from playground.console.options import ALL
 from playground.console.session import Session, run_to_its_end, session_command, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
+from playground.explain.right.checked import Checked
 from playground.explain.right.report import tell
-from playground.explain.right.run import Checked, find_mistakes_of
+from playground.explain.right.run import find_mistakes_of
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.files import temporary_folder
 from playground.runtime.flight_recorder import UNASKED, Doing, Kind, RankState, diagnosis

@@ -23,7 +23,7 @@ from playground.tools.run.options import (
     read_settings,
     set_option,
 )
-from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks, share_imports
+from playground.tools.run.start import prepare_start, run_on_ranks, share_imports, warm_up
 
 TOOL = TOOLS["run"]
 CHECK_TEXT = remote("playground.tools.doctor.script:check_text")
@@ -122,7 +122,7 @@ def command(
         return
     is_ours = prepare_start(session, asked)
     if is_ours and not settings.spawn:
-        world.warm_up(RUN_PROGRAM)
+        warm_up(session, asked)
         for finding in CHECK_TEXT(file) if file else []:
             if finding.check == "set-order":
                 note = f"{finding.saw}, which forks share: --spawn gives each rank its own"
