@@ -112,6 +112,21 @@ def rules_of(facts: Sequence[RankFacts]) -> list[tuple[str, bool]]:
 BYPASS = [drifting(rank, LOCAL) for rank in RANKS]
 
 
+def test_gradients_that_are_changed_after_the_average_are_told_if_both_are_known() -> None:
+    looks = [
+        [replace(each, raw=[60]) for each in drifting(rank, AVERAGED, REDUCED, first=2)]
+        for rank in RANKS
+    ]
+    [found] = find_mistakes(facts_of(looks))
+    assert (found.rule, found.level) == ("D12-gradient", PROBABLE)
+    not_known: list[list[int | None]] = [[], [None], [NO_GRADIENT]]
+    for raw in not_known:
+        unknown = [[replace(each, raw=raw) for each in mine] for mine in looks]
+        assert rules_of(facts_of(unknown)) == [("D-drift", False)]
+    other = [[replace(each, raw=[60 + rank]) for each in looks[rank]] for rank in RANKS]
+    assert rules_of(facts_of(other)) == [("D-drift", False)]
+
+
 def test_the_first_steps_are_looked_at_and_then_pairs_ever_more_rarely() -> None:
     looked_at = [step for step in range(10**6) if is_looked_at(step)]
     assert looked_at[:12] == [*range(12)]

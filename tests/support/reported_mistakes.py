@@ -117,7 +117,19 @@ def reduced_early_and_late() -> None:
         optimizer.step()
 
 
+def noise_of_each_rank() -> None:
+    """Noise is added to gradients that are averaged already."""
+    model, optimizer = begin(new_net())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        for gradient in gradients_of(model):
+            gradient += 0.01 * torch.randn_like(gradient)
+        optimizer.step()  # told
+
+
 WRONG = (
+    Wrong(noise_of_each_rank, "D12-gradient", PROBABLE),
     Wrong(loss_reduced, "M7-loss", HINT),
     Wrong(head_without_optimizer, "O2-unowned", HINT),
     Wrong(more_parts_than_ranks, "S9-replicas", HINT),
@@ -129,6 +141,18 @@ WRONG = (
 
 
 # Right
+
+
+def noise_shared_by_all_ranks() -> None:
+    model, optimizer = begin(new_net())
+    shared = torch.Generator().manual_seed(5)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        for gradient in gradients_of(model):
+            gradient += 0.01 * torch.randn(gradient.shape, generator=shared)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
 
 
 def loss_shown() -> None:
@@ -234,7 +258,8 @@ def calls_of_branches() -> None:
 
 
 RIGHT: tuple[Any, ...] = (
-    loss_shown, two_optimizers_of_one_model, optimizer_that_is_gone, all_parts_one_after_the_other,
+    noise_shared_by_all_ranks, loss_shown, two_optimizers_of_one_model, optimizer_that_is_gone,
+    all_parts_one_after_the_other,
     one_layout_on_all_ranks, flat_view_of_another_layout, broadcast_from_the_rank_that_has_loaded,
     loaded_on_all_and_broadcast, calls_of_branches,
 )  # fmt: skip
