@@ -464,9 +464,12 @@ def find_changed_gradient(drift: Drift) -> Cause | None:
     Probable: from the first difference on, the gradient is equal on all ranks at the end of the
     last backward pass and differs before the step, in each step in which that is known, and in two
     at least; and the ranks train together. (A program may search from several places at once.)
-    Unknown: gradients at the end of backward, as in an optimizer's first step.
+    Unknown: gradients at the end of backward, as in an optimizer's first step; the step is within
+    backward.
     """
     if not drift.have_other_gradients or not drift.are_known:
+        return None
+    if any(look.in_backward for look in drift.looks):
         return None
     place, first = drift.replica.place, drift.sight.step
     known = [
@@ -497,12 +500,12 @@ RULES: Sequence[Rule] = (
     find_write,
     find_settings,
     find_state,
-    find_changed_gradient,
     find_step_in_backward,
     find_hook,
     find_bypass,
     find_nosync,
     find_later_backward,
+    find_changed_gradient,
 )
 """In this order: the first that tells a cause is right."""
 UNEXPLAINED = Cause(

@@ -177,6 +177,8 @@ def find_reduced_loss(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         ]  # fmt: skip
         if len(reduced) < 2 or any(call.gradients for call in seen.calls) or seen.exchanges:
             continue
+        if any(look.has_closure for look in team.all_looks):
+            continue
         if not all(is_drifting(each) and seen.are_own(each) for each in seen.replicas):
             continue
         yield seen.finding(
