@@ -6,6 +6,8 @@ From a script, a test or a notebook:
     from playground import launch
     launch(fn, 2)    # runs fn(rank, size) on two ranks and returns their results in rank order
 
+What the ranks train is checked for silent mistakes, unless `check=False` is given.
+
 A rank tells how far it is with `report(step=3)`. With `launch(fn, 2, restarts=3)`, a world that
 fails is restarted, three times at most, and `restart_count()` tells a rank how often it was. With
 `launch(fn, 2, grace=30)`, SIGTERM gives the ranks 30 s to store their state: see `preempted()`.
@@ -27,6 +29,7 @@ Importing this package imports nothing and changes nothing.
 
 TYPE_CHECKING = False  # typing would be imported for nothing
 if TYPE_CHECKING:
+    from playground.explain.right.launch import launch
     from playground.world import (
         Deadlock,
         ForkServerFailed,
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
         RendezvousTimeout,
         StoreFailed,
         UsageError,
-        launch,
         preempted,
         report,
         restart_count,
@@ -59,7 +61,12 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from playground import world
 
-    return getattr(world, name)
+    value = getattr(world, name)
+    if name == "launch":
+        from playground.explain.right import launch
+
+        return launch.launch
+    return value
 
 
 def load_ipython_extension(shell: object) -> None:

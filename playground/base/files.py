@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from stat import S_ISDIR
 from typing import BinaryIO
 
 from playground.base.errors import UsageError
@@ -65,6 +66,26 @@ def passing_folder(place: Path, family: str, purpose: str = "") -> Iterator[Path
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 (folder / f"{MARK}.new").rename(folder / MARK)  # which nobody has seen unlocked
             yield folder
+
+
+@contextlib.contextmanager
+def common_folder(name: str) -> Iterator[Path]:
+    """The temporary folder of this name, for several processes of this user that know the name. The
+    last one that leaves the block removes it. Raises `OSError` if it cannot be made, is another
+    user's, or is on a disk without locks."""
+    folder = Path(tempfile.gettempdir()) / f"{PREFIX}{name}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if not S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(folder))
+    with open(os.open(folder / MARK, os.O_RDWR | os.O_CREAT | NO_LINK, 0o600), "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            yield folder
+        finally:
+            with contextlib.suppress(OSError):  # another process is in the block
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_unused(mark: Path) -> None:

@@ -4,10 +4,14 @@ name is the number of restarts before it. Does not import torch."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from playground.base.errors import UsageError
 from playground.world.command_world import CommandWorld
 from playground.world.rendezvous.environment import restart_count
+
+if TYPE_CHECKING:
+    from playground.world.command_world import CommandWorld
 
 
 def folder_of_this_start(folder: Path) -> Path:

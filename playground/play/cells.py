@@ -22,16 +22,18 @@ import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from playground.base.errors import LOST_PEER
 from playground.base.frames import RUNNERS
-from playground.base.remote import Remote
+from playground.base.remote import Remote, remote
 from playground.base.upstream import list_groups
 from playground.world.rank.rank import ask
 
 MOST_COMPLETIONS = 500
+OBSERVED = remote("playground.explain.right.observer:checked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ cells = ModuleType("__main__")
 """Its names are the cells': what they define is pickled as `__main__`'s on each rank, and found."""
 given: set[str] = set()
 """The names that were there from the start."""
+observed = contextlib.ExitStack()
+"""In it, what cells do is written down."""
 
 
 class Debugger(pdb.Pdb):
@@ -129,6 +133,16 @@ def begin(rank: int, size: int) -> None:
 def run_cell(rank: int, size: int, number: int, source: str) -> Outcome:
     """Run a cell; the outcome has the text of its last expression's value."""
     return guarded(lambda: execute(f"cell {number}", source))
+
+
+def run_observed(
+    run: Callable[..., Outcome], folder: Path, rank: int, size: int, *cell: Any
+) -> Outcome:
+    """From now on, write down what cells do, in a log in this folder; and run a cell as `run`
+    does."""
+    observed.close()
+    observed.enter_context(OBSERVED(folder, rank))
+    return run(rank, size, *cell)
 
 
 def call(rank: int, size: int, fn: Callable[..., object], *args: object) -> Outcome:

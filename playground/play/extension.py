@@ -20,6 +20,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.terminal.prompts import Prompts, Token
 
 from playground.base.errors import PlaygroundError
+from playground.explain import CERTAIN, OFF
 from playground.play import cells
 from playground.play.cells import Outcome
 from playground.play.html import with_html
@@ -209,12 +210,13 @@ class PlayMagics(Magics):
     @magic_arguments()
     @argument("size", type=int, nargs="?", default=4, help="Number of ranks.")
     @argument("--backend", default="gloo", choices=[*BACKENDS])
+    @argument("--check", default=CERTAIN, choices=[OFF, CERTAIN], help="Of silent mistakes.")
     @line_magic
     def ranks(self, line: str) -> None:
         """Start a world."""
         given = parse_argstring(self.ranks, line)
         try:
-            print(self.start(given.size, backend=given.backend))
+            print(self.start(given.size, backend=given.backend, checks=given.check != OFF))
         except PlaygroundError as error:
             raise ShellError(str(error)) from None
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import click
 
 from playground.base.errors import UsageError
-from playground.base.flags import like
+from playground.base.flags import flag, like
 from playground.base.signals import TERMINATING
+from playground.explain import CERTAIN, OFF
 from playground.play import PLAY
 from playground.play.world import OPERATION_LIMIT
 from playground.ui.options import RunOptions, flags
@@ -26,6 +27,11 @@ class PlayOptions:
         help="Seconds that an operation waits for other ranks, if it cannot be proved before that "
         "they do not come.",
     )
+    check: str = flag(
+        CERTAIN,
+        "Tell of silent mistakes in cells that train: those that are certain, or none (off).",
+        choices=(OFF, CERTAIN),
+    )
 
 
 @session_command(
@@ -35,7 +41,7 @@ class PlayOptions:
     size=4,
     short_help=PLAY.purpose,
 )
-def command(session: Session, timeout: float) -> None:
+def command(session: Session, timeout: float, check: str) -> None:
     """A prompt whose every cell runs on all ranks of a world that stays. A deadlock is explained,
     the ranks are let go, and their variables are as they were.
 
@@ -63,7 +69,8 @@ def command(session: Session, timeout: float) -> None:
     app.shell.confirm_exit = False
     magics = load(app.shell)
     try:
-        click.echo(magics.start(session.world.size, backend=session.world.backend, timeout=timeout))
+        how = {"backend": session.world.backend, "timeout": timeout, "checks": check != OFF}
+        click.echo(magics.start(session.world.size, **how))
         app.start()
     finally:
         magics.close()

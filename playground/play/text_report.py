@@ -11,6 +11,7 @@ from math import prod
 from playground.explain.hang import MAKE_DDP, Operation
 from playground.explain.hang.diagnosis import WIDTH, Diagnosis, format_ranks
 from playground.explain.hang.wait_graph import find_width
+from playground.explain.right.report import tell as tell_mistake
 from playground.play.world import Run
 from playground.ui.tables import RANK_COLUMN, Table, numbers
 
@@ -69,6 +70,8 @@ def describe_end(run: Run, size: int) -> Iterator[str]:
         yield from explain(run.hang, f"deadlock after {run.seconds:.1f} s: ")
     if run.differing:
         yield from explain(run.differing, "all have returned, but ")
+    for mistake in run.mistakes:
+        yield from in_cells(tell_mistake(mistake)).splitlines()
     if run.places:
         yield f"interrupted after {run.seconds:.1f} s:"
         yield from by_rank({rank: in_cells(at) for rank, at in run.places.items()}, width)

@@ -18,8 +18,10 @@ from playground.base.errors import Deadlock, PlaygroundError, RankFailed, UsageE
 from playground.explain.hang import MAKE_DDP, NEW_GROUP, SPLIT_GROUP, Operation
 from playground.explain.hang.box import CAPACITY
 from playground.explain.hang.diagnosis import Diagnosis, find_mismatch, tell
+from playground.explain.right import Finding
 from playground.play import cells
 from playground.play.cells import Outcome
+from playground.play.checking import CellCheck
 from playground.world import backends
 from playground.world.launcher import fork_client
 from playground.world.launcher.deadlock_watch import Examiner, line_of
@@ -80,6 +82,14 @@ class Run:
     """An operation in which the ranks did not agree although all have returned from it."""
     operations: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     """By rank, what it has called."""
+    mistakes: Sequence[Finding] = ()
+    """What is silently wrong in its training."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the ranks have come to its end, in the process group in which they began it."""
+        failed = any(outcome.error for outcome in self.outcomes.values())
+        return not (self.hang or self.places or self.freed or self.lost or failed or self.has_left)
 
 
 Cell = tuple[int, str, tuple[int, ...], Callable[..., Outcome]]
@@ -88,13 +98,19 @@ Cell = tuple[int, str, tuple[int, ...], Callable[..., Outcome]]
 
 class PlayWorld:
     """Ranks that stay. `size` and `backend` as for `launch`; `timeout`: seconds that an operation
-    waits for other ranks.
+    waits for other ranks; `checks`: whether cells are checked for silent mistakes.
 
     Raises what `launch` raises before a function runs. A method that raises a `PlaygroundError`
     later has ended the ranks.
     """
 
-    def __init__(self, size: int, backend: str = "gloo", timeout: float = OPERATION_LIMIT) -> None:
+    def __init__(
+        self,
+        size: int,
+        backend: str = "gloo",
+        timeout: float = OPERATION_LIMIT,
+        checks: bool = True,
+    ) -> None:
         fork_client.leave_if_imported()
         self.config = LaunchConfig(backend=backend, timeout=timeout)
         self.config.check(size)
@@ -112,6 +128,9 @@ class PlayWorld:
         self.state = "no cell was interrupted"
         """What the ranks did when a cell was interrupted."""
         self.one_at_a_time = threading.Lock()
+        self.training = CellCheck(size) if checks else None
+        if checks:
+            fork_client.preload(cells.OBSERVED.module)
         try:
             start(self.ranks, size, self.config)
             for rank in self.ranks:
@@ -148,6 +167,8 @@ class PlayWorld:
         """End the ranks."""
         ranks, self.ranks = self.ranks, []
         stop(ranks)
+        if self.training:
+            self.training.close()
 
     def run_cell(
         self,
@@ -162,7 +183,12 @@ class PlayWorld:
         on = self.check(on)
         self.last = number, source, on, run
         self.texts[f"cell {number}"] = source
-        return self.perform(self.prepare(run, number, source), on, number)
+        run = self.training.prepare(run) if self.training else run
+        ran = self.perform(self.prepare(run, number, source), on, number)
+        if self.training:
+            is_whole = ran.is_whole and len(on) == self.size
+            ran.mistakes = self.training.conclude(is_whole=is_whole)
+        return ran
 
     def retry(self) -> Run:
         """Run the last cell again."""

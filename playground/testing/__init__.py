@@ -53,6 +53,9 @@ class World:
         function without parameters, written for torchrun, is called without: it finds RANK and
         WORLD_SIZE in its environment.
 
+        Nothing looks for silent mistakes, as `playground.launch` does: a test may give a function a
+        wrong model on purpose, and says itself what is right.
+
         Raises `RankFailed` with the traceback of the rank that failed first, `RankTimeout` with the
         stacks of all.
         """

@@ -17,6 +17,7 @@ from processes import ENOUGH
 from playground.base.files import (
     MARK,
     PREFIX,
+    common_folder,
     create,
     make_folder,
     replace_files,
@@ -217,3 +218,34 @@ def test_the_users_own_links_are_followed(tmp_path: Path) -> None:
     os.close(create(tmp_path / "link.svg"))  # in the place of the link
     assert (tmp_path / "picture.svg").read_bytes() == b"picture"
     assert (tmp_path / "link.svg").read_bytes() == b""
+
+
+def test_the_last_to_leave_a_common_folder_removes_it(place: Path) -> None:
+    with common_folder("test") as folder:
+        with common_folder("test") as other:
+            assert other == folder == place / f"{PREFIX}test"
+            (folder / "file").touch()
+        assert (folder / "file").is_file()
+    assert not folder.exists()
+
+
+def test_a_common_folder_is_in_use_as_long_as_one_is_in_it(place: Path) -> None:
+    with common_folder("test") as folder, temporary_folder("other"):
+        assert (folder / MARK).is_file()  # those of killed processes were removed just now
+    folder.mkdir()
+    (folder / MARK).touch()
+    with temporary_folder("other"):
+        assert not folder.exists()
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_common_folder_is_neither_a_link_nor_another_users(
+    is_link: bool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_link:
+        (place / "elsewhere").mkdir()
+        (place / f"{PREFIX}test").symlink_to(place / "elsewhere")
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: OTHER)
+    with pytest.raises(PermissionError), common_folder("test"):
+        pass

@@ -123,14 +123,48 @@ def test_only_what_was_told_long_ago_is_told_again() -> None:
 def test_under_torchrun_rank_0_tells_of_all_ranks(
     mode: str, script: str, fork_program: Fork
 ) -> None:
-    torchrun = ("torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port())
-    words = ("-m", "playground", "run", "--check", mode, script, "skip")
-    program = fork_program(*torchrun, *words)
+    program = fork_program(*torchrun("--check", mode, script, "skip"))
     _, err = program.communicate(timeout=ENOUGH)
     assert (program.returncode == 0) == (mode == "certain"), err
     [said] = re.findall(r"playground: wrong .*?\(train.py:\d+\)", err, re.DOTALL)
     assert "[D5-skip]" in said
     assert "rank 0 made 0 steps" in " ".join(said.split())
+
+
+def torchrun(*words: str) -> tuple[object, ...]:
+    start = ("torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port())
+    return *start, "-m", "playground", "run", *words
+
+
+def test_under_torchrun_what_is_certain_is_told_while_the_script_runs(
+    script: str, fork_program: Fork, tmp_path: Path
+) -> None:
+    program = fork_program(*torchrun(script, "skip", "wait"), TMPDIR=str(tmp_path))
+    said = ""
+    while "wrong [D5-skip]" not in said:
+        line = program.stderr.readline()
+        assert line, said
+        said += line
+    assert program.poll() is None
+    [folder] = tmp_path.glob("playground-check-*")
+    assert sorted(each.name for each in (folder / "0").iterdir()) == [
+        "rank-0.right", "rank-1.right",
+    ]  # fmt: skip
+    Path("go on").touch()
+    _, err = program.communicate(timeout=ENOUGH)
+    assert program.returncode == 0
+    assert "wrong [" not in err  # it was told a moment ago
+    assert [*tmp_path.glob("playground-check-*")] == []
+
+
+def test_under_torchrun_a_rank_that_was_killed_leaves_what_it_has_seen(
+    script: str, fork_program: Fork, tmp_path: Path
+) -> None:
+    program = fork_program(*torchrun(script, "skip", "abort"), TMPDIR=str(tmp_path))
+    _, err = program.communicate(timeout=ENOUGH)
+    assert program.returncode != 0
+    assert err.count("playground: wrong [D5-skip]") == 1
+    assert [*tmp_path.glob("playground-check-*")] == []
 
 
 def test_ranks_started_by_hand_are_checked_too(script: str, fork_program: Fork) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reported_mistakes
+import silent_mistakes
 import torch.distributed as dist
 from ranks import needs_native_calls
-from silent_mistakes import RIGHT, WRONG, Wrong
+from silent_mistakes import Wrong
 
 from playground.explain.right import Finding, RankFacts
 from playground.explain.right.reading import read_ranks
@@ -20,6 +22,8 @@ from playground.testing import World
 
 Worlds = Callable[..., World]
 Program = Callable[[], None]
+WRONG = (*silent_mistakes.WRONG, *reported_mistakes.WRONG)
+RIGHT = (*silent_mistakes.RIGHT, *reported_mistakes.RIGHT)
 PROGRAMS = [*(wrong.program for wrong in WRONG), *RIGHT]
 
 
@@ -59,7 +63,8 @@ def test_a_wrong_program_is_named_with_its_cause_and_line(
     [found] = find(facts, wrong.program)
     assert (found.rule, found.level) == (wrong.rule, wrong.level)
     assert tell(found).startswith(f"playground: {wrong.level.value} [")
-    assert found.where == f"silent_mistakes.py:{wrong.line}"
+    module = (wrong.marked or wrong.program).__module__
+    assert found.where == f"{module}.py:{wrong.line}"
 
 
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)

@@ -24,6 +24,7 @@ from playground.explain.right import (
     FORWARD,
     GAPS,
     HINT,
+    IN_GRAPH,
     JOINS,
     LOADED,
     NO_GRADIENT,
@@ -34,11 +35,14 @@ from playground.explain.right import (
     Batch,
     Draw,
     Event,
+    FileUse,
     Finding,
+    Layout,
     Look,
     Misuse,
     Model,
     Optimizer,
+    Overwritten,
     RankFacts,
     file_name,
     is_looked_at,
@@ -106,6 +110,21 @@ def rules_of(facts: Sequence[RankFacts]) -> list[tuple[str, bool]]:
 
 
 BYPASS = [drifting(rank, LOCAL) for rank in RANKS]
+
+
+def test_gradients_that_are_changed_after_the_average_are_told_if_both_are_known() -> None:
+    looks = [
+        [replace(each, raw=[60]) for each in drifting(rank, AVERAGED, REDUCED, first=2)]
+        for rank in RANKS
+    ]
+    [found] = find_mistakes(facts_of(looks))
+    assert (found.rule, found.level) == ("D12-gradient", PROBABLE)
+    not_known: list[list[int | None]] = [[], [None], [NO_GRADIENT]]
+    for raw in not_known:
+        unknown = [[replace(each, raw=raw) for each in mine] for mine in looks]
+        assert rules_of(facts_of(unknown)) == [("D-drift", False)]
+    other = [[replace(each, raw=[60 + rank]) for each in looks[rank]] for rank in RANKS]
+    assert rules_of(facts_of(other)) == [("D-drift", False)]
 
 
 def test_the_first_steps_are_looked_at_and_then_pairs_ever_more_rarely() -> None:
@@ -423,6 +442,12 @@ def test_samplers_of_other_seeds_or_epochs_are_told() -> None:
     assert ("S2-seed", False) in rules_of(facts)  # it is another model that is trained on them
 
 
+def test_parts_that_no_rank_draws_are_a_hint_if_all_ranks_draw_of_them() -> None:
+    cut = [replace(each, draws=[replace(each.draws[0], parts=3)]) for each in drawing()]
+    assert rules_of(cut) == [("S9-replicas", False)]
+    assert rules_of([cut[0], replace(cut[1], draws=[])]) == []
+
+
 @pytest.mark.parametrize(
     "changes", [{"length": 8}, {"parts": 3}, {"rank": 0}, {"clock": 4}, {"number": 5}]
 )
@@ -568,3 +593,81 @@ def test_groups_that_nothing_joins_train_models_apart() -> None:
     assert rules_of(in_pairs(joining)) == []
     sending = Event(CALLED, "send", False, "", [], [], 1, 4, 1, [])
     assert rules_of(in_pairs(sending)) == []
+
+
+def laid_out(strides: Sequence[int] = (1, 2), **changes: Any) -> list[RankFacts]:
+    """Two ranks reduce a table, whose strides on rank 1 are these."""
+    plain = Layout("all_reduce", "0", [0, 1], 3, [2, 3], [3, 1], 1, 0)
+    other = replace(plain, strides=[*strides], **changes)
+    facts = [RankFacts(rank, ENDED, "", LINES) for rank in RANKS]
+    return [replace(facts[0], layouts=[plain]), replace(facts[1], layouts=[other])]
+
+
+def test_one_call_has_one_layout_on_all_ranks() -> None:
+    [found] = find_mistakes(laid_out())
+    assert (found.rule, found.level, found.where) == ("G2-strides", CERTAIN, "train.py:20")
+    assert "rank 0: (3, 1), rank 1: (1, 2)" in found.why
+    assert rules_of(laid_out((3, 1))) == []
+    assert rules_of(laid_out(clock=4)) == []  # another call
+    assert rules_of(laid_out(shape=[3, 2])) == []  # the memory may be the same
+    assert rules_of([laid_out()[0], RankFacts(1, RUNNING, "it has not begun")]) == []
+
+
+def overwritten(**of_the_source: Any) -> list[RankFacts]:
+    """Rank 1 has loaded weights that rank 0 overwrites."""
+    facts = [RankFacts(rank, ENDED, "", LINES) for rank in RANKS]
+    mine = replace(facts[1], has_restored=True, overwritten=[Overwritten(0, 1)])
+    return [replace(facts[0], **of_the_source), mine]
+
+
+def test_a_broadcast_over_what_was_loaded_is_told_unless_the_source_may_have_loaded() -> None:
+    assert rules_of(overwritten()) == [("R1-source", True)]
+    read = FileUse(True, "model.pt", [], [], 0, 0)
+    for unknown in (
+        {"has_restored": True}, {"has_messages": True}, {"files": [read]}, {"unknown": "no log"},
+    ):  # fmt: skip
+        assert rules_of(overwritten(**unknown)) == []
+
+
+def test_parameters_without_an_optimizer_are_a_hint_when_the_program_has_ended() -> None:
+    model = replace(MODEL, names=["weight", "bias"], trained=[True] * 2, prints=[7, 7])
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2, models=[model], unowned=["0#1/bias"])
+    assert rules_of(facts) == [("O2-unowned", False)]
+    assert rules_of([replace(each, state=FAILED) for each in facts]) == []
+    assert rules_of([facts[0], replace(facts[1], unowned=[])]) == []  # rank 1 has an optimizer
+    assert rules_of([replace(each, models=[MODEL]) for each in facts]) == []
+
+
+def test_a_loss_that_is_reduced_is_a_hint_if_nothing_averages_gradients() -> None:
+    reduced = Event(CALLED, "all_reduce", False, IN_GRAPH, [], [], 1, 2, 1, [])
+    averaged = replace(reduced, note="", gradients=[0], size=8)
+
+    def train(*events: Event) -> list[RankFacts]:
+        looks = [[replace(each, optimizer=BY_HAND) for each in drifting(rank, *events)]
+                 for rank in RANKS]  # fmt: skip
+        own = [
+            [replace(each, gradients=[10 * each.step + rank + 1]) for each in mine]
+            for rank, mine in enumerate(looks)
+        ]
+        return facts_of(own, models=[])
+
+    assert rules_of(train(reduced, LOCAL)) == [("M7-loss", False)]
+    assert rules_of(train(replace(reduced, note=""), LOCAL)) == []
+    assert rules_of(train(LOCAL, reduced)) == []  # it comes after backward
+    assert rules_of(train(reduced, LOCAL, averaged)) == []
+
+
+def test_calls_of_one_order_at_other_lines_are_a_hint() -> None:
+    early = Event(CALLED, "all_reduce", False, "", [], [], 1, 2, 0, [])
+    late = replace(early, line=1)
+    orders = ((early, late), (late, early))
+    looks = [[look(step, 1, 2, 3, *orders[rank]) for step in range(2)] for rank in RANKS]
+    [found] = find_mistakes(facts_of(looks))
+    assert (found.rule, found.level) == ("P1-shift", HINT)
+    assert "rank 0: train.py:10, rank 1: train.py:20" in found.why
+    for other in (
+        (late, late), (early,), (late, replace(early, size=2)), (replace(late, ranks=3), early),
+        (late, replace(early, line=-1)),
+    ):  # fmt: skip
+        looks[1] = [look(step, 1, 2, 3, *other) for step in range(2)]
+        assert rules_of(facts_of(looks)) == []

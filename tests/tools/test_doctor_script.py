@@ -98,6 +98,23 @@ def find_in(
     return script, [*run_checks(CHECKS, script)]
 
 
+def test_what_was_looked_at_is_said_and_what_was_not(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    ran = run_cli("doctor", "--seconds", ENOUGH, tmp_path / "train.py", "--epochs", "1")
+    said = " ".join(ran.out.split())
+    assert "1 model in DistributedDataParallel, 5 iterations over a DistributedSampler" in said
+    assert "not looked at: other backends and devices than those used" in said
+    assert "fit" not in said
+    (tmp_path / "train.py").write_text(HEAD + "dist.all_reduce(one)\ntime.sleep(60)")
+    said = " ".join(run_cli("doctor", "--seconds", 2, tmp_path / "train.py").out.split())
+    assert (
+        "not looked at: what comes after the first 2 s; training, as no optimizer of torch.optim "
+        "made a step; other backends"
+    ) in said
+
+
 def test_a_right_training_has_no_findings(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     shown = run_cli("doctor", "--json", "--seconds", ENOUGH, tmp_path / "train.py", "--epochs", "2")
@@ -108,6 +125,12 @@ def test_a_right_training_has_no_findings(run_cli: Callable[..., Any], tmp_path:
         (2, True),
         (3, True),
     ]
+    for run in document["script"]["runs"]:
+        seen, size = run["looked_at"], run["size"]
+        steps = 2 * -(-20 // size // 5) * size  # of two epochs, on all ranks
+        assert (seen["steps"], seen["models"], seen["passes"]) == (steps, 1, 2 * size)
+        assert seen["calls"] > steps
+        assert seen["unknown"] == []
 
 
 NOT_PORTABLE = """

@@ -651,6 +651,7 @@ def test_dry_says_what_would_be_run_and_what_would_fail(save: Save, run_it: Ran)
     assert (ran.code, ran.err) == (0, "")
     assert f"as does: {line}\n" in ran.out
     assert "2 checks of its text (device, set order): 1 found something\n" in ran.out
+    assert "not looked at: what it calls and how it trains, as nothing was run" in ran.out
     assert "device: backend gloo is given (train.py:2)" in ran.out
     document = json.loads(run_it("--dry", "--json", "train.py").out)
     assert [each["check"] for each in document["findings"]] == ["device"]

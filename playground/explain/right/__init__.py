@@ -33,6 +33,7 @@ LINE, OPTIMIZER, MODEL, LATE, LOOK, FINAL = (
 DRAW, BATCH, SHARES, SAMPLES, FILE, MISUSE, THREADS, MESSAGES, UNKNOWN = (
     "draw", "batch", "shares", "samples", "file", "misuse", "threads", "messages", "unknown",
 )  # fmt: skip
+LAYOUT, RESTORED, OVERWRITTEN, UNOWNED = "layout", "restored", "overwritten", "unowned"
 """Subjects of the lines of a log's text."""
 FIRST_STEPS, PERIOD = 12, 512
 """The first steps of each optimizer are looked at; then those whose number is a power of two; from
@@ -105,6 +106,8 @@ class Optimizer:
 
 JOINS = "joins"
 """The note of a forward pass in the context of `Join`."""
+IN_GRAPH = "in graph"
+"""The note of a call that took a tensor of one element that has a gradient."""
 FORWARD, BACKWARD, LOADED, CALLED, BUCKET = "forward", "backward", "loaded", "called", "bucket"
 
 
@@ -122,7 +125,7 @@ class Event:
     of a wrapped model advanced in it. CALLED: whether it was in a backward pass."""
     note: str
     """FORWARD: the communication hook, if there is one that is not torch's or that does not average
-    at each step, and `JOINS`."""
+    at each step, and `JOINS`. CALLED: `IN_GRAPH`."""
     gradients: list[int]
     """CALLED: the numbers of the optimizer's parameters whose gradients the call took."""
     parameters: list[int]
@@ -283,6 +286,34 @@ class Misuse:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """A tensor of several dimensions, in whose memory gloo works: how it lies there."""
+
+    operation: str
+    group: str
+    """The name of the group."""
+    ranks: list[int]
+    """Those of the group."""
+    clock: int
+    """How many collectives the group had started before this one."""
+    shape: list[int]
+    strides: list[int]
+    """Of dimensions of one element, 0."""
+    line: int
+    step: int
+    """How many steps the optimizer with the most had made."""
+
+
+@dataclass(frozen=True)
+class Overwritten:
+    """A broadcast, before the first step, of what `load_state_dict` has written on this rank."""
+
+    source: int
+    """The rank that has sent it."""
+    line: int
+
+
+@dataclass(frozen=True)
 class FileUse:
     """A file that `torch.save` has written, or `torch.load` has read."""
 
@@ -322,6 +353,13 @@ class RankFacts:
     shares: list[Shares] = field(default_factory=list)
     files: list[FileUse] = field(default_factory=list)
     samples: list[Samples] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
+    overwritten: list[Overwritten] = field(default_factory=list)
+    unowned: list[str] = field(default_factory=list)
+    """Parameters of wrapped models that had a gradient and no optimizer when the program had
+    ended."""
+    has_restored: bool = False
+    """Whether `load_state_dict` of a module was called."""
     has_loader: bool = False
     """Whether a data loader has returned batches."""
     is_full: bool = False

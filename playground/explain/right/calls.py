@@ -22,6 +22,18 @@ L0: the result of a call is used. Certain: the program gives all_reduce or reduc
 variable, as `x.half()` (a test of the connection may). Source: the documentation of
 `torch.distributed.all_reduce`, which works in place.
 
+G2: one call has one layout in memory on all ranks. Certain: all ranks give all_reduce,
+broadcast or reduce tensors of one shape, gloo carries them, and the order of their elements in
+memory differs between ranks. Unknown: a rank has not told this call (later calls with the same
+layout on the same line are not told); shapes differ, as of a flat view; tensors with gaps (G1).
+Source: a measurement on torch 2.14, which a test repeats.
+
+P1: calls meet at one line. A hint: between two steps all ranks make the same calls of the whole
+world, of the same sizes and at the same lines, equally often, and in another order. Unknown: calls
+without a tensor, in a backward pass, or at lines that some ranks do not come to. Where counts or
+sizes differ, the launcher tells of the deadlock or of the first difference. Source: the
+documentation of `torch.distributed`, "Collective functions": all ranks call them in one order.
+
 G3: gradients flow through a call where they are meant to. A hint: while gradients are recorded,
 all_gather or all_to_all takes a tensor of several elements that is in the graph. Unknown: the
 program puts the tensor itself into its place of the result. Source: the
@@ -30,9 +42,11 @@ documentation of `torch.distributed.nn.functional`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from playground.explain.right import (
+    CALLED,
     CERTAIN,
     COPY,
     CUT,
@@ -43,8 +57,11 @@ from playground.explain.right import (
     UNWAITED,
     WRITTEN,
     Finding,
+    Layout,
+    Look,
     RankFacts,
 )
+from playground.explain.right.replicas import find_teams
 
 TOLD = {
     GAPS: (
@@ -84,6 +101,8 @@ TOLD[LOST] = TOLD[COPY] = (
     "the call is given a copy of a tensor, which nobody else has: the tensor stays as it was",
     "keep the copy in a variable, give that to the call, and use it afterwards",
 )
+RULES_OF_CALLS = {rule for rule, *_ in TOLD.values()} | {"G2-strides"}
+"""Those that need a call, and nothing of what came before it."""
 LEVELS = {GAPS: CERTAIN, LOST: CERTAIN, WRITTEN: PROBABLE}
 """How sure it is, by the kind of misuse; of others, a hint. What `set_` gives another memory counts
 as written, too."""
@@ -108,3 +127,98 @@ def find_misuses(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             why=why,
             fix=fix,
         )
+
+
+def find_other_layouts(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """G2-strides, above."""
+    by_call: dict[tuple[object, ...], dict[int, Layout]] = {}
+    for rank in facts:
+        for each in rank.layouts if not rank.unknown else ():
+            key = each.group, each.clock, each.operation, tuple(each.shape), tuple(each.ranks)
+            by_call.setdefault(key, {})[rank.rank] = each
+    told: set[str] = set()
+    for (_, _, operation, _, ranks), seen in by_call.items():
+        assert isinstance(ranks, tuple)
+        if {*seen} != {*ranks} or len({tuple(each.strides) for each in seen.values()}) == 1:
+            continue
+        first = facts[min(ranks)]
+        where = first.where(seen[first.rank].line)
+        if where in told:
+            continue
+        told.add(where)
+        forms = ", ".join(f"rank {rank}: {tuple(seen[rank].strides)}" for rank in sorted(seen))
+        yield Finding(
+            rule="G2-strides",
+            level=CERTAIN,
+            what=f"the ranks give {operation} tensors whose elements are in another order in "
+            "memory",
+            ranks=tuple(sorted(seen)),
+            since=min(each.step for each in seen.values()),
+            where=where,
+            why=f"gloo goes through the memory, whatever the strides ({forms}): elements of "
+            "different places are combined",
+            fix="give the call tensor.contiguous() on all ranks, and copy the result back",
+        )
+
+
+def find_shifted(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """P1-shift, above."""
+    for team in find_teams(facts):
+        if len(team.ranks) < len(facts) or team.has_threads:
+            continue
+        by_rank = {each.rank: each for each in team.facts}
+        for looks in team.looks:
+            lines = {rank: lines_of(by_rank[rank], look) for rank, look in looks.items()}
+            apart = find_first_apart(lines) if are_alike(looks, lines) else None
+            if apart is None:
+                continue
+            places = ", ".join(f"rank {rank}: {each[apart]}" for rank, each in lines.items())
+            yield Finding(
+                rule="P1-shift",
+                level=HINT,
+                what="calls at different lines of the program meet each other",
+                ranks=team.ranks,
+                since=min(look.step for look in looks.values()),
+                where=lines[team.ranks[0]][apart],
+                why="the ranks make the same calls in another order, and one call takes its "
+                f"tensors from several lines ({places})",
+                fix="make the calls in one order on all ranks",
+            )
+            return
+
+
+def lines_of(rank: RankFacts, look: Look) -> list[str]:
+    """The lines of the calls of the whole world since the last step, but for those in backward."""
+    return [
+        rank.where(each.line)
+        for each in look.events
+        if each.kind == CALLED and not each.flag and each.size and each.ranks > 1
+    ]
+
+
+def are_alike(looks: Mapping[int, Look], lines: Mapping[int, list[str]]) -> bool:
+    """Whether the ranks have made the same calls, of the same sizes, at the same lines."""
+    forms = {
+        tuple(
+            (each.subject, each.size)
+            for each in look.events
+            if each.kind == CALLED and not each.flag and each.size and each.ranks > 1
+        )
+        for look in looks.values()
+    }
+    calls = [each for look in looks.values() for each in look.events if each.kind == CALLED]
+    return (
+        all(look.is_whole for look in looks.values())
+        and len(forms) == 1
+        and all(each.ranks in (1, len(looks)) for each in calls)
+        and len({frozenset(Counter(each).items()) for each in lines.values()}) == 1
+        and not any("" in each for each in lines.values())
+    )
+
+
+def find_first_apart(lines: Mapping[int, list[str]]) -> int | None:
+    """The number of the first call that ranks make at different lines."""
+    for number, places in enumerate(zip(*lines.values(), strict=True)):
+        if len({*places}) > 1:
+            return number
+    return None

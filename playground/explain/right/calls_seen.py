@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from playground.base.event_log import NONE
-from playground.base.upstream import is_carried_by_gloo
-from playground.explain.right import CUT, GAPS, MESSAGES, MISUSE, UNWAITED, WRITTEN
+from playground.base.upstream import count_collectives, is_carried_by_gloo
+from playground.explain.right import CUT, GAPS, LAYOUT, MESSAGES, MISUSE, UNWAITED, WRITTEN
 from playground.explain.right.fingerprint import find_fingerprint, has_gaps
 from playground.explain.right.source import find_loss, puts_back
 from playground.explain.right.watcher import Notes, SeesCalls, guarded, is_whole
@@ -29,8 +29,8 @@ REDUCTIONS = {"allreduce", "reduce"}
 """Methods that leave their result in the tensor that they are given."""
 IN_MEMORY = {"allreduce", "broadcast", "reduce"}
 """Methods by which gloo goes through the memory of a tensor, whatever its strides."""
-MOST_SENT, MOST_IN_FLIGHT, MOST_MISUSES = 64, 1024, 32
-"""How many messages are looked at, tensors are remembered, and misuses are told."""
+MOST_SENT, MOST_IN_FLIGHT, MOST_MISUSES, MOST_LAYOUTS = 64, 1024, 32, 64
+"""How many messages are looked at, tensors are remembered, and misuses and layouts are told."""
 
 
 @dataclass(eq=False, slots=True)
@@ -66,6 +66,8 @@ class CallWatcher(SeesCalls):
         self.known_lines: set[int] = set()
         """The lines whose source was looked at."""
         self.misuses: set[tuple[str, str, int]] = set()
+        self.layouts: set[tuple[object, ...]] = set()
+        """Strides that were told, with the line of the call."""
 
     @guarded
     def begun(self, call: Call) -> None:
@@ -80,6 +82,8 @@ class CallWatcher(SeesCalls):
             and is_carried_by_gloo(call.group, tensors[0].device)
         ):
             self.tell_misuse(GAPS, call.name, self.notes.lines.find_cause())
+        if call.method in IN_MEMORY and tensors[0].dim() > 1 and len(call.ranks) > 1:
+            self.look_at_layout(call, tensors[0])
         # only the root of a reduce needs the result
         if call.method in REDUCTIONS and call.peer in (None, dist.get_rank()):
             self.look_at_copy(call)
@@ -150,6 +154,29 @@ class CallWatcher(SeesCalls):
         frame = self.find_new_frame(number)
         if frame is not None and (kind := find_loss(frame, call.inputs[0])):
             self.tell_misuse(kind, call.name, number)
+
+    def look_at_layout(self, call: Call, tensor: Any) -> None:
+        """Tell how the tensor of a call lies in memory, once for each line and layout."""
+        number, form = self.notes.lines.find_cause(), (tensor.shape, tensor.stride())
+        if (number, form) in self.layouts or len(self.layouts) >= MOST_LAYOUTS:
+            return
+        self.layouts.add((number, form))
+        clock = count_collectives(call.group)
+        if (
+            clock is None
+            or not tensor.numel()
+            or has_gaps(tensor)
+            or not is_carried_by_gloo(call.group, tensor.device)
+        ):
+            return
+        strides = [
+            0 if size == 1 else stride
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ]
+        self.notes.log.tell(
+            LAYOUT, call.name, call.group.group_name, list(call.ranks), clock, list(tensor.shape),
+            strides, self.notes.line_of(number), self.notes.step,
+        )  # fmt: skip
 
     def look_at_gather(self, call: Call) -> None:
         number = self.notes.lines.find_cause()

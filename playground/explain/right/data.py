@@ -279,10 +279,43 @@ def find_repeated_shares(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         )
 
 
+def find_left_out(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """S9-replicas: all parts into which the data are cut are drawn.
+
+    A hint: all ranks train a wrapped model on parts that a `DistributedSampler` cuts, and no rank
+    draws some of the parts: `num_replicas` is more than the ranks. (A program may want a part of
+    the data only.) Unknown: a rank has left no log.
+    """
+    if any(rank.unknown for rank in facts):
+        return
+    drawn: dict[tuple[int, int], list[tuple[RankFacts, Draw]]] = {}
+    for rank in facts:
+        for each in rank.draws:
+            if trains_wrapped(rank, each):
+                drawn.setdefault((each.parts, each.length), []).append((rank, each))
+    for (parts, _), draws in drawn.items():
+        ranks = {each.rank for _, each in draws}
+        drawing = {rank.rank for rank, _ in draws}
+        if parts <= len(facts) or len(ranks) == parts or len(drawing) < len(facts):
+            continue
+        rank, draw = draws[0]
+        yield Finding(
+            rule="S9-replicas",
+            level=HINT,
+            what=f"{parts - len(ranks)} of {parts} parts of the data are drawn by no rank",
+            ranks=tuple(each.rank for each in facts),
+            since=max(draw.steps.values(), default=0),
+            where=rank.where(draw.line),
+            why=f"DistributedSampler has num_replicas={parts}, and there are {len(facts)} ranks",
+            fix="leave out num_replicas and rank: they are the size of the world and the rank",
+        )
+
+
 RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
     find_equal_batches,
     find_other_draws,
     find_one_order,
     find_padding,
     find_repeated_shares,
+    find_left_out,
 )

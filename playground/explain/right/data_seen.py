@@ -46,6 +46,8 @@ class DataWatcher(Watcher):
         super().__init__(notes)
         self.samplers: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
         """The numbers of samplers, and of their last draws."""
+        self.known = 0
+        """How many samplers were seen, also those that are gone."""
         self.loaded: dict[int, int] = {}
         """How many batches came of the last draw, by the sampler's number."""
         self.has_loader = False
@@ -60,7 +62,8 @@ class DataWatcher(Watcher):
 
     @guarded
     def samples_drawn(self, sampler: Any) -> None:
-        number, draw = self.samplers.get(sampler, (len(self.samplers), -1))
+        number, draw = self.samplers.get(sampler, (self.known, -1))
+        self.known += draw < 0
         self.samplers[sampler] = number, draw + 1
         self.loaded[number] = 0
         if draw + 1 < MOST_DRAWS:

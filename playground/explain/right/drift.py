@@ -458,6 +458,41 @@ def find_state(drift: Drift) -> Cause | None:
     )
 
 
+def find_changed_gradient(drift: Drift) -> Cause | None:
+    """D12-gradient: gradients that were averaged stay equal until the step.
+
+    Probable: from the first difference on, the gradient is equal on all ranks at the end of the
+    last backward pass and differs before the step, in each step in which that is known, and in two
+    at least; and the ranks train together. (A program may search from several places at once.)
+    Unknown: gradients at the end of backward, as in an optimizer's first step; the step is within
+    backward.
+    """
+    if not drift.have_other_gradients or not drift.are_known:
+        return None
+    if any(look.in_backward for look in drift.looks):
+        return None
+    place, first = drift.replica.place, drift.sight.step
+    known = [
+        looks
+        for looks in drift.replica.looks
+        if min(each.step for each in looks.values()) >= first
+        and all(place < len(each.raw) for each in looks.values())
+    ]
+    raw = [{each.raw[place] for each in looks.values()} for looks in known]
+    if len(known) < 2 or any(len(each) > 1 or each & {None, NO_GRADIENT} for each in raw):
+        return None
+    if any(drift.replica.have_equal_gradients(looks) is not False for looks in known):
+        return None
+    return Cause(
+        "D12-gradient",
+        "the gradients are equal when backward() has ended, and differ before the step: each rank "
+        "has changed them in a way of its own, as by random numbers",
+        "change averaged gradients alike on all ranks, or before they are averaged",
+        drift.where(drift.looks[0].line),
+        level=PROBABLE if drift.train_together else HINT,
+    )
+
+
 RULES: Sequence[Rule] = (
     find_late,
     find_unfrozen,
@@ -470,6 +505,7 @@ RULES: Sequence[Rule] = (
     find_bypass,
     find_nosync,
     find_later_backward,
+    find_changed_gradient,
 )
 """In this order: the first that tells a cause is right."""
 UNEXPLAINED = Cause(

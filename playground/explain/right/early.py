@@ -23,8 +23,8 @@ from playground.explain.starts import folder_of_last_start
 
 INTERVAL = 0.5
 """Seconds between two looks at the ranks' logs."""
-SHARE = 0.02
-"""The largest part of the time that is spent in looking."""
+SHARE, SHARE_IN_A_RANK = 0.02, 0.005
+"""The largest part of the time that is spent in looking; in a rank, whose program waits for it."""
 RECENT = 10.0
 """Seconds for which what was told needs no repetition."""
 
@@ -32,10 +32,12 @@ RECENT = 10.0
 class EarlyTeller:
     """In its block, each certain finding is told once, on stderr, as soon as it is certain."""
 
-    def __init__(self, folder: Path, size: int) -> None:
-        """`folder`: where the ranks of each start leave their logs."""
+    def __init__(self, folder: Path, size: int, share: float = SHARE) -> None:
+        """`folder`: where the ranks of each start leave their logs; `share`: the largest part of
+        the time that is spent in looking."""
         self.folder = folder
         self.size = size
+        self.share = share
         self.told: dict[tuple[str, tuple[int, ...]], float] = {}
         """When what was told, by its rule and ranks."""
         self.written: list[int] = []
@@ -52,6 +54,9 @@ class EarlyTeller:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         self.is_over.set()
         self.thread.join()
 
@@ -63,7 +68,7 @@ class EarlyTeller:
                 self.look()
             except Exception:  # what a rule does not expect is told at the end
                 return
-            pause = max(INTERVAL, (time.monotonic() - began) / SHARE)
+            pause = max(INTERVAL, (time.monotonic() - began) / self.share)
 
     def look(self) -> None:
         folder = folder_of_last_start(self.folder)

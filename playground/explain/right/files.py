@@ -1,4 +1,5 @@
-"""Rules on files that ranks write and read (F). Does not import torch."""
+"""Rules on files that ranks write and read, and on what was loaded (F, R). Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -77,6 +78,34 @@ def find_early_load(facts: Sequence[RankFacts]) -> Iterator[Finding]:
                     fix="call dist.barrier() after rank 0 has saved, and before others load",
                 )
                 return
+
+
+def find_overwritten(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """R1-source: the rank that has loaded a checkpoint is the source of the broadcast.
+
+    Probable: before the first step, a broadcast from a rank that has called no `load_state_dict`,
+    and has read no file by `torch.load`, overwrites a parameter that `load_state_dict` has written
+    on another rank. Unknown: ranks send messages (the source may have its values from another); the
+    source has left no log. Source: the documentation of `torch.distributed.broadcast`.
+    """
+    known = {each.rank: each for each in facts if not each.unknown and not each.has_messages}
+    found: dict[tuple[int, str], list[int]] = {}
+    for rank in known.values():
+        for each in rank.overwritten:
+            source = known.get(each.source)
+            if source and not source.has_restored and not any(use.is_read for use in source.files):
+                found.setdefault((each.source, rank.where(each.line)), []).append(rank.rank)
+    for (source_rank, where), ranks in found.items():
+        yield Finding(
+            rule="R1-source",
+            level=PROBABLE,
+            what="a broadcast overwrites weights that load_state_dict has brought",
+            ranks=tuple(ranks),
+            since=0,
+            where=where,
+            why=f"it sends what rank {source_rank} has, which has loaded nothing",
+            fix="give broadcast the rank that has loaded as src, or load on all ranks",
+        )
 
 
 def pairs_of(facts: Sequence[RankFacts]) -> Iterator[tuple[RankFacts, RankFacts]]:

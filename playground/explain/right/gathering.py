@@ -15,14 +15,10 @@ import torch.distributed as dist
 
 from playground.base.files import write_file
 from playground.explain.right import FORMAT, file_name
+from playground.explain.right.run import BETWEEN_LOOKS, LIMIT, LIMIT_OF_FAILED
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.store import connect_as_client
 
-LIMIT, LIMIT_OF_FAILED = 10.0, 0.5
-"""Seconds for which rank 0 waits for the logs of ranks that end later; when its program has
-failed."""
-BETWEEN_LOOKS = 0.02
-"""Seconds from one look for logs to the next."""
 CONNECT_LIMIT = timedelta(seconds=2)
 PART = "playground check"
 """The part of the store that has the logs."""

@@ -1,5 +1,6 @@
-"""Rules on what a model computes: what its loss is the mean of, what dropout drops, and the running
-statistics of BatchNorm (L1, E3, B1). Does not import torch."""
+"""Rules on what a model computes: what its loss is the mean of, what dropout drops, the running
+statistics of BatchNorm, and whether the loss is reduced before backward (L1, E3, B1, M7). Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -7,13 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from playground.explain.right import (
     BACKWARD,
+    CALLED,
     FORWARD,
     HINT,
+    IN_GRAPH,
     Event,
     Finding,
     Look,
     RankFacts,
 )
+from playground.explain.right.averaging import Averaging, is_drifting
 from playground.explain.right.replicas import find_teams
 
 LEAST_LOOKS = 3
@@ -154,8 +158,53 @@ def differ(looks: Sequence[Mapping[int, Look]], place: int) -> bool:
     return len(apart) == len(known) >= LEAST_LOOKS
 
 
+def find_reduced_loss(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """M7-loss: gradients are reduced after backward; to reduce the loss before it changes none.
+
+    A hint: in two steps, on all ranks, `all_reduce` takes a tensor of one element that is in the
+    graph, a backward pass follows, and no call takes gradients; all gradients differ, and the
+    parameters were equal and drift. (An ensemble may print the mean of its losses so.) Unknown: as
+    for all rules on averages by hand; no number is in the graph, as after `detach()`. Source: the
+    documentation of `torch.distributed.all_reduce`, through which no gradient flows.
+    """
+    for team in find_teams(facts):
+        if team.wrapped or team.has_threads or len(team.ranks) < len(facts):
+            continue
+        seen = Averaging(team, [team.replica(name) for name in team.first.optimizer.parameters])
+        reduced = [
+            calls for looks in team.looks
+            if all(calls := [reductions_before_backward(look) for look in looks.values()])
+        ]  # fmt: skip
+        if len(reduced) < 2 or any(call.gradients for call in seen.calls) or seen.exchanges:
+            continue
+        if any(look.has_closure for look in team.all_looks):
+            continue
+        if not all(is_drifting(each) and seen.are_own(each) for each in seen.replicas):
+            continue
+        yield seen.finding(
+            "M7-loss", seen.replicas, "the replicas of a model drift apart",
+            team.facts[0].where(reduced[0][0][-1].line),
+            "the loss is reduced before backward(), and gradients do not flow through all_reduce: "
+            "each rank goes on with the gradients of its own loss",
+            "call backward() on each rank's own loss, and average the gradients between backward() "
+            "and step()",
+            level=HINT,
+        )  # fmt: skip
+
+
+def reductions_before_backward(look: Look) -> list[Event]:
+    """The calls of `all_reduce` that took a number of the graph, if a backward pass followed."""
+    kinds = [each.kind for each in look.events]
+    last = len(kinds) - 1 - kinds[::-1].index(BACKWARD) if BACKWARD in kinds else 0
+    return [
+        each for each in look.events[:last]
+        if each.kind == CALLED and each.subject == "all_reduce" and each.note == IN_GRAPH
+    ]  # fmt: skip
+
+
 RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
     find_means,
     find_equal_masks,
     find_statistics,
+    find_reduced_loss,
 )

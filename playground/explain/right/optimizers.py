@@ -152,4 +152,51 @@ def is_summed_again(looks: Mapping[int, Look], place: int) -> bool:
     )
 
 
-RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (find_untrained, find_twice)
+def find_unowned(facts: Sequence[RankFacts]) -> Iterator[Finding]:
+    """O2-unowned: the parameters that get gradients have an optimizer.
+
+    A hint: when the program has ended on all ranks, parameters of a wrapped model have a gradient,
+    and no optimizer that was ever seen to step has them on any rank, while one of torch's has
+    others of the model. (They may be updated by hand.) Unknown: gradients were set to None; no
+    optimizer has a parameter of the model. Source: as for O1-nograd.
+    """
+    if any(each.unknown or each.state != ENDED for each in facts):
+        return
+    owned = {
+        name: look
+        for rank in facts
+        for look in rank.looks
+        if look.optimizer.kind.startswith("torch.optim.")
+        for name in look.optimizer.parameters
+    }
+    others = {name for rank in facts for look in rank.looks for name in look.optimizer.parameters}
+    for model in facts[0].models if facts else []:
+        names = {f"{model.key}/{name}": name for name in model.names}
+        found = [
+            short for name, short in names.items()
+            if name not in others
+            and all(name in facts[rank].unowned for rank in model.ranks if rank < len(facts))
+        ]  # fmt: skip
+        if not found or not any(name in owned for name in names):
+            continue
+        more = f" and {len(found) - 3} more" * (len(found) > 3)
+        yield Finding(
+            rule="O2-unowned",
+            level=HINT,
+            what=f"parameters get gradients and no optimizer: {', '.join(found[:3])}{more} of the "
+            f"model that DistributedDataParallel wraps",
+            ranks=tuple(model.ranks),
+            since=0,
+            where=facts[0].where(next(owned[name] for name in names if name in owned).line),
+            why="the optimizer was made of other parameters of the model, and nothing clears or "
+            "uses these gradients",
+            fix="give the optimizer all parameters of the model, or set requires_grad to False "
+            "for those that are not trained",
+        )
+
+
+RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
+    find_untrained,
+    find_twice,
+    find_unowned,
+)

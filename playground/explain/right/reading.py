@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,34 +18,40 @@ from playground.explain.right import (
     FINAL,
     FORMAT,
     LATE,
+    LAYOUT,
     LINE,
     LOOK,
     MESSAGES,
     MISUSE,
     MODEL,
     OPTIMIZER,
+    OVERWRITTEN,
+    RESTORED,
     RUNNING,
     SAMPLES,
     SHARES,
     STEP,
     THREADS,
     UNKNOWN,
+    UNOWNED,
     Batch,
     Draw,
     Event,
     FileUse,
     Late,
+    Layout,
     Look,
     Misuse,
     Model,
     Optimizer,
+    Overwritten,
     RankFacts,
     Samples,
     Shares,
     file_name,
 )
 
-PLAIN = {
+PLAIN: Mapping[str, tuple[str, Callable[..., object]]] = {
     MODEL: ("models", Model),
     LATE: ("late", Late),
     BATCH: ("batches", Batch),
@@ -53,6 +59,9 @@ PLAIN = {
     SAMPLES: ("samples", Samples),
     FILE: ("files", FileUse),
     MISUSE: ("misuses", Misuse),
+    LAYOUT: ("layouts", Layout),
+    OVERWRITTEN: ("overwritten", Overwritten),
+    UNOWNED: ("unowned", expect_text),
 }
 """By the subject of a line: where its fields go as they are, and what they make."""
 
@@ -69,6 +78,16 @@ def count_written(log: Path) -> int:
     except (OSError, ValueError, struct.error):
         return 0
     return header[BEGUN] + header[USED]
+
+
+def has_ended(log: Path) -> bool:
+    """Whether the program of a rank has ended."""
+    try:
+        words = LogReader(os.open(log, os.O_RDONLY), FORMAT).read_words()
+        state, *_ = struct.unpack_from("<q", words)
+    except (OSError, ValueError, struct.error):
+        return False
+    return bool(state != RUNNING)
 
 
 def read_rank(log: Path, rank: int) -> RankFacts:
@@ -94,6 +113,8 @@ def read_facts(reader: LogReader, rank: int) -> RankFacts:
             facts = replace(facts, has_loader=True)
         elif subject == THREADS:
             facts = replace(facts, has_threads=True)
+        elif subject == RESTORED:
+            facts = replace(facts, has_restored=True)
         elif subject == MESSAGES:
             facts = replace(facts, has_messages=True)
         else:

@@ -103,7 +103,7 @@ class Team:
         fewest."""
         return min(look.step for look in self.looks[0].values())
 
-    @property
+    @cached_property
     def wrapped(self) -> list[int]:
         """The numbers of the optimizer's parameters that are in wrapped models."""
         keys = {model.key for each in self.facts for model in each.models}
@@ -119,18 +119,27 @@ class Team:
     def has_threads(self) -> bool:
         return any(each.has_threads for each in self.facts)
 
-    @property
-    def all_looks(self) -> Iterator[Look]:
+    @cached_property
+    def all_looks(self) -> list[Look]:
         """Those of all ranks, also those that only some have made."""
+        found = []
         for each in self.facts:
             mine = [looks[each.rank].optimizer for looks in self.looks]
-            yield from (look for look in each.looks if look.optimizer in mine)
+            found += [look for look in each.looks if look.optimizer in mine]
+        return found
 
     def replica(self, name: str) -> Replica:
         """A parameter of the optimizer."""
-        place = self.first.optimizer.parameters.index(name)
-        sights = [*self.see_made(name), *self.see_steps(place), *self.see_end(name)]
-        return Replica(name, place, sights)
+        if name not in self.replicas:
+            place = self.first.optimizer.parameters.index(name)
+            sights = [*self.see_made(name), *self.see_steps(place), *self.see_end(name)]
+            self.replicas[name] = Replica(name, place, sights)
+        return self.replicas[name]
+
+    @cached_property
+    def replicas(self) -> dict[str, Replica]:
+        """Those that were asked for, by their names."""
+        return {}
 
     def see_steps(self, place: int) -> Iterator[Sight]:
         for looks in self.looks:
@@ -180,9 +189,22 @@ def are_equal(prints: Iterable[int | None]) -> bool | None:
     return None if None in found else len(found) == 1
 
 
-def find_teams(facts: Sequence[RankFacts]) -> Iterator[Team]:
+class AllFacts(list[RankFacts]):
+    """The facts of all ranks, in rank order. Their teams are found once."""
+
+    @cached_property
+    def teams(self) -> list[Team]:
+        return [*compare_optimizers(self)]
+
+
+def find_teams(facts: Sequence[RankFacts]) -> Sequence[Team]:
     """The optimizers that ranks of one group step together, on all its ranks. An optimizer is the
     same on ranks that give it the same parameters. A team of one rank is left out."""
+    return (facts if isinstance(facts, AllFacts) else AllFacts(facts)).teams
+
+
+def compare_optimizers(facts: Sequence[RankFacts]) -> Iterator[Team]:
+    """The teams of these ranks."""
     found: dict[tuple[object, ...], dict[int, dict[tuple[int, int], list[Look]]]] = {}
     for each in facts:
         for look in each.looks:

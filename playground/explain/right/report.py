@@ -29,16 +29,24 @@ def tell_all(findings: Sequence[Finding], facts: Sequence[RankFacts]) -> str:
     if findings:
         return "\n\n".join(map(tell, findings))
     steps = sum(len(each.looks) for each in facts)
-    unknown = [
-        f"rank {each.rank}: {each.unknown or 'its log is full, and has the first steps'}"
-        for each in facts
-        if each.unknown or each.is_full
-    ]
     seen = f"{steps} steps of optimizers were compared" if steps else "no optimizer made a step"
     return "\n".join(
         textwrap.fill(each, WIDTH)
         for each in (
             f"playground: nothing wrong was seen: {seen}",
-            *(f"not known: {each}" for each in unknown),
+            *(f"not known: {each}" for each in explain_unknown(facts)),
         )
     )
+
+
+def explain_unknown(facts: Sequence[RankFacts]) -> list[str]:
+    """What is not known of ranks, and why."""
+    found = [
+        f"rank {each.rank}: {each.unknown or 'its log is full, and has the first steps'}"
+        for each in facts
+        if each.unknown or each.is_full
+    ]
+    threads = [each.rank for each in facts if each.has_threads]
+    if threads:
+        found.append(f"what other threads than the main one do (ranks {format_ranks(threads)})")
+    return found

@@ -1,4 +1,16 @@
-"""The rules, and what they find in the facts of all ranks. Does not import torch."""
+"""The rules, and what they find in the facts of all ranks. Does not import torch.
+
+Four mistakes have no rule, since no right program would be safe from it, or each would pay for it:
+
+- A tensor that is read while an asynchronous call writes it: only a dispatch mode sees reads, and
+  it would see each operator of the program. That nobody waits for the call is told (A3).
+- A matrix that stages of a pipeline share, and whose gradients nobody adds up: the stages have
+  other parameters, and nothing says which of them are one.
+- Calls that are not as many on all ranks: a run that fails or hangs is explained by its launcher,
+  with the first call in which the ranks differ, or the deadlock.
+- A file that several ranks write by `open`: only an audit hook sees it, which stays for good, and
+  is called for each import and each `exec`, too.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from playground.explain.right import Finding, Level, RankFacts
 from playground.explain.right.averaging import find_averaging
-from playground.explain.right.calls import find_misuses
+from playground.explain.right.calls import find_misuses, find_other_layouts, find_shifted
 from playground.explain.right.clipping import find_clipped
 from playground.explain.right.data import RULES as DATA
 from playground.explain.right.drift import find_drifts
-from playground.explain.right.files import find_early_load, find_shared_file
+from playground.explain.right.files import find_early_load, find_overwritten, find_shared_file
 from playground.explain.right.models import RULES as MODELS
 from playground.explain.right.optimizers import RULES as OPTIMIZERS
+from playground.explain.right.replicas import AllFacts
 from playground.explain.right.samples import find_shared_samples
 from playground.explain.right.sharding import RULES as SHARDING
 
@@ -27,7 +40,10 @@ RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
     find_shared_samples,
     find_shared_file,
     find_early_load,
+    find_overwritten,
     find_misuses,
+    find_other_layouts,
+    find_shifted,
 )
 
 TOLD_AT_THE_END = {"D2-nosync-last", "D4-later", "D7-inback", "M6-reduce"}
@@ -37,5 +53,6 @@ together that train apart for a while."""
 
 def find_mistakes(facts: Sequence[RankFacts]) -> list[Finding]:
     """What is wrong, the certain first, then the probable, each by the step since which it is."""
-    found = [finding for rule in RULES for finding in rule(facts)]
+    compared = AllFacts(facts)
+    found = [finding for rule in RULES for finding in rule(compared)]
     return sorted(found, key=lambda each: ([*Level].index(each.level), each.since, each.rule))

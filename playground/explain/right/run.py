@@ -5,43 +5,37 @@ do.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import click
 
-from playground.base.files import temporary_folder
+from playground.base.files import common_folder, temporary_folder
 from playground.base.remote import remote
 from playground.explain import HINTS, STRICT
-from playground.explain.right import HINT, Finding, RankFacts
-from playground.explain.right.early import EarlyTeller
-from playground.explain.right.reading import read_ranks
+from playground.explain.right import HINT, Finding, RankFacts, file_name
+from playground.explain.right.checked import NEEDED, Checked
+from playground.explain.right.early import SHARE_IN_A_RANK, EarlyTeller
+from playground.explain.right.reading import has_ended, read_ranks
 from playground.explain.right.report import tell_all
 from playground.explain.right.rules import find_mistakes
 from playground.explain.starts import folder_of_last_start, folder_of_this_start
 from playground.world.command_world import Around, CommandWorld
-from playground.world.rank.assignment import call
-from playground.world.rendezvous.environment import RankEnv
+from playground.world.rendezvous.environment import RankEnv, name_of_torchrun
 
-CHECKED = remote("playground.explain.right.observer:checked")
 GATHER = remote("playground.explain.right.gathering:gather_logs")
+LIMIT, LIMIT_OF_FAILED = 10.0, 0.5
+"""Seconds for which rank 0 waits for ranks of others that end later; when its program has
+failed."""
+BETWEEN_LOOKS = 0.02
+"""Seconds from one look whether they have ended to the next."""
 
 
-@dataclass(frozen=True)
-class Checked:
-    """Calls `fn`, and writes what it does into `folder`."""
-
-    fn: Callable[..., Any]
-    folder: Path
-
-    def __call__(self, rank: int, size: int, *args: Any) -> Any:
-        with CHECKED(folder_of_this_start(self.folder), rank):
-            return call(self.fn, rank, size, *args)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckedByRank0(Checked):
     """The same in a rank that somebody else has started: when the program has ended, rank 0 tells
     what is wrong on all ranks."""
@@ -62,9 +56,43 @@ class CheckedByRank0(Checked):
             raise
         finally:
             folder = folder_of_this_start(self.folder)
-            GATHER(folder, self.env, has_failed=has_failed)
-            if rank == 0:
-                self.verdicts.append(show(read_ranks(folder, size), self.mode))
+            try:
+                self.gather(folder, has_failed=has_failed)
+            finally:  # torchrun may end this rank meanwhile, as another one was killed
+                if rank == 0:
+                    self.verdicts.append(show(read_ranks(folder, size), self.mode, self.is_known))
+
+    def gather(self, folder: Path, *, has_failed: bool) -> None:
+        """Bring the logs of all ranks into the folder of rank 0."""
+        GATHER(folder, self.env, has_failed=has_failed)
+
+    def is_known(self, found: Finding) -> bool:
+        """Whether this was told a moment ago."""
+        return False
+
+
+@dataclass(frozen=True, repr=False)
+class CheckedOnOneHost(CheckedByRank0):
+    """The same if all ranks write into one folder, also those that are killed: rank 0 tells what is
+    certain while the program runs, too."""
+
+    @cached_property
+    def teller(self) -> EarlyTeller:
+        return EarlyTeller(self.folder, self.env.size, SHARE_IN_A_RANK)
+
+    def __call__(self, rank: int, size: int, *args: Any) -> Any:
+        if rank:
+            return super().__call__(rank, size, *args)
+        with self.teller:
+            return super().__call__(rank, size, *args)
+
+    def gather(self, folder: Path, *, has_failed: bool) -> None:
+        if self.env.rank == 0:
+            await_ends(folder, self.env.size, LIMIT_OF_FAILED if has_failed else LIMIT)
+            self.teller.stop()
+
+    def is_known(self, found: Finding) -> bool:
+        return self.teller.is_recent(found)
 
 
 def checked(world: CommandWorld, mode: str) -> Around:
@@ -73,12 +101,13 @@ def checked(world: CommandWorld, mode: str) -> Around:
 
     @contextlib.contextmanager
     def around(world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-        world.warm_up(CHECKED)
+        world.warm_up(*NEEDED)
         verdicts: list[bool] = []
         with contextlib.ExitStack() as stack:
             run, env = fn, world.rank_env
-            folder = enter_folder(stack)
-            if folder and env:
+            if env and (folder := enter_folder_of_host(stack, env)):
+                run = CheckedOnOneHost(fn, folder, env, mode, verdicts)
+            elif (folder := enter_folder(stack)) and env:
                 run = CheckedByRank0(fn, folder, env, mode, verdicts)
             elif folder:
                 stack.enter_context(told(folder, world.size, mode, verdicts))
@@ -110,6 +139,26 @@ def enter_folder(stack: contextlib.ExitStack) -> Path | None:
         return stack.enter_context(temporary_folder("check"))
     except OSError:
         return None
+
+
+def enter_folder_of_host(stack: contextlib.ExitStack, env: RankEnv) -> Path | None:
+    """The folder for the logs of ranks that one torchrun has started, all on this host; None if
+    these are not all ranks, or if it cannot be made."""
+    name = name_of_torchrun()
+    if not name or env.local_size < env.size:
+        return None
+    try:
+        return stack.enter_context(common_folder(f"check-{name}"))
+    except OSError:
+        return None
+
+
+def await_ends(folder: Path, size: int, seconds: float) -> None:
+    """Wait until the programs of all ranks but rank 0 have ended, for so long at most."""
+    end = time.monotonic() + seconds
+    for rank in range(1, size):
+        while not has_ended(folder / file_name(rank)) and time.monotonic() < end:
+            time.sleep(BETWEEN_LOOKS)
 
 
 def find_mistakes_of(folder: Path, size: int) -> list[Finding]:

@@ -38,12 +38,16 @@ from playground.explain.right import (
     ENDED,
     FINAL,
     FORWARD,
+    IN_GRAPH,
     JOINS,
     LATE,
     LOADED,
     LOOK,
     MODEL,
     NO_GRADIENT,
+    OVERWRITTEN,
+    RESTORED,
+    UNOWNED,
     Prints,
     is_looked_at,
 )
@@ -195,6 +199,11 @@ class TrainingWatcher(Watcher):
         """The number of elements of which the root of the latest backward pass is the mean."""
         self.clocks: list[dict[str, int | None]] = []
         """Those of wrapped models' groups at the begin of each backward pass under way."""
+        self.has_restored = False
+        """Whether `load_state_dict` of a module was called."""
+        self.restored: dict[int, ReferenceType[Any]] = {}
+        """The parameters that it has written before the first step, by the address of their
+        storage."""
         self.large: dict[tuple[str, int, int], int] = {}
         """How often a call as large as the largest parameter, or a load, was made, by operation,
         size and line."""
@@ -300,6 +309,11 @@ class TrainingWatcher(Watcher):
     @guarded
     def model_loaded(self, module: nn.Module) -> None:
         params = [*module.parameters()]
+        if not self.has_restored:
+            self.has_restored = True
+            self.notes.log.tell(RESTORED)
+        if not self.stepped:
+            self.restored |= {address_of(each): ref(each) for each in params}
         names = {name for param in params if (name := self.name_of(param))}
         names |= self.find_tensors(params)[1]
         if names:
@@ -352,11 +366,27 @@ class TrainingWatcher(Watcher):
         if self.largest and size >= self.largest and not self.stack:
             self.look_at_next(call.name, size)
         seen = Seen(CALLED, call.name, bool(self.clocks), size=size, ranks=len(call.ranks))
+        if self.restored and call.method == "broadcast":
+            self.find_overwritten(call)
         if self.is_looking:
+            if size == 1 and any(each.grad_fn is not None for each in call.inputs):
+                seen.note = IN_GRAPH
             seen.gradients, seen.parameters = self.find_tensors(tensors)
             if len(seen.gradients) == len(call.inputs) == 1:
                 seen.values = read_values(call.inputs[0])
         self.note(seen)
+
+    def find_overwritten(self, call: Call) -> None:
+        """Tell of a broadcast that overwrites, on this rank, what a checkpoint has brought."""
+        if self.stepped or call.peer in (None, dist.get_rank()):
+            return
+        for each in (*call.inputs, *call.outputs):
+            known = self.restored.get(address_of(each))
+            held = known() if known else None
+            if held is not None and address_of(held) == address_of(each) != 0:
+                self.notes.log.tell(OVERWRITTEN, call.peer, self.notes.write_line())
+                self.restored.clear()
+                return
 
     def miss_calls(self) -> None:
         """From now on, calls are not told: the events until the next step are not whole."""
@@ -445,6 +475,7 @@ class TrainingWatcher(Watcher):
             known = Stepping(self.stepped, group, bool(keys), models)
             self.stepped += 1
             self.optimizers[optimizer] = known
+            self.restored.clear()
             self.looking.add(known.number)
         known.group, known.is_wrapped, known.models = group, bool(keys), models
         self.largest = max([self.largest, *(param.numel() for param in params)])
@@ -555,6 +586,11 @@ class TrainingWatcher(Watcher):
                 if self.name_of(each) is None:
                     found[f"{known.number}/{place}"] = find_fingerprint(each)
         self.notes.log.tell(FINAL, *found.items())
+        owned = {id(each) for optimizer in self.optimizers for each in parameters_of(optimizer)}
+        for param, name in self.names.values():
+            held = param()
+            if held is not None and held.grad is not None and id(held) not in owned:
+                self.notes.log.tell(UNOWNED, name)
 
     def finish(self, state: int) -> None:
         for handle in self.handles:

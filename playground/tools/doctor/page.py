@@ -4,7 +4,7 @@ import torch."""
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,13 +94,14 @@ def examine(
     arguments (`words`), the other hosts. Returns all findings, and the facts of each tier."""
     findings, facts = list[Finding](), dict[str, object]()
 
-    def conclude(tier: str, found: object, summary: str = "") -> None:
+    def conclude(tier: str, found: object, summary: str = "", looks: Iterable[str] = ()) -> None:
         new = [*run_checks(TIERS[tier], found)]
         facts[tier] = found
         findings.extend(new)
         session.say(
             f"{tier}: {count(new, len(TIERS[tier]))}" + f" ({summary})" * bool(summary),
             *map(finding_text, new),
+            *looks,
         )
 
     if "machine" in tiers:
@@ -114,7 +115,7 @@ def examine(
     if "script" in tiers:
         session.bar.show(f"running {words[0]}")
         ran = script.examine(Path(words[0]), words[1:], settings.seconds, settings.timeout)
-        conclude("script", ran, script.summarize(ran))
+        conclude("script", ran, script.summarize(ran), script.describe(ran))
         if half := plan_of_half(Path(words[0])):
             facts["plan"] = half
             session.say("")

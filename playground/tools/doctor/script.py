@@ -42,11 +42,12 @@ from playground.explain.hang import (
 from playground.explain.hang.box import SWITCH, View, find_boxes
 from playground.explain.hang.diagnosis import Diagnosis, diagnose, find_mismatch
 from playground.explain.right import Finding as Mistake
+from playground.explain.right.checked import Checked
 from playground.explain.right.reading import read_ranks
 from playground.explain.right.rules import find_mistakes
-from playground.explain.right.run import Checked
 from playground.explain.starts import folder_of_last_start
 from playground.tools.doctor import Finding, error, run_checks, warning
+from playground.tools.doctor.looked_at import LookedAt, describe_looks, say_looks
 from playground.ui.units import format_bytes
 from playground.world.backends import BACKENDS, LEAVE_OUT
 from playground.world.launcher.deadlock_watch import line_of
@@ -84,8 +85,7 @@ class ScriptRun:
     """Why ranks wait, or what they called differently, if it is known."""
     mistakes: Sequence[Mistake]
     """What is silently wrong."""
-    steps: int
-    """The number of optimizers' steps that were compared, on all ranks."""
+    looked_at: LookedAt
 
     @property
     def has_failed(self) -> bool:
@@ -139,8 +139,12 @@ def summarize(script: ScriptFacts) -> str:
     for run in script.runs:
         otherwise = "failed" if run.has_failed else "stopped when their time was up"
         text += f"{run.size} ranks {'returned' if run.has_returned else otherwise}, "
-    text += f"{sum(run.steps for run in script.runs)} steps of optimizers were compared, "
     return f"{text}in copies of its folder in {script.folder}, removed by now"
+
+
+def describe(script: ScriptFacts) -> Iterator[str]:
+    """Lines on what was looked at, and what was not."""
+    return say_looks([run.looked_at for run in script.runs])
 
 
 def is_copied(path: Path, target: Path) -> bool:
@@ -197,7 +201,7 @@ def run_script(
             raise Elapsed
 
     quiet = logging.NullHandler()
-    has_returned = False
+    has_returned = is_stopped = False
     failure = ""
     why = None
     logging.getLogger("playground").addHandler(quiet)  # a mismatch is a finding
@@ -212,6 +216,7 @@ def run_script(
         )
         has_returned = True
     except Elapsed:
+        is_stopped = True
         waits = any(state.waits_for and state.since > seconds / 2 for state in last)
         why = diagnose([replace(state, may_act=UNASKED) for state in last]) if waits else None
         why = None if why and why.kind in (Kind.RUNNING, Kind.STRAGGLER) else why
@@ -230,7 +235,10 @@ def run_script(
     facts = read_ranks(folder_of_last_start(seen), size)
     run = ScriptRun(
         size=size, has_returned=has_returned, failure=failure, diagnosis=why,
-        mistakes=find_mistakes(facts), steps=sum(len(each.looks) for each in facts),
+        mistakes=find_mistakes(facts),
+        looked_at=describe_looks(
+            facts, sum(len(state.operations) for state in states), seconds if is_stopped else 0
+        ),
     )  # fmt: skip
     return run, states
 

@@ -20,8 +20,9 @@ from playground.base.files import temporary_folder
 from playground.base.remote import ROOT, Remote, file_of, remote
 from playground.explain.hang import UNASKED, Doing, Kind, RankState, diagnosis
 from playground.explain.hang.box import View, find_boxes, process_status
+from playground.explain.right.checked import Checked
 from playground.explain.right.report import tell
-from playground.explain.right.run import Checked, find_mistakes_of
+from playground.explain.right.run import find_mistakes_of
 from playground.tools import TOOLS
 from playground.ui.options import ALL, OneOf
 from playground.ui.session import Session, run_to_its_end, session_command, to_document

@@ -12,6 +12,10 @@ from playground.tools.doctor.script import TEXT_CHECKS, check_text
 from playground.ui.session import Session
 from playground.world.program import Program
 
+NOT_LOOKED_AT = (
+    "not looked at: what it calls and how it trains, as nothing was run; doctor SCRIPT does that"
+)
+
 
 def say_what_would_run(
     session: Session, program: Program, torchrun: str, file: Path | None, *, spawn: bool
@@ -29,5 +33,6 @@ def say_what_would_run(
         f"as does: {torchrun}",
         f"{len(TEXT_CHECKS)} checks of its text ({checks}): {found}",
         *map(finding_text, findings),
+        NOT_LOOKED_AT,
     )
     session.print_document({}, torchrun=torchrun, folder=os.getcwd(), findings=findings)

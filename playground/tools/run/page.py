@@ -20,7 +20,7 @@ from playground.tools.run.options import (
     read_settings,
     set_option,
 )
-from playground.tools.run.start import RUN_PROGRAM, prepare_start, run_on_ranks, share_imports
+from playground.tools.run.start import prepare_start, run_on_ranks, share_imports, warm_up
 from playground.ui.options import pack_options, refuse
 from playground.ui.session import Session, session_command
 from playground.world.program import Program, parse, path_of_new_interpreter
@@ -122,7 +122,7 @@ def command(
         return
     is_ours = prepare_start(session, asked)
     if is_ours and not settings.spawn:
-        world.warm_up(RUN_PROGRAM)
+        warm_up(session, asked)
         for finding in CHECK_TEXT(file) if file else []:
             if finding.check == "set-order":
                 note = f"{finding.saw}, which forks share: --spawn gives each rank its own"

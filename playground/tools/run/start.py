@@ -44,6 +44,10 @@ VISION = "torchvision"
 RUN_PROGRAM = remote("playground.world.program:run_program")
 MEASURED = remote("playground.explain.cost.run:measured")
 CHECKED = remote("playground.explain.right.run:checked")
+IN_RANKS = (
+    remote("playground.explain.right.checked:Checked"),
+    remote("playground.explain.right.observer:checked"),
+)
 
 
 def share_imports(file: Path, tree: ast.Module) -> None:
@@ -52,6 +56,11 @@ def share_imports(file: Path, tree: ast.Module) -> None:
     for each in (tree, *map(parse, find_lessons(tree))):
         fork_client.preload(*find_shared_imports(each))
     fork_client.import_with(find_settings(tree, os.environ))
+
+
+def warm_up(session: Session, asked: ProgramOptions) -> None:
+    """Have the imports begin that all ranks of a program share, also of what is to check it."""
+    session.world.warm_up(RUN_PROGRAM, *IN_RANKS * (asked.check != OFF))
 
 
 def prepare_start(session: Session, asked: ProgramOptions) -> bool:
@@ -139,7 +148,7 @@ def run_lesson(
     if prepare_start(session, asked):
         share_imports(file, parse(file))
         fork_client.preload(*[VISION] * lesson.needs_mnist)
-        session.world.warm_up(RUN_PROGRAM)
+        warm_up(session, asked)
     if lesson.needs_mnist:
         prepare_data(session)
     run_on_ranks(session, program, asked)

@@ -75,9 +75,8 @@ class Answer:
     """Why there is none."""
 
 
-def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment:
-    """The assignment of `fn` with `args`, and `more` of its fields. Raises `UsageError` if a new
-    process could not find the function."""
+def require_importable(fn: Function) -> None:
+    """Raise `UsageError` if a new process could not import the function."""
     import __main__
 
     script = getattr(__main__, "__file__", "")
@@ -87,6 +86,12 @@ def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment
             "input, where the ranks, being new processes, cannot see it: write it to a file "
             "(%%writefile ranks.py) and import it"
         )
+
+
+def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment:
+    """The assignment of `fn` with `args`, and `more` of its fields. Raises `UsageError` if a new
+    process could not find the function."""
+    require_importable(fn)
     try:
         pickled = pickle.dumps((fn, args))
     except Exception as error:

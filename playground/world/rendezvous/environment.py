@@ -127,6 +127,20 @@ def end_with_torchrun() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def name_of_torchrun() -> str:
+    """A name for the torchrun that has started this process, the same in all ranks that it has
+    started, and no other's; empty if this process is not its child. Source: proc(5)"""
+    parent = os.getppid()
+    if RUN_ID not in os.environ:
+        return ""
+    try:
+        with open(f"/proc/{parent}/stat", encoding="utf-8", errors="replace") as file:
+            begun = file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+    return f"{parent}-{begun}"
+
+
 def write_error_file(error: PlaygroundError) -> None:
     """Tell torchrun, if it has started this process, what it failed of.
 

@@ -1,0 +1,61 @@
+"""What the runs of a script have shown to the checks, and what they have not: nothing is said of
+what was not looked at. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from playground.explain.right import RankFacts
+from playground.explain.right.report import explain_unknown
+from playground.ui.units import plural
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookedAt:
+    """What was looked at in one run, on all ranks together."""
+
+    calls: int
+    """Operations of torch.distributed, also those that it calls itself."""
+    steps: int
+    """Steps of optimizers that were compared."""
+    models: int
+    """Models that DistributedDataParallel wraps, on the rank with the most."""
+    passes: int
+    """Iterations over a `DistributedSampler`."""
+    files: int
+    """Files that `torch.save` has written or `torch.load` has read."""
+    unknown: Sequence[str]
+    """What was not looked at."""
+
+
+def describe_looks(facts: Sequence[RankFacts], calls: int, stopped_after: float) -> LookedAt:
+    """What ranks have shown. `stopped_after`: the seconds after which they were stopped; 0 if they
+    have ended by themselves."""
+    steps = sum(len(each.looks) for each in facts)
+    models = max((len(each.models) for each in facts), default=0)
+    unknown = [
+        *[f"what comes after the first {stopped_after:g} s"] * bool(stopped_after),
+        *["training, as no optimizer of torch.optim made a step"] * (not steps),
+        *explain_unknown(facts),
+    ]
+    return LookedAt(
+        calls=calls, steps=steps, models=models,
+        passes=sum(len(each.draws) for each in facts),
+        files=sum(len(each.files) for each in facts),
+        unknown=unknown,
+    )  # fmt: skip
+
+
+def say_looks(seen: Sequence[LookedAt]) -> Iterator[str]:
+    """Lines on what was looked at in the runs, and what was not in one of them or in none."""
+    counts = [
+        plural(sum(each.calls for each in seen), "call"),
+        plural(sum(each.steps for each in seen), "step") + " of optimizers",
+        plural(max(each.models for each in seen), "model") + " in DistributedDataParallel",
+        plural(sum(each.passes for each in seen), "iteration") + " over a DistributedSampler",
+        plural(sum(each.files for each in seen), "file"),
+    ]
+    yield f"  looked at: {', '.join(counts)}"
+    unknown = dict.fromkeys(each for run in seen for each in run.unknown)
+    yield f"  not looked at: {'; '.join([*unknown, 'other backends and devices than those used'])}"
