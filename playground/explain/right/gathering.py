@@ -17,6 +17,7 @@ from playground.base.files import write_file
 from playground.explain.right import FORMAT, file_name
 from playground.explain.right.run import BETWEEN_LOOKS, LIMIT, LIMIT_OF_FAILED
 from playground.world.rendezvous.environment import RankEnv
+from playground.world.rendezvous.peers import rank_0_has_left
 from playground.world.rendezvous.store import connect_as_client
 
 CONNECT_LIMIT = timedelta(seconds=2)
@@ -27,6 +28,8 @@ PART = "playground check"
 def gather_logs(folder: Path, env: RankEnv, *, has_failed: bool) -> None:
     """Send this rank's log in `folder` to rank 0, which writes those of all ranks into its own.
     Where there is no store, or a log cannot be read or written, rank 0 knows less."""
+    if rank_0_has_left.is_set():
+        return
     with contextlib.suppress(dist.DistError, OSError):
         # torch would try for seconds to reach a store that is gone, and say so on stderr
         where = env.rendezvous

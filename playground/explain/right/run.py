@@ -28,9 +28,9 @@ from playground.world.command_world import Around, CommandWorld
 from playground.world.rendezvous.environment import RankEnv, name_of_torchrun
 
 GATHER = remote("playground.explain.right.gathering:gather_logs")
-LIMIT, LIMIT_OF_FAILED = 10.0, 0.5
-"""Seconds for which rank 0 waits for ranks of others that end later; when its program has
-failed."""
+LIMIT, LIMIT_OF_FAILED = 2.0, 0.5
+"""Seconds for which rank 0 waits for ranks of others that end later; when its program has failed.
+One that waits for rank 0's process to end, as for the end of a stream, waits as long."""
 BETWEEN_LOOKS = 0.02
 """Seconds from one look whether they have ended to the next."""
 

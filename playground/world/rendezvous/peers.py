@@ -167,6 +167,11 @@ KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 """How no process ends that was asked to end."""
 
 
+rank_0_has_left = threading.Event()
+"""Set in a rank that has heard that rank 0, which serves the store, has left: the store may be gone
+at any moment."""
+
+
 def left(rank: int) -> str:
     """Key of the store, where a rank says that it has left in order."""
     return f"rank {rank} left"
@@ -282,6 +287,7 @@ class PeerWatch:
         if self.env.rendezvous.server == Server.RANK_0 and self.store.check([left(0)]):
             # the store goes with it, and all that ranks hear of each other: none is missed then
             self.store.set(left(self.env.rank), "yes")
+            rank_0_has_left.set()
             self.closing.set()
         elif self.store.check(["loss"]):
             self.accept(unpickle(self.store.get("loss"), *REPORTED))
