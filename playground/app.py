@@ -151,7 +151,7 @@ def main() -> NoReturn:
     try:
         run()
     except KeyboardInterrupt:  # just when the command had come to its end
-        leave(INTERRUPTED, "interrupted" * signals.speaks())
+        leave(INTERRUPTED, "interrupted" if signals.speaks() else "")
     finally:
         if RELEASE.module in sys.modules:  # there may be a fork server
             RELEASE()
@@ -171,7 +171,7 @@ def run() -> NoReturn:
     except PlaygroundError as error:
         leave(error.exit_code, str(error))
     except (click.Abort, KeyboardInterrupt):
-        leave(INTERRUPTED, "interrupted" * signals.speaks())
+        leave(INTERRUPTED, "interrupted" if signals.speaks() else "")
     except signals.Terminated as error:
         leave(error.code)
     except (UnreadOutput, BrokenPipeError):

@@ -125,7 +125,7 @@ class RankTimeout(PlaygroundError):
         why = UNHEARD.strip(" ()")
         if len(named) in (0, len(self.stacks)):
             named, why = [*self.stacks], "a hang, or a timeout too short for the work"
-        who = f"rank{'s' * (len(named) != 1)} {', '.join(map(str, named))}"
+        who = f"rank{'s' if len(named) != 1 else ''} {', '.join(map(str, named))}"
         head = f"no sign of life for {self.timeout:g} s from {who} of {self.size}: {why}"
         return join_paragraphs(head, self.diagnosis, format_stacks(self.stacks))
 

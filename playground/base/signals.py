@@ -67,7 +67,7 @@ def exit_if_importing(number: int, frame: FrameType | None) -> None:
     while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     if frame:
-        os.write(2, b"playground: interrupted\n" * (number == signal.SIGINT and speaks()))
+        os.write(2, b"playground: interrupted\n" if number == signal.SIGINT and speaks() else b"")
         os._exit(128 + number)
 
 

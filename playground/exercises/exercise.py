@@ -213,7 +213,7 @@ class Exercise:
     def describe_hint(self, number: int) -> str:
         """Which one it is, and whether it gives the answer away."""
         last = len(self.hints)
-        return f"{number} of {last}{', nearly the answer' * (number == last)}"
+        return f"{number} of {last}{', nearly the answer' if number == last else ''}"
 
     @property
     def forbidden(self) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def describe(leaf: Leaf) -> str:
         return "None"
     article = "an" if leaf.kind[0] in "aeio" else "a"
     is_tensor = leaf.shape or leaf.kind[-1].isdigit()
-    return f"{article} {leaf.kind}{f' tensor of shape {leaf.shape}' * bool(is_tensor)}"
+    return f"{article} {leaf.kind}{f' tensor of shape {leaf.shape}' if is_tensor else ''}"
 
 
 def show(value: object) -> str:
@@ -211,7 +211,7 @@ def describe_difference(
         found = replace(found, mistake="changes its own tensor")
     if seen.is_coded and found.where != OWN:
         why = explain_digits(found.held, found.expected, len(observed))
-        found = replace(found, words=f"{found.words}{': ' * bool(why)}{why}")
+        found = replace(found, words=f"{found.words}{': ' if why else ''}{why}")
     return found
 
 

@@ -229,7 +229,7 @@ def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> 
             verdicts.append(verdict)
             lines = tell_lines(verdict)
             if is_class:
-                lines = [f"{lines[0]}{': ' * bool(verdict.mistake)}{verdict.mistake}"]
+                lines = [f"{lines[0]}{': ' if verdict.mistake else ''}{verdict.mistake}"]
             else:
                 lines += tell_steps(steps_after(verdict, size, seed))
             if say:
@@ -244,14 +244,14 @@ def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> 
 
 def steps_after(verdict: Verdict, size: int | None, seed: int) -> dict[str, str]:
     """What a learner may do next about this solution, as commands."""
-    file, with_seed = shlex.quote(verdict.file), f" --seed {seed}" * bool(seed)
+    file, with_seed = shlex.quote(verdict.file), f" --seed {seed}" if seed else ""
     if verdict.words == NOT_WRITTEN:
         return {"Task": f"exercise {verdict.exercise}"}
     if verdict.status == PASS:
         return {"On all sizes": f"check {file}"} if size else {}
     if verdict.status == BLOCKED:
         return {}
-    on_size = f" -n {verdict.world}" * bool(verdict.world)
+    on_size = f" -n {verdict.world}" if verdict.world else ""
     hint = hint_step(find_exercise(verdict.exercise), Workbook(Path.cwd()))
     return {**hint, "Again": f"check {file}{on_size}{with_seed}"}
 

@@ -362,12 +362,12 @@ def tell_ranks(made: Attempt, failure: Failure, exercise: Exercise) -> tuple[str
 def tell_words(failure: Failure | Verdict, rank: int | None, line: int = 0) -> str:
     """What is wrong, after the rank, the place of what differs and the line, as far as they are
     known."""
-    element = f"element {failure.index}" * (failure.index is not None)
+    element = f"element {failure.index}" if failure.index is not None else ""
     where = "" if failure.where == RESULT else failure.where
     parts = (
-        f"rank {rank}" * (rank is not None),
+        f"rank {rank}" if rank is not None else "",
         " of ".join(filter(None, [element, where])),
-        f"line {line}" * (line > 0),
+        f"line {line}" if line > 0 else "",
     )
     place = ", ".join(filter(None, parts))
     colon = "" if failure.words.startswith(("is ", "returned ")) else ":"
@@ -505,10 +505,10 @@ def tell_lines(verdict: Verdict) -> list[str]:
     sizes = ", ".join(map(str, verdict.passed))
     notes = [f"  {line}" for line in verdict.notes]
     if verdict.status == PASS:
-        return [f"{file}  passed on {sizes} rank{'s' * (verdict.passed != (1,))}", *notes]
+        return [f"{file}  passed on {sizes} rank{'s' if verdict.passed != (1,) else ''}", *notes]
     if verdict.world is None or verdict.words == NOT_WRITTEN:
         return [f"{file}  {verdict.words}"]
-    passed = f"{sizes} rank{'s' * (verdict.passed != (1,))} ok, " if sizes else ""
+    passed = f"{sizes} rank{'s' if verdict.passed != (1,) else ''} ok, " if sizes else ""
     world = plural(verdict.world, "rank")
     ends = {DEADLOCK: "deadlock", BLOCKED: "could not be judged", LOOP: "do not end"}.get(
         verdict.status, "fail"
@@ -516,7 +516,7 @@ def tell_lines(verdict: Verdict) -> list[str]:
     lines = [f"{file}  {passed}{world}: {ends}{f' ({verdict.case})' if verdict.case else ''}"]
     if verdict.mistake:
         mistake = f"{verdict.mistake[0].upper()}{verdict.mistake[1:]}"
-        lines.append(f"  {mistake}{': ' * bool(verdict.says)}{verdict.says}")
+        lines.append(f"  {mistake}{': ' if verdict.says else ''}{verdict.says}")
     if verdict.words and not verdict.ranks:
         lines.append(f"  {tell_words(verdict, verdict.rank, verdict.line)}")
     lines += [f"  {line}" for line in verdict.ranks]

@@ -58,7 +58,7 @@ class Workbook:
         if self.folder != Path.cwd():
             return f"cd {shlex.quote(self.name)} && "
         is_new = not self.passed and not list_solutions(self.folder)
-        return "mkdir -p my && cd my && " * (is_new and any(self.folder.iterdir()))
+        return "mkdir -p my && cd my && " if is_new and any(self.folder.iterdir()) else ""
 
     def read(self, name: str) -> dict[str, object]:
         """The part of a file that is about this folder."""

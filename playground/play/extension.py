@@ -102,7 +102,7 @@ class PlayMagics(Magics):
         self.on_ranks = tuple(range(size))
         self.last = Run(number=0)
         self.recording = None
-        notice = f" ({world.notice})" * bool(world.notice)
+        notice = f" ({world.notice})" if world.notice else ""
         return (
             f"{plural(size, 'rank')} on {world.config.backend}{notice}, each with rank, size, "
             "torch, dist. %help lists the rest."

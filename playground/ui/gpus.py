@@ -41,7 +41,7 @@ def on_simulated_gpus(run: RunOptions) -> RunOptions:
     if not has_begun_with(environ):
         start_again(environ)
     if signals.speaks():
-        several = f"{gpus} simulated GPU{'s' * (gpus > 1)}"
+        several = f"{gpus} simulated GPU{'s' if gpus > 1 else ''}"
         beside = ", and this machine's own are hidden" * any(each.exists() for each in REAL)
         click.echo(
             f"playground: {several}: computed by the CPU, no measure of speed{beside}", err=True

@@ -88,7 +88,9 @@ class CommandWorld:
 
     def __str__(self) -> str:
         threads = host.threads_per_rank(self.local_size)
-        ranks = f"{self.size} rank{'s' * (self.size > 1)} x {threads} thread{'s' * (threads > 1)}"
+        several_ranks = "s" if self.size > 1 else ""
+        several_threads = "s" if threads > 1 else ""
+        ranks = f"{self.size} rank{several_ranks} x {threads} thread{several_threads}"
         return ", ".join(filter(None, [f"{self.backend} on {self.device}", ranks, self.notice]))
 
     def run(self, fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:

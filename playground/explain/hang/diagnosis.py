@@ -144,7 +144,7 @@ class Difference:
     def list_parties(self) -> list[tuple[list[int], Predicate]]:
         """Ranks and their calls: those of a culprit, and those of another rank."""
         if extra := self.extra:
-            more = f" and {len(extra.calls) - 1} more" * (len(extra.calls) > 1)
+            more = f" and {len(extra.calls) - 1} more" if len(extra.calls) > 1 else ""
             called = has_called(extra.calls[0], self.kind, more)
             return [(sorted(extra.callers), called), (sorted(extra.others), HAS_NOT)]
         acts = {one: has_called(self.met[one], self.kind) for one in sorted(self.met)}
@@ -256,7 +256,7 @@ def find_unformed(graph: WaitGraph) -> Diagnosis | None:
     for rank, one in forming.items():
         alike = [other for other in forming if forming[other].channel == one.channel]
         absent, there = graph.waits[rank].missing, len(graph.states.keys() - missing)
-        whom = f"rank{'s' * (len(absent) > 1)} {format_ranks(absent)} of {len(one.group)}"
+        whom = f"rank{'s' if len(absent) > 1 else ''} {format_ranks(absent)} of {len(one.group)}"
         what = f"in {one.name}, which waits for {whom}: there are {there}"
         act = Predicate(f"is {what}", f"are {what}", one.line, one.name)
         return compose(Kind.TOO_FEW, alike, [(alike, act)], draw_states(graph), None)
@@ -301,7 +301,7 @@ def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
         for reason in (reason for reason, holds in reasons if holds and reason):
             unknown.setdefault(reason, set()).add(rank)
     told = (
-        f"{why} (rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)})"
+        f"{why} (rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)})"
         for why, ranks in unknown.items()
     )
     return ", ".join(told) or "which ranks the operations still need"
@@ -478,7 +478,7 @@ def find_stray(graph: WaitGraph, rank: int, other: int, message: Operation) -> K
         _, group, peer, tag, number = channel
         same = (group, number) == (message.group, message.number)
         if channel[0] == kind and peer == rank and same != (tag == message.tag):
-            anyone: list[Channel] = [(RECEIVE, group, None, tag, number)] * (kind == SEND)
+            anyone: list[Channel] = [(RECEIVE, group, None, tag, number)] if kind == SEND else []
             if count > graph.count(rank, (message.kind, group, other, tag, number), *anyone):
                 return Kind.WRONG_TAG if same else Kind.GROUPS
     return None
@@ -581,7 +581,9 @@ def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
         Kind.WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else Kind.ROOTS
     )
     doing = f"{detail(wait.operation, told)} #{wait.operation.index}"
-    awaited = "any of " * (wait.any_one and len(wait.missing) > 1) + format_ranks(wait.missing)
+    awaited = format_ranks(wait.missing)
+    if wait.any_one and len(wait.missing) > 1:
+        awaited = f"any of {awaited}"
     return doing, wait.operation.line, awaited
 
 
@@ -595,19 +597,19 @@ def detail(operation: Operation, kind: Kind) -> str:
         name += f" {'to' if operation.kind == SEND else 'from'} {whom}"
     elif kind == Kind.ROOTS and peer is not None:
         name += f" {'to' if name in TO_ROOT else 'from'} rank {peer}"
+    members = format_ranks(operation.members)
     more = {
-        Kind.PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}"
-        * bool(operation.members),
-        Kind.UNWAITED: " and not waited for it" * (operation.kind == SEND),
-        Kind.STRANGER: ", which does not exist" * (operation.stranger is not None),
+        Kind.PARTIAL_GROUP: f" of ranks {members}" if members else "",
+        Kind.UNWAITED: " and not waited for it" if operation.kind == SEND else "",
+        Kind.STRANGER: ", which does not exist" if operation.stranger is not None else "",
         Kind.STORES: f" at {operation.dtype or 'the place that was launched'}",
         Kind.SHAPES: f" of shape {shape}",
-        Kind.ABORTED: f" of shape {shape}" * bool(shape),
+        Kind.ABORTED: f" of shape {shape}" if shape else "",
         Kind.DTYPES: f" of {operation.dtype}",
         Kind.SIZES: f" of {operation.dtype}{shape}",
         Kind.GROUPS: f" of group {operation.number} (ranks {format_ranks(operation.group)})",
         Kind.WRONG_TAG: f" with tag {operation.tag}",
-        Kind.MODELS: f" of model {operation.tag}" * (name in OF_DDP and operation.tag > 0),
+        Kind.MODELS: f" of model {operation.tag}" if name in OF_DDP and operation.tag > 0 else "",
     }
     return name + more.get(kind, "")
 
@@ -624,7 +626,10 @@ def compose(
         some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks
     ]
     sentence = (" while " if unknown is None and not act.is_over else " where ").join(said)
-    sentence = "probably a " * bool(unknown) + "deadlock: " * (unknown is not None) + sentence
+    if unknown is not None:
+        sentence = f"deadlock: {sentence}"
+    if unknown:
+        sentence = f"probably a {sentence}"
     return Diagnosis(
         kind=kind,
         culprits=tuple(sorted(culprits)),

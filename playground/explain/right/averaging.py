@@ -108,7 +108,7 @@ class Averaging:
     ) -> Finding:  # fmt: skip
         told = [self.names[each.name] for each in replicas]
         kind = self.team.first.optimizer.kind.rpartition(".")[2]
-        more = f" and {len(told) - 3} more" * (len(told) > 3)
+        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
         since = min((each.sights[each.drift or 0].step for each in replicas), default=0)
         return Finding(
             rule, level, f"{what}: parameters {', '.join(told[:3])}{more} of {kind}",

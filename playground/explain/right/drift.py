@@ -567,7 +567,7 @@ def describe(cause: Cause, drifts: Sequence[Drift]) -> Finding:
 def list_names(names: Sequence[str]) -> str:
     """weight, bias and 3 more"""
     shown, more = names[:3], len(names) - 3
-    return ", ".join(shown) + f" and {more} more" * (more > 0)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def find_other_orders(facts: Sequence[RankFacts]) -> Iterator[Finding]:

@@ -130,7 +130,7 @@ def find_statistics(facts: Sequence[RankFacts]) -> Iterator[Finding]:
                 rule="B1-bn",
                 level=HINT,
                 what=f"the running statistics of {len(found)} BatchNorm layer"
-                f"{'s' * (len(found) > 1)} differ between replicas",
+                f"{'s' if len(found) > 1 else ''} differ between replicas",
                 ranks=team.ranks,
                 since=team.since,
                 where=team.facts[0].where(team.first.line),

@@ -179,7 +179,7 @@ def find_unowned(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         ]  # fmt: skip
         if not found or not any(name in owned for name in names):
             continue
-        more = f" and {len(found) - 3} more" * (len(found) > 3)
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         yield Finding(
             rule="O2-unowned",
             level=HINT,

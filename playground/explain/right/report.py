@@ -13,7 +13,7 @@ WIDTH = 80
 
 def tell(finding: Finding) -> str:
     """What, on which ranks, since when, why and where, and what to do."""
-    ranks = f"rank{'s' * (len(finding.ranks) > 1)} {format_ranks(finding.ranks)}"
+    ranks = f"rank{'s' if len(finding.ranks) > 1 else ''} {format_ranks(finding.ranks)}"
     since = f", since step {finding.since}" if finding.since >= 0 else ""
     where = f" ({finding.where})" if finding.where else ""
     sentences = (

@@ -82,7 +82,7 @@ class Control:
     def render(self) -> str:
         if isinstance(self.first, str):
             options = (
-                f"<option{' selected' * (value == self.first)}>{value}</option>"
+                f"<option{' selected' if value == self.first else ''}>{value}</option>"
                 for value in self.values
             )
             return f'<label>{self.label}<select name="{self.name}">{"".join(options)}</select>'
@@ -116,7 +116,7 @@ class Calculator:
         chosen = self.first
         rows = ""
         for row, cells in self.compute(chosen).items():
-            mark = ' aria-current="true"' * (row == chosen[self.marked])
+            mark = ' aria-current="true"' if row == chosen[self.marked] else ""
             results = (f'<td><data value="{value!r}">{text}</data></td>' for value, text in cells)
             rows += f'<tr{mark}><th scope="row">{row}</th>{"".join(results)}</tr>\n'
         head = "".join(f'<th scope="col">{column}</th>' for column in self.columns)

@@ -35,8 +35,8 @@ def describe_looks(facts: Sequence[RankFacts], calls: int, stopped_after: float)
     steps = sum(len(each.looks) for each in facts)
     models = max((len(each.models) for each in facts), default=0)
     unknown = [
-        *[f"what comes after the first {stopped_after:g} s"] * bool(stopped_after),
-        *["training, as no optimizer of torch.optim made a step"] * (not steps),
+        *([f"what comes after the first {stopped_after:g} s"] if stopped_after else []),
+        *(["training, as no optimizer of torch.optim made a step"] if not steps else []),
         *explain_unknown(facts),
     ]
     return LookedAt(

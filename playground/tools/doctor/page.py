@@ -99,7 +99,7 @@ def examine(
         facts[tier] = found
         findings.extend(new)
         session.say(
-            f"{tier}: {count(new, len(TIERS[tier]))}" + f" ({summary})" * bool(summary),
+            f"{tier}: {count(new, len(TIERS[tier]))}" + (f" ({summary})" if summary else ""),
             *map(finding_text, new),
             *looks,
         )
@@ -181,7 +181,7 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
         )
     if words and settings.hosts:
         raise UsageError(f"doctor {words[0]} starts ranks of its own, here: run it without --hosts")
-    tiers = ["script"] if words else ["machine", "torch", *["hosts"] * bool(settings.hosts)]
+    tiers = ["script"] if words else ["machine", "torch", *(["hosts"] if settings.hosts else [])]
     if settings.check and settings.check not in tiers:
         raise UsageError(
             f"--check {settings.check}: this run has {', '.join(tiers)}; hosts need --hosts, a "

@@ -224,7 +224,7 @@ def run_script(
         line = line_of(failed.traceback) if isinstance(failed, RankFailed) else ""
         why = failed.diagnosis
         if not (why and failed_in_operation(failed)):
-            failure = failed.headline + f" ({line})" * bool(line)
+            failure = failed.headline + (f" ({line})" if line else "")
     finally:
         logging.getLogger("playground").removeHandler(quiet)
         for group in groups:  # what the script itself has started
@@ -271,7 +271,8 @@ def check_agreement(script: ScriptFacts) -> Iterator[Finding]:
     for run in script.runs:
         if run.diagnosis:
             told = " ".join(run.diagnosis.sentence.split())
-            before = f"; before that, {run.diagnosis.difference}" * bool(run.diagnosis.difference)
+            difference = run.diagnosis.difference
+            before = f"; before that, {difference}" if difference else ""
             saw = f"on {run.size} ranks: {told}{before}"
             yield error(saw, rule, run.diagnosis.cure)
 

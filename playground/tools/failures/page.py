@@ -371,14 +371,14 @@ def describe_unrecorded(pid: int) -> str:
     first = ranks[0]
     words = shlex.join(first.words)
     folder = os.path.realpath(f"/proc/{first.pid}/cwd")
-    there = f"cd {shlex.quote(folder)} && " * (folder != os.getcwd())
+    there = f"cd {shlex.quote(folder)} && " if folder != os.getcwd() else ""
     size = first.environ.get("LOCAL_WORLD_SIZE", first.environ["WORLD_SIZE"])
     ways = [
-        f"for who waits for whom, start it by: {there}python -m playground run -n {size} {words}",
-        *[f"to examine the script: {there}python -m playground doctor {words}"]
-        * (first.words[0] != "-m"),
-        f"for a rank's stack: py-spy dump --pid {first.pid}",
+        f"for who waits for whom, start it by: {there}python -m playground run -n {size} {words}"
     ]
+    if first.words[0] != "-m":
+        ways.append(f"to examine the script: {there}python -m playground doctor {words}")
+    ways.append(f"for a rank's stack: py-spy dump --pid {first.pid}")
     told = "; ".join([", ".join(seen).capitalize(), *ways])
     return f"torchrun alone gives a script no flight recorder. {told}"
 

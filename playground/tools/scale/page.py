@@ -54,7 +54,7 @@ def result_texts(result: Result) -> Texts:
             about,
             errors_table([point for point in result.fit.points if not point.fitted]),
         ]
-    nodes = f"{node} ranks per node, " * (node > 1)
+    nodes = f"{node} ranks per node, " if node > 1 else ""
     about = f", {nodes}every rank with its own cores and its own link"
     texts += ["", prose(heading("A cluster with this latency and bandwidth"), about)]
     return [*texts, *winners_texts(result.predictions), "", summary_text(result)]
@@ -82,7 +82,7 @@ def plan_text(plan: Plan) -> str:
             [group.ranks for group in plan.groups if group.held_out],
         )
     )
-    hosts = f"Hosts: {plan.hosts} with {plan.ranks_per_host} each. " * (plan.hosts > 1)
+    hosts = f"Hosts: {plan.hosts} with {plan.ranks_per_host} each. " if plan.hosts > 1 else ""
     return (
         f"{hosts}Fitted to groups of {fitted} ranks, checked on other sizes and groups of "
         f"{held_out}, measured for "
@@ -130,7 +130,7 @@ def winners_texts(predictions: Sequence[Prediction]) -> Texts:
         cells[str(row.world_size)] = (
             f"{SHORT[row.winner]} {format_digits(1e6 * row.seconds[row.winner])}"
         )
-    names = ", ".join(pairs) + "." * bool(pairs)
+    names = ", ".join(pairs) + ("." if pairs else "")
     about = f"Per cell: the fastest algorithm, and its time in us. {names}"
     return [about, tabulate(rows.values(), {"size": Column("size", right=True), **columns})]
 

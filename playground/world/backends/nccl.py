@@ -74,7 +74,7 @@ class Nccl(Backend):
             )
         if local_ranks <= gpus or only_nccl_can_tell(gpus, joined):
             return ""
-        several = f"{gpus} GPU{'s' * (gpus > 1)}"
+        several = f"{gpus} GPU{'s' if gpus > 1 else ''}"
         version = nccl_version()
         if version < SHARES_A_GPU:
             raise UsageError(

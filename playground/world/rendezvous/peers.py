@@ -69,7 +69,7 @@ class Loss:
 
     def __str__(self) -> str:
         who = ", ".join(map(str, self.ranks))
-        return f"lost rank{'s' * (len(self.ranks) > 1)} {who} ({self.reason})"
+        return f"lost rank{'s' if len(self.ranks) > 1 else ''} {who} ({self.reason})"
 
 
 REPORTED = Loss, Diagnosis, Kind

@@ -165,8 +165,8 @@ def set_missing(store: dist.Store, env: RankEnv) -> None:
     for all."""
     others = (rank for rank in range(env.size) if rank != env.rank)
     absent = [str(rank) for rank in others if not store.check([f"rank {rank} is here"])]
-    named = ", ".join(absent[:MAX_NAMED]) + ", …" * (len(absent) > MAX_NAMED)
-    store.set("missing", f"rank{'s' * (len(absent) > 1)} {named}")
+    named = ", ".join(absent[:MAX_NAMED]) + (", …" if len(absent) > MAX_NAMED else "")
+    store.set("missing", f"rank{'s' if len(absent) > 1 else ''} {named}")
 
 
 def not_come(env: RankEnv, timeout: timedelta, who: str) -> RendezvousTimeout:

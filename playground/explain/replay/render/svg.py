@@ -123,7 +123,7 @@ def moving_rules(courses: Mapping[Course, str], period: float) -> str:
         shown = f"{begins:.2f}%{{opacity:1{here}}}{ends:.2f}%{{opacity:1{to}}}"
         frames.append(f"@keyframes {name}{{{before}{shown}{after}}}")
         moving.append(f".{name}{{animation:{name} {period:g}s linear infinite}}")
-        hidden += [f".{name}"] * bool(after)
+        hidden += [f".{name}"] if after else []
     still = f"{','.join(hidden)}{{opacity:0}}" if hidden else ""
     return (
         f"{still}@media(prefers-reduced-motion:no-preference){{{''.join(moving)}}}{''.join(frames)}"

@@ -134,9 +134,9 @@ def find_metrics(script: Script) -> Part:
     lines = []
     tensors = [each for each, _ in sums if is_used_as_tensor(script, each, script.loop)]
     numbers = [each for each, _ in sums if each not in tensors]
-    for each in tensors or [loss] * (not sums):
+    for each in tensors or ([loss] if not sums else []):
         lines += [f"{each} = {each}.detach()", f"{script.dist}.all_reduce({each})"]
-    means = [each for each, is_mean in sums if is_mean] or [loss] * (not sums)
+    means = [each for each, is_mean in sums if is_mean] or ([loss] if not sums else [])
     if numbers:
         values = ", ".join(f"float({each})" for each in numbers)
         total = text.fresh("totals")
