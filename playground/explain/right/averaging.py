@@ -164,7 +164,7 @@ def may_average_parameters(seen: Averaging) -> bool:
         event.kind == CALLED and not event.gradients and event.size >= largest
         for look in seen.team.all_looks
         if look.step
-        for event in (look.events if takes_gradients else takewhile_not_backward(look))
+        for event in (look.events if takes_gradients else events_before_backward(look))
     )
 
 
@@ -178,13 +178,13 @@ def find_after(seen: Averaging) -> Finding | None:
     late = {
         place
         for look in seen.team.all_looks
-        for event in takewhile_not_backward(look)
+        for event in events_before_backward(look)
         for place in event.gradients
     }
     between = {
         place
         for look in seen.team.all_looks
-        for event in look.events[len(takewhile_not_backward(look)) :]
+        for event in look.events[len(events_before_backward(look)) :]
         for place in event.gradients
     }
     found = [
@@ -194,7 +194,7 @@ def find_after(seen: Averaging) -> Finding | None:
     if not found or seen.exchanges:
         return None
     [first, *_] = (
-        event for look in seen.team.all_looks for event in takewhile_not_backward(look)
+        event for look in seen.team.all_looks for event in events_before_backward(look)
         if event.gradients
     )  # fmt: skip
     return seen.finding(
@@ -204,8 +204,9 @@ def find_after(seen: Averaging) -> Finding | None:
     )  # fmt: skip
 
 
-def takewhile_not_backward(look: Look) -> list[Event]:
-    """The events between the last step and the first backward pass after it."""
+def events_before_backward(look: Look) -> list[Event]:
+    """Those between the last step and the first backward pass after it; none if no pass was seen,
+    as nothing is known to come before it then."""
     kinds = [each.kind for each in look.events]
     return look.events[: kinds.index(BACKWARD) if BACKWARD in kinds else 0]
 

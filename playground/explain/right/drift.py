@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from playground.explain.right import (
     BACKWARD,
+    CALLED,
     CERTAIN,
     FORWARD,
     HINT,
@@ -123,7 +124,7 @@ class Drift:
             event.size >= largest
             for look in self.team.all_looks
             for event in look.events
-            if event.kind == "called"
+            if event.kind == CALLED
         )
 
     @property
@@ -151,7 +152,7 @@ Rule = Callable[[Drift], "Cause | None"]
 """Tells a cause, if it is this one."""
 
 
-def find_lines(drift: Drift, kind: str) -> str:
+def last_line(drift: Drift, kind: str) -> str:
     """The line of the last event of this kind in the cycle of the first rank."""
     found = [each.line for each in drift.looks[0].events if each.kind == kind]
     return drift.where(found[-1]) if found else ""
@@ -315,7 +316,7 @@ def find_hook(drift: Drift) -> Cause | None:
         f"the communication hook {' and '.join(sorted(names))} returns gradients that differ "
         "between ranks",
         "return what was reduced",
-        find_lines(drift, BACKWARD),
+        last_line(drift, BACKWARD),
         level=HINT,
     )
 
@@ -337,7 +338,7 @@ def find_bypass(drift: Drift) -> Cause | None:
         "D1-bypass",
         "no forward pass went through the wrapped model, so that nothing averaged the gradients",
         "call the wrapped model, not its .module or the model inside",
-        find_lines(drift, BACKWARD),
+        last_line(drift, BACKWARD),
         level=PROBABLE if not ever and not drift.exchanges and drift.team.have_ended else HINT,
     )
 
@@ -392,7 +393,7 @@ def find_later_backward(drift: Drift) -> Cause | None:
         "another backward(), not through the wrapped model, adds to the gradients after they were "
         "averaged",
         "add the losses, and call backward() once",
-        find_lines(drift, BACKWARD),
+        last_line(drift, BACKWARD),
     )
 
 

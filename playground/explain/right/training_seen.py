@@ -8,7 +8,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -48,6 +48,7 @@ from playground.explain.right import (
     OVERWRITTEN,
     RESTORED,
     UNOWNED,
+    Look,
     Prints,
     is_looked_at,
 )
@@ -93,6 +94,10 @@ class Seen:
     prints: Prints = field(default_factory=list)
     generator: int = 0
     values: list[float] = field(default_factory=list)
+
+
+LOOK_FIELDS = [each.name for each in fields(Look)][1:]
+"""What is told of a look, in this order, behind its optimizer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -435,17 +440,17 @@ class TrainingWatcher(Watcher):
         if known.is_next_looked_at or self.was_written(known, params):
             names = self.names_of(known, params)
             known.pending = Pending(
-                [find_fingerprint(param) for param in params],
-                [print_of_gradient(param) for param in params],
-                [read_values(param) for param in params[:MOST_VALUES]],
-                [settings_of(group) for group in optimizer.param_groups],
-                [self.describe(event, names) for event in self.events_since(known.since)],
-                self.count - known.since <= MOST_EVENTS and self.blind <= known.since,
-                self.find_line(),
-                any(param.requires_grad for param in params),
-                values_of_gradients(params),
-                [find_fingerprint(local_of(param)) for param in params],
-                [find_fingerprint(local_of(param.grad)) for param in params],
+                before=[find_fingerprint(param) for param in params],
+                gradients=[print_of_gradient(param) for param in params],
+                values=[read_values(param) for param in params[:MOST_VALUES]],
+                settings=[settings_of(group) for group in optimizer.param_groups],
+                events=[self.describe(event, names) for event in self.events_since(known.since)],
+                is_whole=self.count - known.since <= MOST_EVENTS and self.blind <= known.since,
+                line=self.find_line(),
+                trains=any(param.requires_grad for param in params),
+                gradient_values=values_of_gradients(params),
+                shards=[find_fingerprint(local_of(param)) for param in params],
+                gradients_of_shards=[find_fingerprint(local_of(param.grad)) for param in params],
             )
 
     def count_steps(self) -> dict[int, int]:
@@ -538,17 +543,34 @@ class TrainingWatcher(Watcher):
             ranks_of(group) if group else (),
             tuple(map(describe_shard, params)),
         ]  # fmt: skip
-        self.notes.log.tell(
-            LOOK, version, known.count, known.clock, known.nth, look.before, look.gradients,
-            [find_fingerprint(param) for param in params], known.raw, look.values, look.settings,
-            look.events, look.is_whole, known.depth > 0, known.is_nesting,
-            has_step_hooks(optimizer),
-            [each.key for each in self.models.values() if each.model() is not None], look.line,
-            look.trains, known.raw_values, look.gradient_values,
-            [(at, find_fingerprint(norm.running_mean)) for at, each in known.norms
-             if (norm := each()) is not None],
-            look.shards, look.gradients_of_shards,
-        )  # fmt: skip
+        wrapped = [each.key for each in self.models.values() if each.model() is not None]
+        norms = [(at, norm) for at, each in known.norms if (norm := each()) is not None]
+        told = {
+            "step": known.count,
+            "clock": known.clock,
+            "nth": known.nth,
+            "before": look.before,
+            "gradients": look.gradients,
+            "after": [find_fingerprint(param) for param in params],
+            "raw": known.raw,
+            "values": look.values,
+            "settings": look.settings,
+            "events": look.events,
+            "is_whole": look.is_whole,
+            "in_backward": known.depth > 0,
+            "has_closure": known.is_nesting,
+            "has_hooks": has_step_hooks(optimizer),
+            "wrapped": wrapped,
+            "line": look.line,
+            "trains": look.trains,
+            "raw_values": known.raw_values,
+            "gradient_values": look.gradient_values,
+            "statistics": [(at, find_fingerprint(norm.running_mean)) for at, norm in norms],
+            "shards": look.shards,
+            "gradients_of_shards": look.gradients_of_shards,
+        }
+        assert [*told] == LOOK_FIELDS
+        self.notes.log.tell(LOOK, version, *told.values())
         if known.count == 0:
             known.norms = self.find_norms(params)
 
