@@ -38,21 +38,21 @@ def describe_values(run: Run, size: int) -> Iterator[str]:
     """Lines on what each rank returned."""
     values = {rank: one.value for rank, one in run.outcomes.items() if one.value is not None}
     width = len(label(range(size))) + 1
-    yield from by_rank({rank: cut(str(value), rank) for rank, value in values.items()}, width)
+    texts = alike({rank: str(value) for rank, value in values.items()})
+    shown = {rank: cut(text, ranks[0]) for text, ranks in texts.items() for rank in ranks}
+    yield from by_rank(shown, width)
 
 
 def values_in_html(run: Run) -> str:
     """The values of all ranks side by side, for a notebook; empty if text is as good."""
     if not any(one.html for one in run.outcomes.values()):
         return ""
-    shown = {
-        rank: one.html or f"<pre>{escape(cut(str(one.value), rank))}</pre>"
-        for rank, one in run.outcomes.items()
-        if one.html or one.value is not None
-    }
+    values = {rank: one for rank, one in run.outcomes.items() if one.html or one.value is not None}
+    texts = alike({rank: one.html or str(one.value) for rank, one in values.items()})
     parts = (
-        f'<figure style="margin:0"><figcaption>{label(ranks)}</figcaption>{html}</figure>'
-        for html, ranks in alike(shown).items()
+        f'<figure style="margin:0"><figcaption>{label(ranks)}</figcaption>'
+        f"{values[ranks[0]].html or f'<pre>{escape(cut(text, ranks[0]))}</pre>'}</figure>"
+        for text, ranks in texts.items()
     )
     return f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{"".join(parts)}</div>'
 

@@ -105,6 +105,9 @@ def test_equal_values_are_told_once_and_different_ones_by_rank(world: PlayWorld)
     long = told(world.run_cell("print('one line')\nlist(range(rank, 5000))"))
     assert sum(map(len, long)) < 3 * 2100
     assert "%out 2" in long[-1]
+    equal = told(world.run_cell("list(range(5000))"))
+    assert equal[0].startswith("[0-2] [0, 1, 2")
+    assert [line for line in equal if line.startswith("[")] == equal[:1]
 
 
 CLASSES = """\

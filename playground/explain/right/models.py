@@ -134,8 +134,8 @@ def find_statistics(facts: Sequence[RankFacts]) -> Iterator[Finding]:
                 ranks=team.ranks,
                 since=team.since,
                 where=team.facts[0].where(team.first.line),
-                why="each rank computes them from its own batches, and nothing sends the buffers: "
-                "the model in evaluation depends on the rank",
+                why="each rank computes them from its own batches: unless they are averaged before "
+                "they are used, the model in evaluation depends on the rank",
                 fix="use torch.nn.SyncBatchNorm, or average the buffers over the ranks before they "
                 "are used",
             )

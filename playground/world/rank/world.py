@@ -235,7 +235,10 @@ class Member:
         try:
             yield
         except StrangerConnected as error:
-            words = f"is not alone with the ranks of its world: {error}"
+            words = (
+                f"is not alone with the ranks of its world: {error}. Run it again: if it comes "
+                "back, another user of this machine looks for open ports"
+            )
             raise RankFailed(self.env.rank, self.env.size, words) from None
 
     @property
