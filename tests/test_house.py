@@ -192,7 +192,7 @@ def test_only_world_creates_and_destroys_groups() -> None:
         "playground.lessons.context.ulysses",
         "playground.lessons.elastic.hosts",
         "playground.lessons.train_on_many",
-        "playground.world.rank.world",
+        "playground.world.rank.member",
     }
 
 
@@ -255,7 +255,7 @@ def test_the_guard_sees_what_is_put_in_the_place_of_torchs(
 REPLACING = {
     "playground.tap",  # observes torch.distributed, for the flight recorder too
     # What changes the meaning, which no observer can:
-    "playground.world.rank.world",  # a program may form the world that it is in
+    "playground.world.rank.forming",  # a program may form the world that it is in
     "playground.exercises.rank",  # the judge refuses calls, and sends and receives copies
     "playground.exercises.hello.judges",  # the surroundings of a solution, in one case
     "playground.exercises.elastic.judges",
@@ -404,7 +404,7 @@ def test_every_tool_has_its_command() -> None:
 
 @pytest.mark.parametrize(
     "reference",
-    ["playground.no_such_module:f", "playground.world.rank.world"],
+    ["playground.no_such_module:f", "playground.world.rank.forming"],
 )
 def test_a_reference_to_nothing_is_refused_where_it_is_written(reference: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reference)):

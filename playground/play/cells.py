@@ -114,7 +114,7 @@ def begin(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from playground.world.rank.world import members
+    from playground.world.rank.member import members
 
     builtins.input = ask
     builtins.__build_class__ = build_class
@@ -214,7 +214,7 @@ def describe(error: BaseException) -> Outcome:
 def has_left() -> bool:
     """Whether the process group has been destroyed. One that a cell has formed is ours from now on:
     another cell may form one, too."""
-    from playground.world.rank.world import members
+    from playground.world.rank.member import members
 
     return not members[0].adopt_group()
 

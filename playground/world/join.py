@@ -28,6 +28,8 @@ from playground.base.errors import (
 from playground.explain.hang.hooks import hooks
 from playground.world import backends
 from playground.world.launcher.launch import LaunchConfig
+from playground.world.rank import forming  # noqa: F401 - it replaces functions of torch's
+from playground.world.rank.member import Member
 from playground.world.rank.preemption import (
     preempt_on_sigterm,
     raise_if_preempted,
@@ -36,7 +38,6 @@ from playground.world.rank.preemption import (
 from playground.world.rank.process import finish, forget_frames, run_program
 from playground.world.rank.rank import failure
 from playground.world.rank.reports import report_to
-from playground.world.rank.world import Member
 from playground.world.rendezvous.agreement import all_gather_object
 from playground.world.rendezvous.environment import RankEnv, write_error_file
 from playground.world.rendezvous.peers import POLL_INTERVAL, Loss, PeerWatch

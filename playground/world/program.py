@@ -232,7 +232,7 @@ def run_program(rank: int, size: int, program: Program, run: str, restarts: int)
         if os.environ.get("OMP_NUM_THREADS"):
             set_threads()
     if program.uses_device:
-        from playground.world.rank.world import choose_device
+        from playground.world.rank.member import choose_device
 
         choose_device()
     if file := program.locate():

@@ -149,7 +149,7 @@ CHANGES: list[Callable[[], object]] = [
 def find_unnoticed(rank: int, size: int) -> list[int]:
     """The changes that are not noticed, each in a child of the rank."""
     from playground.world.rank.generators import seed_generators
-    from playground.world.rank.world import ProcessState
+    from playground.world.rank.process_state import ProcessState
 
     found = []
     for number, change in enumerate(CHANGES):

@@ -254,7 +254,9 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     """Enter the world, run what the launcher sends, leave the world: when all may, or when a
     program has ended."""
     from playground.explain.hang.hooks import hooks
-    from playground.world.rank.world import Member, ProcessState
+    from playground.world.rank import forming  # noqa: F401 - it replaces functions of torch's
+    from playground.world.rank.member import Member
+    from playground.world.rank.process_state import ProcessState
 
     member = state = None
     while work := launcher.assignments.get():
@@ -309,7 +311,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
 def release() -> None:
     """In this process, have every operation of a process group raise, and the forming of groups: no
     group is of use after that."""
-    from playground.world.rank.world import members
+    from playground.world.rank.member import members
 
     end_waits()
     for member in members:

@@ -1,16 +1,10 @@
-"""N processes become one world. The only place that creates and destroys a process group."""
+"""A process as a member of a world. The only place that creates and destroys a process group."""
 
 from __future__ import annotations
 
 import contextlib
-import decimal
-import functools
 import gc
-import inspect
-import locale
-import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -19,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,17 +24,12 @@ from playground.base.connections import (
     shut_out_strangers,
 )
 from playground.base.errors import RankFailed
-from playground.base.inheritance import read_inheritance
 from playground.base.threads import OurThread
-from playground.base.upstream import STORE_MAKER, list_groups
+from playground.base.upstream import list_groups
 from playground.explain.hang.box import open_box
 from playground.explain.hang.hooks import hooks
-from playground.tap.replacement import Replacement, calling
 from playground.world import backends
 from playground.world.rank.default_device import set_default_device
-from playground.world.rank.generators import is_seeded_by_program, seed_generators
-from playground.world.rank.process import has_children
-from playground.world.rank.reports import JOINED, report
 from playground.world.rendezvous.environment import SERVED_BY_TORCHRUN, RankEnv
 from playground.world.rendezvous.keeper import close_store
 from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT, Rendezvous, is_this_host
@@ -56,11 +44,20 @@ from playground.world.rendezvous.store import (
 RENAMED = r"`torch\.distributed\.\w+_tensor` is deprecated"
 """What torch 2.14 alone warns of at each call: releases before it lack the new names, and 2.15
 keeps the old ones."""
-TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
-OWNERS = torch, torch.nn.functional, dist, dist.distributed_c10d, torch.Tensor, torch.nn.Module
-"""Modules and classes whose functions a test may replace."""
-SUBNORMAL = 1e-40
-"""A float32 that is 0 where such numbers are flushed to zero."""
+torch_init_process_group = dist.init_process_group
+torch_destroy_process_group = dist.destroy_process_group
+
+
+class FormingWorld(threading.local):
+    """The world that a thread is forming."""
+
+    forming: contextlib.ExitStack | None = None
+    """Contexts that are left when it has been formed, or cannot be; None if there is none."""
+    formed: Callable[[], object] | None = None
+    """To be called when it has been formed."""
+
+
+forming_world = FormingWorld()
 
 
 class Member:
@@ -151,13 +148,13 @@ class Member:
         world where the environment says: torch's own, but for a part that no world before has
         used."""
         store = connect_as_client(self.env, timeout)
-        if not (forming := under_way.forming):
+        if not (forming := forming_world.forming):
             return store
         self.store = self.store or store
         # Of each rank, those that were formed: it may try again.
         count = f"worlds of {size} formed by rank {rank} in program {self.groups_formed}"
         self.group_name = f"program {self.groups_formed}, world {store.add(count, 0)} of {size}"
-        under_way.formed = lambda: store.add(count, 1)
+        forming_world.formed = lambda: store.add(count, 1)
         is_launched = (rank, size) == (self.env.rank, self.env.size)
         place = "" if is_launched else ":".join(self.address.values())
         forming.enter_context(hooks.forming_world(size, timeout, place))
@@ -297,100 +294,6 @@ class Member:
             leave_together(self.store, self.env.rank, self.env.size)
 
 
-class ProcessState:
-    """The state of this process when it was new.
-
-    Nearly every function draws random numbers, and a rank that trains keeps to one core. So `renew`
-    seeds the generators afresh, as a new process does, and puts the cores back. Other changes stay,
-    and `find_changes` names them: threads, child processes, environment, handlers, limits, torch's
-    switches, functions of torch's that were replaced. Neither sees what is written into other
-    modules.
-    """
-
-    def __init__(self) -> None:
-        self.cores = os.sched_getaffinity(0)
-        self.is_new = True
-
-    def renew(self) -> None:
-        """To be called before each function is loaded: its module may seed generators."""
-        if not self.is_new:
-            seed_generators()
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, self.cores)
-        self.is_new = False
-
-    def begin(self) -> None:
-        """To be called before each function."""
-        self.is_seeded = is_seeded_by_program()
-        self.threads = set(threading.enumerate())
-        self.settings = read_settings()
-        self.attributes = {owner: dict(vars(owner)) for owner in OWNERS}
-
-    def find_changes(self) -> list[str]:
-        """To be called after each function: what it, or the import of its module, has left here
-        that it would not find in a new process."""
-        changes = {
-            "threads": not self.threads.issuperset(threading.enumerate()),
-            "child processes": has_children(os.P_ALL),
-            "a generator seeded by an import": self.is_seeded,
-        }
-        now = read_settings()
-        changes |= {name: now[name] != value for name, value in self.settings.items()}
-        for owner, before in self.attributes.items():
-            after = vars(owner)
-            changes |= {
-                f"{owner.__name__}.{name}": True
-                for name, value in before.items()
-                if after.get(name) is not value and callable(value)
-            }
-        return [name for name, is_changed in changes.items() if is_changed]
-
-
-def read_settings() -> dict[str, object]:
-    """The settings of a process that the next function to run there would notice."""
-    root, numpy, decimals = logging.getLogger(), sys.modules.get("numpy"), decimal.getcontext()
-    sharing = torch.multiprocessing.get_sharing_strategy()
-    found = {} if numpy is None else {
-        "numpy's errors": numpy.geterr(),
-        "numpy's printing": repr(numpy.get_printoptions()),
-    }  # fmt: skip
-    return found | {
-        "environment": dict(os.environ),
-        "working folder": os.getcwd(),
-        "users, umask, limits, niceness": replace(read_inheritance(), cores=frozenset()),
-        "sys.path": list(sys.path),
-        "socket timeout": socket.getdefaulttimeout(),
-        "signal handlers": [signal.getsignal(number) for number in signal.valid_signals()],
-        "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, []),
-        "timers": [signal.getitimer(timer)[1] for timer in TIMERS],
-        "standard streams": [
-            (stream, getattr(stream, "closed", False))
-            for stream in (sys.stdin, sys.stdout, sys.stderr)
-        ],
-        "hooks": (sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile()),
-        "recursion limit": sys.getrecursionlimit(),
-        "warning filters": list(warnings.filters),
-        "logging": (root.level, list(root.handlers), list(root.filters), root.manager.disable),
-        "garbage collector": (
-            gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks),
-        ),
-        "decimal context": (
-            decimals.prec, decimals.rounding, decimals.Emin, decimals.Emax, decimals.capitals,
-            decimals.clamp, dict(decimals.traps),
-        ),
-        "locale": locale.setlocale(locale.LC_ALL),
-        "torch's printing": repr(torch._tensor_str.get_printoptions()),
-        "torch's sharing": sharing,
-        "torch's switches": [
-            torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(),
-            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(),
-            torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled(),
-            torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled,
-            torch.tensor(SUBNORMAL, device="cpu").mul(1.0).item(),
-        ],
-    }  # fmt: skip
-
-
 members: list[Member] = []
 """The world that this process is a member of, if any."""
 
@@ -399,111 +302,3 @@ def choose_device() -> None:
     """See `Member.choose_device`."""
     for member in members:
         member.choose_device()
-
-
-torch_init_process_group = dist.init_process_group
-torch_destroy_process_group = dist.destroy_process_group
-
-
-class UnderWay(threading.local):
-    """The world that a thread is forming."""
-
-    forming: contextlib.ExitStack | None = None
-    """Contexts that are left when it has been formed, or cannot be; None if there is none."""
-    formed: Callable[[], object] = int
-    """To be called when it has been formed."""
-
-
-under_way = UnderWay()
-
-
-@functools.wraps(torch_init_process_group)
-def init_process_group(*args: Any, **kwargs: Any) -> None:
-    """torch's own; a rank of a world that we have launched may call it although its process group
-    stands already."""
-    given = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
-    for member in members:
-        if not member.joined or member.is_left_to_program:
-            member.make_way()
-        given |= member.offered
-    with contextlib.ExitStack() as forming:
-        under_way.forming, under_way.formed = forming, int
-        url, size = given.get("init_method"), given.get("world_size")
-        if isinstance(url, str) and url.startswith("file:") and isinstance(size, int):
-            forming.enter_context(hooks.forming_world(size, given.get("timeout"), url))
-        try:
-            torch_init_process_group(**given)
-            under_way.formed()
-        finally:
-            under_way.forming = None
-    for member in members:
-        member.close_store()
-        if member.is_left_to_program:
-            report(**{JOINED: True})
-    hooks.begin_world()
-
-
-def create_store(
-    create: Callable[..., dist.Store],
-    host: str,
-    port: int,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    *args: Any,
-    **kwargs: Any,
-) -> dist.Store:
-    """torch's own; where the store of this world is meant, that is used. Elsewhere nothing is
-    served yet, although torchrun would say so: its first rank serves it."""
-    for member in members:
-        if member.is_at(host, port):
-            return member.open_programs_store(rank, size, timeout)
-    is_served = os.environ.pop(SERVED_BY_TORCHRUN, None) if members else None
-    if under_way.forming:
-        place = hooks.forming_world(size, timeout, f"{host}:{port}")
-        under_way.forming.enter_context(place)
-    try:
-        return create(host, port, rank, size, timeout, *args, **kwargs)
-    finally:
-        if is_served is not None:
-            os.environ[SERVED_BY_TORCHRUN] = is_served
-
-
-@functools.wraps(torch_destroy_process_group)
-def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
-    """torch's own: whoever waits for this rank in our group gets an error, as its sockets are
-    closed."""
-    for member in members:
-        stands = member.group is not None and member.group is dist.group.WORLD
-        if stands and group in (None, member.group):
-            if not member.joined:
-                member.await_group()
-            member.group = None
-    torch_destroy_process_group(group)
-
-
-def connect_ranks_only(connect: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function of torch's that has gloo connect ranks: only ranks are connected then."""
-    with contextlib.ExitStack() as formed:
-        for member in members:
-            formed.enter_context(member.strangers_shut_out())
-        return connect(*args, **kwargs)
-
-
-# Modules imported from here on find these: the user's too, because the fork server imports ours
-# first.
-Replacement(
-    sys.modules["torch.distributed.rendezvous"], STORE_MAKER, calling(create_store)
-).install()
-for _module in (dist, dist.distributed_c10d):
-    Replacement(_module, "init_process_group", lambda _: init_process_group).install()
-    Replacement(_module, "destroy_process_group", lambda _: destroy_process_group).install()
-# All that forms groups of gloo comes to these methods of torch's classes, under whatever name it
-# was imported.
-for _owner, _name in (
-    (dist.ProcessGroupGloo, "__init__"),
-    (dist.ProcessGroup, "split_group"),
-    (dist.ProcessGroup, "merge_remote_group"),
-):
-    if hasattr(_owner, _name):  # older versions of torch split no groups
-        Replacement(_owner, _name, calling(connect_ranks_only)).install()
