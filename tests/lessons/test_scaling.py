@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from fixtures import Run, Worlds
 from one_process import EXACT
+from ranks import TORCH
 from torch.nn.utils import parameters_to_vector
 
 from playground.lessons.gpt import GPT, LAYERS, C, T, V, make_batch
@@ -140,7 +141,8 @@ def test_operations_are_six_for_each_parameter_and_token() -> None:
     weights = 12 * C**2 * LAYERS + C * V
     biases_and_norms = (3 + 1 + 4 + 1 + 4) * C * LAYERS + V + 2 * C
     assert by_formula == 6 * (weights + biases_and_norms) * tokens
-    products_of_attention = 12 * LAYERS * T * C * tokens
+    # two products forward and four backward; torch 2.15 counts the one that is computed again, too
+    products_of_attention = (14 if TORCH >= (2, 15) else 12) * LAYERS * T * C * tokens
     assert 6 * weights * tokens <= counted <= 6 * weights * tokens + products_of_attention
 
 
