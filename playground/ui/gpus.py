@@ -42,7 +42,8 @@ def on_simulated_gpus(run: RunOptions) -> RunOptions:
         start_again(environ)
     if signals.speaks():
         several = f"{gpus} simulated GPU{'s' if gpus > 1 else ''}"
-        beside = ", and this machine's own are hidden" * any(each.exists() for each in REAL)
+        is_hidden = any(each.exists() for each in REAL)
+        beside = ", and this machine's own are hidden" if is_hidden else ""
         click.echo(
             f"playground: {several}: computed by the CPU, no measure of speed{beside}", err=True
         )
