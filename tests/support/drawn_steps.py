@@ -39,6 +39,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+"""Major and minor version of this torch."""
 MOST_DAWDLING = 0.004
 """Seconds: some looks of an eager launcher's."""
 WORLD_LIMIT = 60.0
@@ -867,7 +869,7 @@ def make_group(player: Player) -> None:
         lists = [part for part in (order[:cut], order[cut:]) if part]
         handle, _ = dist.new_subgroups_by_enumeration(lists, **more)
         made = [Group(handle, tuple(sorted(own_part(player, lists))))]
-    elif how == "split" and hasattr(dist, "split_group"):
+    elif how == "split" and TORCH >= (2, 15):  # older ones split groups of a GPU's backend only
         lists = [sorted(world[: player.size // 2 + 1]), sorted(world[player.size // 2 + 1 :])]
         lists = [part for part in lists if part]
         handle = player.call(
