@@ -65,10 +65,6 @@ class Calls:
         in no callback."""
         self.change, self.turn = threading.Condition(), threading.Lock()
 
-    def is_idle(self) -> bool:
-        """Whether all asynchronous calls have been made."""
-        return self.made == self.started
-
     def run(self, call: Callable[[], object]) -> None:
         """Make a call here and now, after all that were started before."""
         if self.made < (number := self.started):

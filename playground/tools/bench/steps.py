@@ -11,7 +11,7 @@ from typing import Any
 from playground.algorithms import ALGORITHMS
 from playground.base.errors import PlaygroundError, UsageError
 from playground.base.remote import remote
-from playground.training.options import DataOptions, announce_data, over_links
+from playground.tools.bench.data_options import DataOptions, announce_data, over_links
 from playground.training.prepare import PreparedData, default_data_dir
 from playground.training.step_settings import (
     BERT,

@@ -89,11 +89,6 @@ class Backend:
         """Whether ranks connect to each other also when their process group is formed already."""
         return False
 
-    def count_devices(self) -> int:
-        """How many devices one process can drive here; 0 for any number: a CPU counts as as many as
-        are asked for."""
-        return 0
-
     def synchronize(self) -> None:
         """Wait until this rank's device has done what it was given. A clock that is read before, or
         a process group that is destroyed before, does not wait for that."""

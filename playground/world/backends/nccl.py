@@ -103,11 +103,6 @@ class Nccl(Backend):
     def connects_later(self) -> bool:
         return True
 
-    def count_devices(self) -> int:
-        import torch
-
-        return torch.cuda.device_count()
-
     def synchronize(self) -> None:
         import torch
 

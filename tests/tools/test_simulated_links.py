@@ -1,10 +1,10 @@
-"""What commands that train have in common."""
+"""What `bench steps` says of simulated links."""
 
 from __future__ import annotations
 
 import pytest
 
-from playground.training.options import over_links
+from playground.tools.bench.data_options import over_links
 from playground.ui.options import RunOptions
 from playground.ui.session import Session
 from playground.world import UsageError

@@ -1,4 +1,5 @@
-"""Commands that train: the option of their data, and what they say of it."""
+"""`bench steps`: the option of its data, and what it says of them and of its links. Does not import
+torch."""
 
 from __future__ import annotations
 
