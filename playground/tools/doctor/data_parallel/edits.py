@@ -18,7 +18,7 @@ class Edit:
     end: tuple[int, int]
     text: str
     order: int = 0
-    """Of what is added at one place: the lowest comes first."""
+    """The lowest comes first, where several are added at one place."""
 
 
 def replace_node(node: ast.expr | ast.keyword, text: str) -> Edit:

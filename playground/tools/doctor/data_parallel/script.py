@@ -22,7 +22,7 @@ class Script:
 
     text: TrainingText
     name: str
-    """Of its file."""
+    """The name of its file."""
     collective: set[int] = field(default_factory=set)
     """The ids of its functions in which all ranks meet when the changes are made."""
 

@@ -16,8 +16,8 @@ from typing import TypeGuard
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.While
 Key = tuple[int, str]
-"""Of a name: its function's or, for an attribute of `self`, its class's id, 0 for the module's; and
-the name."""
+"""A name: the id of its function or, for an attribute of `self`, of its class, or 0 for the module;
+and its text."""
 SAME = {
     "to",
     "cuda",
@@ -144,9 +144,7 @@ class TrainingText:
     def key_of(self, node: ast.AST) -> Key | None:
         """The name that `node` is."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            owner = next(
-                (each for each in self.climb(node) if isinstance(each, ast.ClassDef)), None
-            )
+            owner = self.class_of(node)
             return (id(owner), node.attr) if owner and node.value.id == "self" else None
         if not isinstance(node, ast.Name):
             return None
