@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from playground.base.errors import UsageError
-from playground.world.command_world import CommandWorld
 from playground.world.rendezvous.environment import restart_count
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ class CommandWorld:
     """The ranks a program runs on: new ones on this host, or, if the environment says that it is
     itself a rank of a world somebody started, the ranks of that world.
 
-    `size` None stands for `default_size`; a world that is joined brings its own. `around` is what
-    every `run` happens in, `options` are fields of `LaunchConfig`. Raises `UsageError` if there can
+    `size` None stands for `default_size`; a world that is joined brings its own. `options` are
+    fields of `LaunchConfig`. Raises `UsageError` if there can
     be no such world; nothing is started before `run`.
     """
 
@@ -45,10 +45,11 @@ class CommandWorld:
         *,
         default_size: int = 2,
         min_size: int = 1,
-        around: Around = run_as_it_is,
         **options: Any,
     ) -> None:
-        self.around, self.config = around, LaunchConfig(**options)
+        self.around: Around = run_as_it_is
+        """What every `run` happens in."""
+        self.config = LaunchConfig(**options)
         self.backend, self.rank_env = self.config.backend, rank_env_from()
         if self.rank_env and (restarts := self.config.restarts):
             raise UsageError(

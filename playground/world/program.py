@@ -89,7 +89,7 @@ class Program:
             found = importlib.util.find_spec(package)
             if found is None:
                 raise UsageError(f"run -m {self.name}: there is no module {package} on sys.path")
-            for end, _ in enumerate(inner, 1):
+            for end in range(1, len(inner) + 1):
                 places = [*(found.submodule_search_locations or [])] if found else []
                 found = PathFinder.find_spec(".".join([package, *inner[:end]]), places)
         except (ImportError, KeyError, ValueError):

@@ -112,7 +112,7 @@ def find_misuses(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """G1-noncontig, G3-graph, A1-write, A3-nowait and L0-lost, of what ranks have seen."""
     found: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     for rank in facts:
-        for each in rank.misuses if not rank.unknown else ():
+        for each in rank.misuses:
             key = each.kind, each.operation, rank.where(each.line)
             found.setdefault(key, []).append((rank.rank, each.step))
     for (kind, operation, where), seen in found.items():
@@ -133,7 +133,7 @@ def find_other_layouts(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """G2-strides, above."""
     by_call: dict[tuple[object, ...], dict[int, Layout]] = {}
     for rank in facts:
-        for each in rank.layouts if not rank.unknown else ():
+        for each in rank.layouts:
             key = each.group, each.clock, each.operation, tuple(each.shape), tuple(each.ranks)
             by_call.setdefault(key, {})[rank.rank] = each
     told: set[str] = set()

@@ -230,7 +230,7 @@ def find_padding(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     repeats samples so that all ranks have as many. Unknown: gradients are recorded in evaluation.
     """
     for rank in facts:
-        for draw in rank.draws if not rank.unknown else ():
+        for draw in rank.draws:
             batches = [
                 each for each in rank.batches
                 if (each.sampler, each.draw) == (draw.sampler, draw.number)
@@ -260,7 +260,7 @@ def find_repeated_shares(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """
     found: dict[tuple[int, str], list[int]] = {}
     for rank in facts:
-        for each in rank.shares if not rank.unknown else ():
+        for each in rank.shares:
             first, second = each.prints[: each.workers], each.prints[each.workers :]
             is_known = not any(None in prints or not prints for prints in each.prints)
             are_one = len({*map(tuple, first)}) == len({*map(tuple, second)}) == 1

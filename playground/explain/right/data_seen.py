@@ -63,7 +63,8 @@ class DataWatcher(Watcher):
     @guarded
     def samples_drawn(self, sampler: Any) -> None:
         number, draw = self.samplers.get(sampler, (self.known, -1))
-        self.known += draw < 0
+        if draw < 0:
+            self.known += 1
         self.samplers[sampler] = number, draw + 1
         self.loaded[number] = 0
         if draw + 1 < MOST_DRAWS:

@@ -74,7 +74,7 @@ def stayed(rank: RankFacts, last: Look) -> bool:
 
 def looks_by_optimizer(rank: RankFacts) -> Mapping[int, list[Look]]:
     found: dict[int, list[Look]] = {}
-    for look in rank.looks if not rank.unknown else ():
+    for look in rank.looks:
         found.setdefault(look.optimizer.number, []).append(look)
     return found
 

@@ -124,7 +124,6 @@ class Stepping:
     number: int
     group: ReferenceType[Any] | None
     """The group whose clock its steps have: its first wrapped model's, or the world."""
-    is_wrapped: bool
     models: int
     """How many models had been wrapped by then."""
     count: int = 0
@@ -267,7 +266,8 @@ class TrainingWatcher(Watcher):
         self.drop_dead()
         group = model.process_group
         name: str = group.group_name
-        number = self.made[name] = self.made.get(name, 0) + 1
+        number = self.made.get(name, 0) + 1
+        self.made[name] = number
         key = f"{name}#{number}"
         ignored = {*model.parameters_to_ignore}
         wrapped = Wrapped(ref(model), key, ref(group), ignored)
@@ -477,12 +477,12 @@ class TrainingWatcher(Watcher):
         world = ref(dist.group.WORLD) if dist.is_initialized() else None
         group, models = groups[0] if groups else world, self.count_models()
         if known is None:
-            known = Stepping(self.stepped, group, bool(keys), models)
+            known = Stepping(self.stepped, group, models)
             self.stepped += 1
             self.optimizers[optimizer] = known
             self.restored.clear()
             self.looking.add(known.number)
-        known.group, known.is_wrapped, known.models = group, bool(keys), models
+        known.group, known.models = group, models
         self.largest = max([self.largest, *(param.numel() for param in params)])
         return known
 

@@ -67,14 +67,16 @@ class Listener(socketserver.ThreadingTCPServer):
 def listen(names: Sequence[str], port: int) -> Listener:
     """The listener of this host: the first of `names` whose address it can listen at. Raises
     `UsageError` for none."""
-    addresses, taken = [([*resolve(name), ""])[0] for name in names], ""
+    addresses = [next(iter(resolve(name)), "") for name in names]
+    taken = ""
     for name, address in zip(names, addresses, strict=True):
         misleads = is_loopback(address) and not all(map(is_loopback, addresses))
         try:
             if address:
                 return Listener(name, "" if misleads else address, port)
         except OSError as failure:
-            taken = taken or name * (failure.errno == errno.EADDRINUSE)
+            if failure.errno == errno.EADDRINUSE and not taken:
+                taken = name
     if taken:
         raise UsageError(
             f"port {port} of {taken} is taken: choose another with --port, the same on all hosts"

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -140,7 +141,7 @@ def say_plan(session: Session, found: Plan, title: str) -> None:
         session.say(*(prose(f"    note: {note}") for note in part.notes))
 
 
-def examine_text(session: Session, path: Path, found: Plan) -> None:
+def examine_text(session: Session, path: Path, found: Plan) -> NoReturn:
     """Say what a training lacks whose processes do not meet. Raises `PlaygroundError`."""
     title = f"{path.name} trains in each process apart. By its text, it needs, in this order:"
     say_plan(session, found, title)

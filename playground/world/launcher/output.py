@@ -156,7 +156,8 @@ class Output:
             return
         if before is not self and before.end not in b"\r\n":
             before.write(b"\n")
-        shown, _last[self.stream] = data, self
+        _last[self.stream] = self
+        shown = data
         is_terminal = is_a_terminal(stream)
         if self.is_labelled or is_terminal:
             # dimmed unless the terminal or the user does not want that: no-color.org

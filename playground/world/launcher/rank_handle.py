@@ -192,7 +192,7 @@ class RankHandle:
         self.question = None
         self.order(Answer(text, reason))
 
-    def order(self, order: Assignment | Answer | str | int) -> None:
+    def order(self, order: Assignment | Answer | str) -> None:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(order)
 

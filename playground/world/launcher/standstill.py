@@ -60,8 +60,9 @@ class Standstill:
     """Whether they have been looked at that have stood still for `LIMIT` seconds."""
     told: set[str] = field(default_factory=set)
 
-    def is_due(self) -> bool:
-        """Whether the ranks are to be asked why they stand still. To be called often."""
+    def look(self) -> bool:
+        """Look at the ranks; whether they are to be asked why they stand still. To be called
+        often."""
         calls: list[object] = [
             (rank.done, rank.vanished, rank.box and rank.box.calls) for rank in self.ranks
         ]
@@ -82,12 +83,14 @@ class Standstill:
         if self.computes():
             self.begin()
             return False
-        self.is_looked_at, self.was_patient = True, seconds >= PATIENCE
+        self.is_looked_at = True
+        self.was_patient = seconds >= PATIENCE
         return True
 
     def begin(self) -> None:
         """A standstill may begin now."""
-        self.since, self.used = time.monotonic(), None
+        self.since = time.monotonic()
+        self.used = None
         self.is_looked_at = self.was_patient = False
 
     @property

@@ -58,9 +58,10 @@ class WorldWatch:
     """The notice of a preemption, which is passed on to the ranks."""
     bare: bool = False
     """Whether they run a program: see `LaunchConfig.bare`."""
-    silence: float = 0.0
 
     def __post_init__(self) -> None:
+        self.silence = 0.0
+        """Seconds since a rank was last heard."""
         self.examiner = Examiner(self.ranks)
         self.standstill = Standstill(self.ranks)
 
@@ -87,7 +88,7 @@ class WorldWatch:
                 rank.order("end")
         self.silence = 0.0 if received else self.silence + pause
         suspects = self.examiner.find_deadlock()
-        stands = self.standstill.is_due()
+        stands = self.standstill.look()
         if suspects or stands:
             began = time.monotonic()
             self.judge(stands)

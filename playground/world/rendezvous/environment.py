@@ -39,7 +39,7 @@ MAX_WORLD_SIZE = 2**17
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnv:
-    """This process's place in a world that torchrun, Slurm or a person started."""
+    """A process's place in a world."""
 
     rank: int
     size: int

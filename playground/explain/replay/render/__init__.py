@@ -58,7 +58,6 @@ LANE = "lane"
 BAR = "bar"
 ARROW = "arrow"
 TEXT = "text"
-KINDS = (BOX, LANE, BAR, ARROW, TEXT)
 """A box has a border and a text in its middle. A lane is the time of one rank, in which bars lie. A
 text begins, ends or has its middle at its position."""
 FOREVER = float("inf")
@@ -72,7 +71,7 @@ class Mark:
     and `piece`."""
 
     kind: str
-    """One of `KINDS`."""
+    """`BOX`, `LANE`, `BAR`, `ARROW` or `TEXT`."""
     x: float = 0.0
     y: float = 0.0
     """The upper left corner; the beginning of an arrow; the `align` end of a text, in the middle of
@@ -261,7 +260,7 @@ LabelledBar = tuple[str, Sequence[Mark], str]
 """The text to its left, its pieces, and the text to its right."""
 
 
-def piece(value: float, style: str, title: str = "", text: str = "") -> Mark:
+def piece(value: float, style: str, title: str, text: str = "") -> Mark:
     """A piece of a bar: w is its value. The text is written on it if there is room."""
     return Mark(kind=BAR, w=value, style=style, title=title, text=text)
 
@@ -295,9 +294,9 @@ def add_lane(
     scene.add(LANE, x, y, WIDTH - x - CELL[0], height, style="idle", title=title)
 
 
-def bar(start: float, end: float, style: str, title: str, text: str = "") -> Mark:
-    """A bar of a lane, between these seconds. The text is written on it if there is room."""
-    return Mark(kind=BAR, x=start, w=end - start, style=style, title=title, text=text)
+def bar(start: float, end: float, style: str, title: str) -> Mark:
+    """A bar of a lane, between these seconds."""
+    return Mark(kind=BAR, x=start, w=end - start, style=style, title=title)
 
 
 def add_lanes(
@@ -311,8 +310,7 @@ def add_lanes(
         add_lane(scene, name, axis.x, y, ROW, style="muted")
         for each in bars:
             left, right = axis.at(each.x), axis.at(each.x + each.w)
-            text = each.text if right - left > CELL[0] else ""
-            scene.place(each, left, y, max(right - left, 1), ROW, text=text)
+            scene.place(each, left, y, max(right - left, 1), ROW)
 
 
 def add_key(scene: Scene, meanings: dict[str, str]) -> None:

@@ -33,6 +33,8 @@ MOST_SPANS = 4
 MOST_BARS, MOST_ARROWS = 400, 150
 """Limits that keep a figure readable and its file small."""
 ALL = "a page (.html) has all"
+SHOWN = 4
+"""Numbers of a message that its title lists."""
 STYLE_OF_KIND = {record.WAIT: "wait", record.PHASE: "phase"}
 STYLE_OF_KIND |= dict.fromkeys((record.COLLECTIVE, record.BUCKET, record.MOVE), "communication")
 STYLE_OF_NAME = {"forward": "forward", "backward": "backward", "step": "optimizer"}
@@ -170,10 +172,10 @@ def shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def format_values(values: Sequence[float], most: int = 4) -> str:
-    """The first `most` numbers in brackets, whole ones without a point."""
-    shown = ", ".join(f"{value:g}" for value in values[:most])
-    return f"[{shown}, …]" if len(values) > most else f"[{shown}]"
+def format_values(values: Sequence[float]) -> str:
+    """The first `SHOWN` numbers in brackets, whole ones without a point."""
+    shown = ", ".join(f"{value:g}" for value in values[:SHOWN])
+    return f"[{shown}, …]" if len(values) > SHOWN else f"[{shown}]"
 
 
 def caption_of(recording: Recording, notes: Sequence[str]) -> list[str]:

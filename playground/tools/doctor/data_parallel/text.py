@@ -208,8 +208,9 @@ class TrainingText:
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         ]
-        size = -1
-        while size != (size := sum(map(len, self.made.values()))):
+        has_grown = True
+        while has_grown:
+            before = sum(map(len, self.made.values()))
             for target, value in assigns:
                 self.assign(target, value)
             for call in self.calls:
@@ -218,6 +219,7 @@ class TrainingText:
                     self.made.setdefault((id(function), parameter.arg), set()).update(
                         self.makers(given)
                     )
+            has_grown = before != sum(map(len, self.made.values()))
 
     def assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple):

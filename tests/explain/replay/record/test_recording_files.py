@@ -292,7 +292,9 @@ def test_see_refuses_before_the_run(name: str, words: str, run_cli: Run, tmp_pat
 def test_what_led_to_a_failure_is_shown_and_the_failure_is_told(tmp_path: Path) -> None:
     file = tmp_path / "failed.playground"
     with pytest.raises(RankFailed, match="rank 1 of 2 was killed by SIGKILL"):
-        CommandWorld(2, around=Recordings(file)).run(reduce_and_die)
+        world = CommandWorld(2)
+        world.around = Recordings(file)
+        world.run(reduce_and_die)
     killed = read_recording(file).ranks[1]
     assert killed.is_cut_off
     assert [event.end < float("inf") for event in killed.events if event.kind == COLLECTIVE] == [
@@ -304,7 +306,8 @@ def test_what_led_to_a_failure_is_shown_and_the_failure_is_told(tmp_path: Path) 
 
 def test_the_first_world_of_a_command_is_recorded(tmp_path: Path) -> None:
     file = tmp_path / "ring.playground"
-    world = CommandWorld(1, around=Recordings(file))
+    world = CommandWorld(1)
+    world.around = Recordings(file)
     assert [world.run(reduce_once) for _ in range(2)] == [[0], [0]]
     assert len([*read_recording(file).events(COLLECTIVE)]) == 1
     assert list(tmp_path.iterdir()) == [file]
