@@ -15,7 +15,6 @@ from gpus import COLD
 from processes import session_ends
 from ranks import go_wrong
 
-from playground import launch
 from playground.testing import World
 from playground.world import RankFailed, RankTimeout, UsageError
 from playground.world.backends import BACKENDS, nccl
@@ -171,21 +170,6 @@ def test_an_implementation_that_hides_nothing_is_named(monkeypatch: pytest.Monke
     for name, said in (("ProcessGroupNCCL", False), ("ProcessGroupNCCL2", True)):
         monkeypatch.setattr(type(NCCL), "implementation", lambda self, name=name: name)
         assert (name in NCCL.describe_overlap()) is said
-
-
-def choose_kernels(rank: int, size: int) -> list[bool]:
-    NCCL.use_deterministic_kernels()
-    fused = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "cudnn_sdp_enabled")
-    cudnn = torch.backends.cudnn
-    return [
-        cudnn.deterministic,
-        cudnn.benchmark,
-        *(getattr(torch.backends.cuda, each)() for each in fused),
-    ]
-
-
-def test_deterministic_kernels_are_cudnn_s_own_and_no_fused_attention() -> None:
-    assert launch(choose_kernels, 1, fresh=True) == [[True, False, False, False, False]]
 
 
 @pytest.mark.gpu

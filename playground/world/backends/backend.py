@@ -97,10 +97,6 @@ class Backend:
         """Have the operations of all process groups of this process raise, from another thread,
         where to end their connections does not."""
 
-    def use_deterministic_kernels(self) -> None:
-        """From now on, compute in this process only with kernels that give the same bits whenever
-        they are run."""
-
     def describe_overlap(self) -> str:
         """The known reason why this rank's DistributedDataParallel cannot hide messages behind
         backward, if any; inside a world."""

@@ -115,19 +115,6 @@ class Nccl(Backend):
             with contextlib.suppress(RuntimeError):
                 backend_of(group, torch.device("cuda")).abort()
 
-    def use_deterministic_kernels(self) -> None:
-        """As in `Backend`: of cuDNN's convolutions the deterministic ones, and attention in plain
-        operations, since in backward the fused kernels add in any order.
-
-        Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
-        """
-        import torch
-
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-        for enable_fused in ("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_cudnn_sdp"):
-            getattr(torch.backends.cuda, enable_fused)(False)
-
     def describe_overlap(self) -> str:
         if self.implementation() != "ProcessGroupNCCL2":
             return ""
