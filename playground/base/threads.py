@@ -61,27 +61,6 @@ class OurThread:
         self.ended.wait(timeout)
 
 
-class OurTimer(OurThread):
-    """A thread that calls a function after some seconds, unless it is cancelled before."""
-
-    def __init__(
-        self,
-        seconds: float,
-        function: Callable[..., object],
-        args: Sequence[Any] = (),
-    ) -> None:
-        super().__init__(self.call_later, name="timer", daemon=True)
-        self.seconds, self.cancelled = seconds, threading.Event()
-        self.function, self.given = function, args
-
-    def call_later(self) -> None:
-        if not self.cancelled.wait(self.seconds):
-            self.function(*self.given)
-
-    def cancel(self) -> None:
-        self.cancelled.set()
-
-
 running: dict[int, OurThread] = {}
 """Those that run, by their `threading.get_ident()`."""
 os.register_at_fork(after_in_child=running.clear)

@@ -23,14 +23,42 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from playground.figures.ways import CountedStep, WaysSettings
-from playground.training.gpt_batches import LR, Batch, batches, set_lr
-from playground.training.memory import recompute
+from playground.training.activations import Checkpoint
 from playground.training.sharding import BytesSent
 from playground.training.step import training_step
 from playground.training.sync import GradSync
-from playground.training.tiny_gpt import GPTConfig, copying_loss, new_gpt
+from playground.training.tiny_gpt import (
+    LR,
+    Batch,
+    GPTConfig,
+    batches,
+    copying_loss,
+    new_gpt,
+    set_lr,
+)
 from playground.training.zero_sync import SYNCS
 from playground.world import device
+
+
+class Recomputed(nn.Module):
+    """Keeps its first input alone for backward, which must need a gradient; the others must not."""
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        def forward(x: Tensor) -> Tensor:
+            # a cached cast of `x`, a leaf in backward, would add up its gradients in bfloat16
+            with torch.autocast(
+                x.device.type, torch.bfloat16, enabled=is_autocast, cache_enabled=False
+            ):
+                return run(x, *others)
+
+        is_autocast = torch.is_autocast_enabled(x.device.type)
+        run = super().forward
+        return Checkpoint.apply(forward, x)
+
+
+def recompute(module: nn.Module) -> None:
+    """Let the forward of a module be that of `Recomputed`, around its own."""
+    module.__class__ = type("Recomputed", (Recomputed, type(module)), {})
 
 
 class TorchZero1(GradSync):

@@ -288,7 +288,7 @@ class PlayWorld:
         if has_called:
             self.note_operations(run, ranks, watch.examiner)
         if is_interrupted or run.hang or busy:
-            self.let_go(run, busy, is_interrupted, has_called)
+            self.let_go(run, busy, watch.examiner, is_interrupted, has_called)
         for rank in ranks:
             rank.relay_output()
             if rank.done and not self.is_lost(rank):
@@ -336,7 +336,12 @@ class PlayWorld:
             run.differing = find_mismatch(states)
 
     def let_go(
-        self, run: Run, busy: list[RankHandle], is_interrupted: bool, has_called: bool
+        self,
+        run: Run,
+        busy: list[RankHandle],
+        examiner: Examiner,
+        is_interrupted: bool,
+        has_called: bool,
     ) -> None:
         """Get these ranks out of the cell: by an error in what waits for other ranks, by
         `KeyboardInterrupt` in what does not, and in the end by killing them."""
@@ -344,7 +349,6 @@ class PlayWorld:
         def list_inside() -> list[RankHandle]:
             return [rank for rank in busy if not rank.done and not self.is_lost(rank)]
 
-        examiner = Examiner(self.ranks)
         try:
             if is_interrupted:
                 stacks = ask_for_stacks(busy)

@@ -258,6 +258,10 @@ class Observer:
     and `completed`, and `waiting` and `waited` where Python sees them; of waits for work that torch
     keeps to itself; and of backward passes."""
 
+    looks_at_ends = True
+    """Who looks inside: whether it needs `completed` of the calls of Python's, which costs each of
+    them a callback."""
+
     def begun(self, call: Call) -> None: ...
 
     def returned(self, call: Call) -> None: ...
@@ -373,6 +377,8 @@ class Tap:
         """Those that look at calls."""
         self.inside: tuple[Observer, ...] = ()
         """Those that look inside."""
+        self.tells_ends = False
+        """Whether one of those needs `completed` of the calls of Python's."""
         self.training: tuple[Observer, ...] = ()
         """Those that look at training."""
         self.one_at_a_time = threading.Lock()
@@ -448,6 +454,7 @@ class Tap:
         self.all = observers
         self.observers = tuple(each for each in observers if each.looks_at_calls)
         self.inside = tuple(each for each in observers if each.looks_inside)
+        self.tells_ends = any(each.looks_at_ends for each in self.inside)
         self.training = tuple(each for each in observers if each.looks_at_training)
         self.put_in_place(self.wanted)
 
@@ -536,7 +543,7 @@ class Tap:
                 self.follow(work, [call], may_be_dropped=not blocks)
                 if by_torch:
                     work.get_future()
-                if self.inside and not blocks and method not in MESSAGES:
+                if self.tells_ends and not blocks and method not in MESSAGES:
                     native.call_when_done(work, partial(self.complete, call))
             return work
 

@@ -1,4 +1,5 @@
-"""A tiny GPT that is put together from units, and sequences to copy that it is trained on.
+"""A tiny GPT that is put together from units, sequences to copy that it is trained on, and the
+learning rate of each step.
 
 The model's children are the embedding, the blocks and the head. Each draws its parameters from a
 generator of its own, so that a rank can build any of them and they are the same on all ranks.
@@ -9,11 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+# the optimizer imports it at its first step: here the fork server does, once for all ranks
+import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from playground.world import device
+
 NUMBERS = SEPARATOR = 40  # 0 to 39 are copied; 40 separates them from their copy
 IGNORED = -100  # the target of a token that has none, as in `F.cross_entropy`
+LR, WARM_UP = 3e-3, 20
+"""AdamW's learning rate, and in how many steps it grows to that: the loss is below 0.1 by step
+70."""
+
+Batch = tuple[Tensor, Tensor]
+"""Tokens and targets, both [batch, length]."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,19 @@ def copying(samples: int, generator: torch.Generator, length: int = 48) -> tuple
     separator = torch.full((samples, 1), SEPARATOR)
     tokens = torch.cat([numbers, separator, numbers[:, :-1]], dim=1)
     return tokens, torch.cat([torch.full_like(numbers, IGNORED), numbers], dim=1)
+
+
+def batches(samples: int, steps: int, seed: int) -> list[Batch]:
+    """A batch for each step, the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = (copying(samples, generator) for _ in range(steps))
+    return [(tokens.to(device()), targets.to(device())) for tokens, targets in drawn]
+
+
+def set_lr(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """The learning rate of step `step`, counted from 0."""
+    for group in optimizer.param_groups:
+        group["lr"] = LR * min(1.0, (step + 1) / WARM_UP)
 
 
 def copying_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from playground.base.threads import OurThread, OurTimer, join_our_threads, running
+from playground.base.threads import OurThread, join_our_threads, running
 from playground.explain.hang.activity import look
 
 
@@ -60,19 +60,8 @@ def test_those_that_are_no_daemons_are_waited_for() -> None:
 
     OurThread(may_end.wait, name="daemon", daemon=True).start()
     OurThread(finish, name="no daemon").start()
-    timer = OurTimer(0.05, may_end.set)
+    timer = threading.Timer(0.05, may_end.set)
     timer.start()
     join_our_threads()
     assert done == ["done"]
     timer.join()
-
-
-def test_a_timer_calls_its_function_after_its_time_unless_it_is_cancelled() -> None:
-    called: list[str] = []
-    timers = [OurTimer(0.01, called.append, ["in time"]), OurTimer(60, called.append, ["late"])]
-    for timer in timers:
-        timer.start()
-    timers[1].cancel()
-    for timer in timers:
-        timer.join()
-    assert called == ["in time"]

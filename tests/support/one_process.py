@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from playground.training.gpt_batches import LR, Batch, set_lr
 from playground.training.replicas import max_abs_diff
-from playground.training.tiny_gpt import copying_loss
+from playground.training.tiny_gpt import LR, Batch, copying_loss, set_lr
 
 EXACT_STEPS, EXACT = 5, 1e-12
 """Steps in float64, and how far losses and parameters may then be from one process's: sums are

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from playground.testing import World
-from playground.training import gpt_batches, tiny_gpt
+from playground.training import tiny_gpt
 from playground.training.tiny_gpt import GPTConfig, new_gpt
 
 
@@ -19,7 +19,7 @@ def losses(model: torch.nn.Sequential, seed: int, steps: int) -> list[float]:
     generator = torch.Generator().manual_seed(seed)
     found = []
     for step in range(steps):
-        gpt_batches.set_lr(optimizer, step)
+        tiny_gpt.set_lr(optimizer, step)
         tokens, targets = tiny_gpt.copying(24, generator)
         loss = tiny_gpt.copying_loss(model(tokens), targets)
         optimizer.zero_grad()

@@ -30,12 +30,11 @@ from playground.figures.ways import CountedStep, WaysSettings
 from playground.tap import observing
 from playground.training.activations import Activations
 from playground.training.formulas import COLLECTIVES_OF_STAGE, kept_bytes
-from playground.training.gpt_batches import batches
 from playground.training.replicas import flatten, max_abs_diff
 from playground.training.sharding import METHODS, Zero2, Zero3, train
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, new_grad_sync
-from playground.training.tiny_gpt import GPTConfig, copying_loss, new_gpt
+from playground.training.tiny_gpt import GPTConfig, batches, copying_loss, new_gpt
 from playground.training.zero_sync import SYNCS
 from playground.world import PlaygroundError
 

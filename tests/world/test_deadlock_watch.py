@@ -61,11 +61,11 @@ def test_a_doubt_ends_when_no_deadlock_is_found_any_more() -> None:
         box.describe("send", (SEND, SEND, (0, 1), "float32", 1, 7, 0, ())), 1, False
     )
     examiner = Examiner([rank_with(box)])
-    examiner.doubts = 3
+    examiner.judge.doubts = 3
     for _ in range(100):  # this process goes on in some
         examiner.next_look = 0.0
         assert examiner.find_deadlock() is None
-    assert examiner.doubts == 0
+    assert examiner.judge.doubts == 0
 
 
 def test_the_line_of_a_stack_is_the_program_s() -> None:

@@ -15,7 +15,6 @@ from gpus import COLD
 from processes import session_ends
 from ranks import go_wrong
 
-from playground import launch
 from playground.testing import World
 from playground.world import RankFailed, RankTimeout, UsageError
 from playground.world.backends import BACKENDS, nccl

@@ -1,8 +1,8 @@
 """Ranks that somebody else has started, maybe on several hosts: each tells the others through the
 store where it stands still, and rank 0 looks for a deadlock.
 
-What is told grows old. So rank 0, when it has found a deadlock, asks all ranks whether they still
-are as they have told: if so, they all were at the moment when it asked.
+What is told grows old. So rank 0, when it suspects a deadlock, asks all ranks whether they still
+are as they have told, and whether they have told anything new since: see `judge`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from playground.explain.hang import UNASKED, Doing, Operation, RankState
 from playground.explain.hang.activity import Activity, compare, look
 from playground.explain.hang.box import LATEST, Box, View
 from playground.explain.hang.diagnosis import Diagnosis, diagnose, find_mismatch
+from playground.explain.hang.judge import Judge
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-
-NOT_JUDGED = -1
 
 
 class Exchange:
@@ -38,11 +37,11 @@ class Exchange:
         """This rank's progress, and what else it does, at the last look."""
         self.told: object = None
         """The same when it told the others of it."""
-        self.judged = NOT_JUDGED
-        """How often ranks had told of themselves when they were last judged."""
+        self.judge = Judge()
+        """Rank 0's. It knows what ranks have told by how often they have told of themselves."""
         self.answered = 0
         """The last question of rank 0's that this rank has answered."""
-        self.found: tuple[int, Diagnosis] | None = None
+        self.suspicion: tuple[int, Diagnosis] | None = None
         """On rank 0, a question, and the deadlock that is proved if all have not moved."""
 
     def look(self) -> Diagnosis | None:
@@ -59,26 +58,28 @@ class Exchange:
             self.store.set(
                 f"answer {asked} of {self.rank}", "still" if self.seen == self.told else "moved"
             )
-        return self.judge() if self.rank == 0 else None
+        return self.find_deadlock() if self.rank == 0 else None
 
-    def judge(self) -> Diagnosis | None:
+    def find_deadlock(self) -> Diagnosis | None:
         """A deadlock, once all ranks have answered that they stand still as they have told."""
-        if self.found:
-            asked, deadlock = self.found
+        if self.suspicion:
+            asked, suspected = self.suspicion
             keys = [f"answer {asked} of {rank}" for rank in range(self.size)]
             if not self.store.check(keys):
                 return None
-            self.found = None
-            if {*self.store.multi_get(keys)} == {b"still"}:
+            self.suspicion = None
+            if deadlock := self.judge.confirm(suspected, lambda: self.are_still(keys)):
                 return deadlock
-            # who has moved may stand again where it stood, and then says nothing new
-            self.judged = NOT_JUDGED
-        if (told := self.store.add("states", 0)) != self.judged:
-            self.judged = told
-            found = diagnose(self.collect())
-            if found and found.proved:
-                self.found = self.store.add("asked", 1), found
+        # counted before they are read: what is told in between is told after they were judged
+        if found := self.judge.suspect(self.store.add("states", 0), self.collect):
+            self.suspicion = self.store.add("asked", 1), found
         return None
+
+    def are_still(self, keys: list[str]) -> bool:
+        """Whether all ranks have answered that they stand still as they have told, and none has
+        told anything new since it was judged: it has moved, and may stand still elsewhere."""
+        has_moved = {*self.store.multi_get(keys)} != {b"still"}
+        return not has_moved and self.store.add("states", 0) == self.judge.judged
 
     def state(self) -> RankState:
         """This rank's own."""

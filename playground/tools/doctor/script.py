@@ -17,9 +17,9 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from playground.base.errors import (
@@ -30,7 +30,7 @@ from playground.base.errors import (
     UsageError,
 )
 from playground.base.files import temporary_folder
-from playground.base.threads import OurTimer
+from playground.base.threads import OurThread
 from playground.explain.hang import (
     MAKE_DDP,
     RECEIVE,
@@ -255,15 +255,18 @@ def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: 
     """Run the script as its own program, without its output."""
     report(**{LEADER: os.getpid()})
     if rank == 0:
-        clock = OurTimer(seconds, partial(report, **{TIME_LIMIT: seconds}))
-        clock.daemon = True
-        clock.start()
+        OurThread(report_later, (seconds,), name="time limit", daemon=True).start()
     with open(os.devnull, "w") as nowhere:
         for stream in (1, 2):
             os.dup2(nowhere.fileno(), stream)
     os.chdir(here)
     os.environ["PWD"] = str(here)
     Program(name=argv[0], arguments=tuple(argv[1:]), path=tuple(sys.path)).run()
+
+
+def report_later(seconds: float) -> None:
+    time.sleep(seconds)
+    report(**{TIME_LIMIT: seconds})
 
 
 def check_agreement(script: ScriptFacts) -> Iterator[Finding]:

@@ -1,5 +1,5 @@
-"""Looks at the ranks' flight recorders from time to time: a deadlock is reported when proved, not
-when time is up."""
+"""Looks at the ranks' flight recorders from time to time, and brings what they hold to the judge: a
+deadlock is reported when proved, not when time is up."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from playground.explain.hang.diagnosis import (
     explain_failure,
     find_mismatch,
 )
+from playground.explain.hang.judge import Judge
 from playground.world.launcher.rank_handle import RankHandle
 
 INTERVAL = 0.25
@@ -44,10 +45,7 @@ class Examiner:
         self.next_look = time.monotonic() + INTERVAL
         self.seen: list[object] = []
         """The progress of each rank at the last look."""
-        self.judged: list[object] = []
-        """The same for the ranks that stood still when they were last judged."""
-        self.doubts = 0
-        """How often since then a deadlock was found that the ranks did not bear out."""
+        self.judge = Judge()
 
     @property
     def seconds_left(self) -> float:
@@ -67,14 +65,9 @@ class Examiner:
             progress if rank in still else None
             for rank, progress in zip(self.ranks, self.seen, strict=True)
         ]
-        known = standing == self.judged
-        if (known and not self.doubts) or not any(rank.box and rank.box.waits for rank in still):
+        if not any(rank.box and rank.box.waits for rank in still):
             return None
-        found = diagnose(self.states(still, seen={}))
-        proved = found is not None and found.proved
-        self.judged = standing
-        self.doubts = self.doubts * (known and proved)
-        return found if proved else None
+        return self.judge.suspect(standing, lambda: self.states(still, seen={}))
 
     def confirm(
         self, before: list[object], stacks: Mapping[int, str], seen: Seen
@@ -82,12 +75,14 @@ class Examiner:
         """A deadlock that is proved: of the ranks whose progress is the same as `before`."""
         now = self.progress
         still = self.find_still(before, now)
-        found = self.explain(stacks, seen, still)
-        if found and found.proved and {*still} <= {*self.find_still(now, self.progress)}:
-            return found
-        self.doubts += 1
-        self.next_look = time.monotonic() + INTERVAL * min(2**self.doubts, MOST_INTERVALS)
-        return None
+        deadlock = self.judge.confirm(
+            self.explain(stacks, seen, still),
+            lambda: {*still} <= {*self.find_still(now, self.progress)},
+        )
+        if not deadlock:
+            pause = INTERVAL * min(2**self.judge.doubts, MOST_INTERVALS)
+            self.next_look = time.monotonic() + pause
+        return deadlock
 
     def find_reason(self, stacks: Mapping[int, str], seen: Seen) -> Diagnosis | None:
         """Why the ranks stand still, as far as that is known."""

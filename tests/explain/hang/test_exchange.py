@@ -24,12 +24,27 @@ def test_a_deadlock_is_asked_for_again_after_a_rank_has_moved() -> None:
     exchange = Exchange(store, 0, 2, box, 0)
     tell(store, *run([SUM, ROOT_0], [ROOT_0, SUM]))
     for asked, answer in enumerate(("moved", "still"), 1):
-        assert exchange.judge() is None
+        assert exchange.find_deadlock() is None
         assert store.add("asked", 0) == asked
         for rank, word in enumerate(("still", answer)):
             store.set(f"answer {asked} of {rank}", word)
-        found = exchange.judge()
+        found = exchange.find_deadlock()
         assert bool(found) == (answer == "still")
+
+
+def test_what_a_rank_has_told_anew_since_it_was_judged_is_judged_again() -> None:
+    """Rank 1 has gone on since, stands still there, and says so before it is asked."""
+    box, store = Box(0, 2, "a world"), HashStore()
+    box.begin_program()
+    exchange = Exchange(store, 0, 2, box, 0)
+    tell(store, *run([SUM, ROOT_0], [ROOT_0, SUM]))
+    assert exchange.find_deadlock() is None
+    assert store.add("asked", 0) == 1
+    tell(store, run([SUM, ROOT_0], [SUM, ROOT_0])[1])
+    for rank in range(2):
+        store.set(f"answer 1 of {rank}", "still")
+    assert exchange.find_deadlock() is None
+    assert store.add("asked", 0) == 1  # nothing is suspected any more
 
 
 def tell(store: HashStore, *states: RankState) -> None:

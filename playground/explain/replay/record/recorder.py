@@ -142,12 +142,6 @@ class Recorder(EventLog):
         """Record the end of an event, now."""
         self.words[WORDS * number + END_AT] = self.clock()
 
-    def end_once(self, numbers: Iterable[int]) -> None:
-        """Record the end of these events, unless they are over: of two threads that learn of it the
-        first counts."""
-        with self.one_at_a_time:
-            self.end_all([number for number in numbers if not self.words[WORDS * number + END_AT]])
-
     def end_all(self, numbers: Iterable[int]) -> None:
         """Record the end of all these events, now."""
         now, words = self.clock(), self.words

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from playground.algorithms.traffic import bytes_of
+from playground.base.event_log import NONE
 from playground.base.upstream import hide_from_compiler
 from playground.explain.replay.record import (
     BUCKET,
@@ -32,90 +33,71 @@ from playground.explain.replay.record import (
 )
 from playground.explain.replay.record.layout import LANE_CODES
 from playground.explain.replay.record.recorder import Recorder
-from playground.tap import ranks_of
+from playground.tap import Call, Observer, observing
 from playground.tap.replacement import replaced
 
 TRAINING_STEP = "training step"
-HOOK_ID = 20170
-"""Identifies our hooks of a process group."""
 
 
-class BucketHooks:
-    """Records the buckets of DistributedDataParallel, whose all_reduce is called in C++."""
+class BackwardRecorder(Observer):
+    """Records backward passes, and in them the buckets of DistributedDataParallel, whose all_reduce
+    is called in C++. (torch 2.13 tells of no calls in C++.)"""
 
-    def __init__(self, recorder: Recorder) -> None:
+    looks_inside = True
+    looks_at_ends = False
+
+    def __init__(self, recorder: Recorder, here: threading.local) -> None:
+        """`here.gradients` is set in a thread that begins a backward pass; `here.passes` are the
+        numbers of those that are under way in it."""
         self.recorder = recorder
+        self.here = here
         self.left = 0
         """Number of buckets that have left since backward began."""
-        self.listened_to: list[Any] = []
-        """Process groups."""
-        self.under_way: dict[tuple[int, int], int] = {}
-        """Numbers of the events of calls that are being issued, by group and operation."""
-        self.issued: list[tuple[Any, int]] = []
-        """The futures of the works of those since backward began, for which torch waits by itself,
-        and the numbers."""
+        self.under_way: dict[int, tuple[int, int]] = {}
+        """Numbers of the backward pass and of the event of a bucket, by the number of the call."""
 
-    @contextlib.contextmanager
-    def during_backward(self, number: int) -> Iterator[None]:
-        """In this block, an all_reduce that is called in C++ is a bucket of this backward pass."""
-        backwards = self.recorder.backwards
-        self.left = self.left if backwards else 0
-        backwards.append(number)
-        try:
-            yield
-        finally:
-            backwards.remove(number)
-            self.finish_done()
+    def backward_begun(self, root: Any) -> None:
+        recorder, self.here.gradients = self.recorder, True
+        if not recorder.backwards:
+            self.left = 0
+        number = recorder.begin(COMPUTE, "backward", source=recorder.sources.find())
+        recorder.backwards.append(recorder.open(number))
+        self.here.passes = [*getattr(self.here, "passes", ()), number]
 
-    def listen(self, group: Any) -> None:
-        """Record buckets in this group. (torch 2.13 has no hooks for calls in C++.)"""
-        if group not in self.listened_to and hasattr(group, "register_pre_hook"):
-            self.listened_to.append(group)
-            group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
-            group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
+    def backward_ended(self) -> None:
+        """Its buckets are over, for which DistributedDataParallel has waited: the thread that tells
+        so may be late."""
+        recorder = self.recorder
+        number = self.here.passes.pop()
+        recorder.backwards.remove(number)
+        for call, (around, _) in [*self.under_way.items()]:
+            if around == number:
+                self.end(call)
+        recorder.close(number)
 
-    def remove(self) -> None:
-        """Remove the hooks."""
-        self.finish_done()
-        for group in self.listened_to:
-            with contextlib.suppress(RuntimeError):  # it may have been destroyed
-                group.unregister_pre_hook(HOOK_ID)
-                group.unregister_post_hook(HOOK_ID)
-        self.listened_to.clear()
-
-    @functools.partial(hide_from_compiler, with_calls=True)
-    def before_call(self, group: Any, call: Any) -> None:
+    def begun(self, call: Call) -> None:
+        """An all_reduce that is called in C++ is a bucket of the backward pass around it."""
+        if not call.in_cpp or call.is_functional or call.method != "allreduce":
+            return
         recorder, around = self.recorder, self.recorder.around()
-        is_bucket = call.name.name == "ALLREDUCE" and around in recorder.backwards
-        if recorder.thread.is_inside or not is_bucket:
+        if recorder.thread.is_inside or around not in recorder.backwards:
             return  # part of a recorded function, or no bucket
-        [flat] = call.input_tensors
+        [flat] = call.inputs
         if flat.is_floating_point():
-            # there may be no other frame: threads of torch's come here
-            source = recorder.sources.find(1)
-            what = BUCKET, f"bucket {self.left}", bytes_of(flat), flat.shape, ranks_of(group)
-            self.under_way[id(group), call.op_id] = recorder.begin(
-                *what, source=source, parent=around
-            )
+            what = BUCKET, f"bucket {self.left}", bytes_of(flat), flat.shape, call.ranks
+            source = recorder.sources.find()
+            event = recorder.begin(*what, source=source, parent=around)
+            self.under_way[call.number] = around, event
             self.left += 1
 
-    @functools.partial(hide_from_compiler, with_calls=True)
-    def after_call(self, group: Any, call: Any) -> None:
-        """The call has been issued; its event ends with its future."""
-        number = self.under_way.pop((id(group), call.op_id), None)
-        if number is not None and call.work is None:
-            self.recorder.end(number)
-        elif number is not None:
-            future = call.work.get_future()
-            self.issued.append((future, number))
-            future.add_done_callback(lambda _: self.recorder.end_once([number]))
+    def completed(self, call: Call) -> None:
+        self.end(call.number)
 
-    def finish_done(self) -> None:
-        """Record the ends of calls that are over: the thread that calls their callbacks may be
-        late."""
-        over = [each for each in self.issued if each[0].done()]
-        self.recorder.end_once([number for _, number in over])
-        self.issued = [each for each in self.issued if each not in over]
+    def end(self, call: int) -> None:
+        """Record the end of a bucket, unless that is done: two threads learn of it."""
+        _, event = self.under_way.pop(call, (NONE, NONE))
+        if event != NONE:
+            self.recorder.end(event)
 
 
 class DeviceRecorder:
@@ -153,7 +135,6 @@ class TrainingHooks:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.buckets = BucketHooks(recorder)
         self.name = TRAINING_STEP
         """The name of each training step in the recording."""
         self.here = threading.local()
@@ -172,7 +153,7 @@ class TrainingHooks:
     def installed(self) -> Iterator[None]:
         with (
             replaced(nn.Module, "__call__", self.wrap_forward),
-            replaced(torch.autograd, "backward", self.wrap_backward),
+            observing(BackwardRecorder(self.recorder, self.here)),
         ):
             self.handles.append(register_optimizer_step_pre_hook(self.before_step))
             self.handles.append(register_optimizer_step_post_hook(self.after_step))
@@ -181,7 +162,6 @@ class TrainingHooks:
             finally:
                 for handle in self.handles:
                     handle.remove()
-                self.buckets.remove()
 
     def wrap_forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Record calls of modules, but not those inside of another module's."""
@@ -206,8 +186,6 @@ class TrainingHooks:
         if learns:
             self.begin_step(module)
             self.watch_gradients(module)
-            if isinstance(module, DistributedDataParallel):
-                self.buckets.listen(module.process_group)
         self.here.forward, recorder = True, self.recorder
         name = "forward" if learns else "inference"
         return recorder.open(recorder.begin(COMPUTE, name, source=recorder.sources.find()))
@@ -216,18 +194,6 @@ class TrainingHooks:
     def end_forward(self, number: int) -> None:
         self.recorder.close(number)
         self.here.forward = False
-
-    def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            self.here.gradients = True
-            with (
-                self.recorder.span(COMPUTE, "backward") as number,
-                self.buckets.during_backward(number),
-            ):
-                return real(*args, **kwargs)
-
-        return backward
 
     def begin_step(self, module: nn.Module) -> None:
         """A forward pass of this module begins: begin a training step, unless the current one

@@ -191,6 +191,23 @@ def test_where_no_optimizer_steps_a_training_step_ends_with_its_gradients(
         assert inside == ["forward", "forward", "backward"] * 2
 
 
+def step_in_backward(rank: int, size: int) -> None:
+    """The optimizer steps as soon as a gradient is there."""
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+
+
+def test_an_optimizer_may_step_in_a_backward_pass(world: Worlds, tmp_path: Path) -> None:
+    world(1).run(Recorded(step_in_backward, tmp_path))
+    [rank] = read_recording(tmp_path / "0").ranks
+    names = [event.name for event in rank.events if event.kind == COMPUTE]
+    assert names == ["forward", "backward", "step"] * 2
+    assert all(event.end < float("inf") for event in rank.events)
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("few_digits")
 def test_a_recording_has_what_ranks_issued(
