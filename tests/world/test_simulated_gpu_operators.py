@@ -116,6 +116,13 @@ def test_it_computes_what_the_cpu_computes(compute: Callable[[str], Values]) -> 
         torch.testing.assert_close(ours.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_several_copies_at_once_may_be_between_devices() -> None:
+    there, here = [torch.zeros(3, device="cuda") for _ in range(2)], [torch.ones(3)] * 2
+    torch._foreach_copy_(there, here)
+    torch._foreach_copy_(here, there)
+    assert [each.tolist() for each in there + here] == [[1.0] * 3] * 4
+
+
 def test_types_that_the_cpu_lacks() -> None:
     """float16 in Fourier transforms, sums in a wider type, complex sums without NaN, and what is
     true or false as a number."""
@@ -127,6 +134,13 @@ def test_types_that_the_cpu_lacks() -> None:
     torch.testing.assert_close(product, narrow.float() @ narrow.float())
     numbers = torch.tensor([complex("nan"), 1 + 2j], device="cuda")
     assert numbers.nansum().item() == 1 + 2j
+    scores = torch.tensor([[1.0, 2.0]], dtype=torch.float16, device="cuda", requires_grad=True)
+    for function in (torch.softmax, torch.log_softmax):
+        likely = function(scores, -1, dtype=torch.float32)
+        torch.testing.assert_close(likely, function(scores.float(), -1))
+        (gradient,) = torch.autograd.grad(likely[0, 0], scores)
+        assert gradient.dtype is torch.float16
+        assert gradient.sum().abs() < 1e-3 < gradient.abs().sum()
     truths = torch.eye(2, dtype=torch.bool, device="cuda")
     assert torch.equal(truths.abs(), truths)
     assert truths.trace().item() == 2

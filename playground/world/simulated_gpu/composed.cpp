@@ -161,6 +161,11 @@ Tensor nansum(const Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std
   return at::where(self.isnan(), at::zeros({}, self.options()), self).sum(dim, keepdim, type);
 }
 
+// The devices may differ, as in any copy.
+void copy_each(at::TensorList to, at::TensorList from, bool non_blocking) {
+  for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i], non_blocking);
+}
+
 // Whether to leave CTC to cuDNN or MIOpen: there are none.
 bool use_library_for_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
 bool use_library_for_ctc_of(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; }
@@ -192,6 +197,7 @@ const std::map<std::string, void (*)(torch::Library&)>& composed() {
       COMPOSE("addmm.dtype_out", (into<&addmm_into, Factor, Factor, Factor, at::ScalarType, Number, Number>)),
       COMPOSE("baddbmm.dtype_out", (into<&baddbmm_into, Factor, Factor, Factor, at::ScalarType, Number, Number>)),
       COMPOSE("nansum", nansum),
+      COMPOSE("_foreach_copy_", copy_each),
       COMPOSE("_use_cudnn_ctc_loss", use_library_for_ctc),
       COMPOSE("_use_cudnn_ctc_loss.Tensor", use_library_for_ctc_of),
       COMPOSE("_use_miopen_ctc_loss", use_library_for_ctc),

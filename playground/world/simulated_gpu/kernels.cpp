@@ -158,8 +158,22 @@ c10::ScalarType narrower(c10::ScalarType made, c10::ScalarType given) {
   return wider(given, true) == made ? given : made;
 }
 
+// CUDA's softmax computes from float16 to float32, and its gradient back, in one: here the type changes before or after.
+void separate_conversion(const c10::FunctionSchema& schema, Stack& stack) {
+  for (size_t i = 0; i < stack.size(); ++i) {
+    const std::string& name = schema.arguments()[i].name();
+    if (name == "half_to_float" && stack[i].toBool()) {
+      stack[0] = stack[0].toTensor().to(at::kFloat);
+      stack[i] = false;
+    } else if (name == "input_dtype") {
+      stack[i] = stack[0].toTensor().scalar_type();
+    }
+  }
+}
+
 // Compute with the CPU's kernel.
 void call(const c10::OperatorHandle& op, Stack& stack, bool types_known) {
+  separate_conversion(op.schema(), stack);
   const Stack args = stack;
   const bool counts = op.schema().name() == "aten::histc";
   bool is_boolean = true;
