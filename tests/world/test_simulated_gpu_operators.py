@@ -144,3 +144,5 @@ def test_types_that_the_cpu_lacks() -> None:
     truths = torch.eye(2, dtype=torch.bool, device="cuda")
     assert torch.equal(truths.abs(), truths)
     assert truths.trace().item() == 2
+    with pytest.raises(RuntimeError, match="two bool tensors is not supported"):
+        truths - truths

@@ -41,7 +41,8 @@ inline at::Tensor host_view(const at::Tensor& tensor, bool may_grow) {
 inline at::Tensor values_of(const at::Tensor& tensor) { return host_view(tensor, false); }
 
 // What the thread of a stream destroys has no object of Python: it would wait for the GIL, and who holds that may wait for
-// the stream. A tensor of the CPU is taken along as it is now, as a kernel takes a number, or without its object.
+// the stream. So it gets a copy of a tensor of the CPU, as a kernel gets a number, and where it writes or reads later, another
+// tensor in the same memory.
 inline at::Tensor taken_along(const at::Tensor& tensor) {
   auto copy = tensor.clone();
   copy.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());

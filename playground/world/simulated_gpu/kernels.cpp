@@ -142,20 +142,22 @@ void load(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, c10::Device
 }
 
 // The type in which to compute what the CPU has no kernel for in this one: CUDA's kernels take float16 and bfloat16 nearly
-// everywhere, also beside float32, and add in float32; their Fourier transforms take float16, their histograms whole numbers.
-std::optional<c10::ScalarType> wider(c10::ScalarType type, bool counts) {
+// everywhere, also beside float32, and add in float32; their Fourier transforms take float16, their histograms whole numbers,
+// their absolute value and trace what is true or false.
+std::optional<c10::ScalarType> wider(c10::ScalarType type, const std::string& op) {
   if (c10::isReducedFloatingType(type)) return at::kFloat;
   if (type == at::kComplexHalf) return at::kComplexFloat;
-  if (counts && c10::isIntegralType(type, false)) return at::kDouble;
+  if (op == "aten::histc" && c10::isIntegralType(type, false)) return at::kDouble;
+  if ((op == "aten::abs" || op == "aten::trace") && type == at::kBool) return at::kByte;
   return {};
 }
 
 // And the type of the result, where torch's meta kernel has not said it.
-c10::ScalarType narrower(c10::ScalarType made, c10::ScalarType given) {
+c10::ScalarType narrower(c10::ScalarType made, c10::ScalarType given, const std::string& op) {
   const bool is_half = given == at::kHalf || given == at::kComplexHalf;
   if (made == at::kComplexFloat && is_half) return at::kComplexHalf;
   if (made == at::kFloat && given == at::kComplexHalf) return at::kHalf;
-  return wider(given, true) == made ? given : made;
+  return wider(given, op) == made ? given : made;
 }
 
 // CUDA's softmax computes from float16 to float32, and its gradient back, in one: here the type changes before or after.
@@ -175,13 +177,11 @@ void separate_conversion(const c10::FunctionSchema& schema, Stack& stack) {
 void call(const c10::OperatorHandle& op, Stack& stack, bool types_known) {
   separate_conversion(op.schema(), stack);
   const Stack args = stack;
-  const bool counts = op.schema().name() == "aten::histc";
-  bool is_boolean = true;
+  const std::string& name = op.schema().name();
   std::optional<c10::ScalarType> given;
   const auto widened = [&](const at::Tensor& tensor) {
-    auto type = tensor.defined() ? wider(tensor.scalar_type(), counts) : std::nullopt;
+    auto type = tensor.defined() ? wider(tensor.scalar_type(), name) : std::nullopt;
     if (type) given = tensor.scalar_type();
-    is_boolean &= !tensor.defined() || tensor.scalar_type() == at::kBool;
     return type ? tensor.to(*type) : tensor;
   };
   std::exception_ptr said;
@@ -192,11 +192,7 @@ void call(const c10::OperatorHandle& op, Stack& stack, bool types_known) {
   }
   Stack wide;
   for (const IValue& arg : args) wide.push_back(mapped(arg, widened));
-  if (!given) {
-    if (!is_boolean) std::rethrow_exception(said);
-    wide.clear();  // CUDA's absolute value and trace take what is true or false, too
-    for (const IValue& arg : args) wide.push_back(mapped(arg, [](const at::Tensor& one) { return one.defined() ? one.to(at::kByte) : one; }));
-  }
+  if (!given) std::rethrow_exception(said);
   const Stack written = wide;
   op.callBoxed(&wide);
   for (size_t i = 0; i < args.size(); ++i)
@@ -204,7 +200,7 @@ void call(const c10::OperatorHandle& op, Stack& stack, bool types_known) {
   stack.clear();
   for (const IValue& result : wide)
     stack.push_back(mapped(result, [&](const at::Tensor& one) {
-      return one.defined() && given && !types_known ? one.to(narrower(one.scalar_type(), *given)) : one;
+      return one.defined() && !types_known ? one.to(narrower(one.scalar_type(), *given, name)) : one;
     }));
 }
 
