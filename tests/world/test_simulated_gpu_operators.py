@@ -74,9 +74,12 @@ def nested_sequences(device: str) -> Values:
     words, padded = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     with torch.no_grad():
         encoded = encoder(words.to(device), src_key_padding_mask=padded.to(device))
+    with torch.inference_mode():  # a kernel whose weights are no result, unless they are asked for
+        looks = encoder.layers[0].self_attn
+        attended, _ = looks(*[words.to(device)] * 3, need_weights=False)
     parts = [torch.ones(2, 3, device=device), torch.ones(4, 3, device=device)]
     nested = torch.nested.nested_tensor(parts, device=device)
-    return [encoded, torch.nested.to_padded_tensor(nested.softmax(-1), 0.0)]
+    return [encoded, attended, torch.nested.to_padded_tensor(nested.softmax(-1), 0.0)]
 
 
 def boxes(device: str) -> Values:

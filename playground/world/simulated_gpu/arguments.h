@@ -108,6 +108,7 @@ inline void copy_values(const at::Tensor& to, const at::Tensor& from) {
 
 inline void copy_all(const IValue& to, const IValue& from) {
   auto targets = tensors_of(to), sources = tensors_of(from);
+  TORCH_CHECK(targets.size() == sources.size(), "the CPU's kernel has other results");
   for (size_t i = 0; i < targets.size(); ++i) copy_values(targets[i], sources[i]);
 }
 

@@ -229,7 +229,8 @@ void take_over_torchvision() {
 // Whose results are of another form on the CPU than on a GPU, or than torch's meta kernels say: it is known when they have
 // been computed.
 const std::set<std::string> FORMS_OF_THE_CPU{"aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::quantize_per_tensor",
-                                             "aten::quantize_per_channel", "aten::quantize_per_tensor_dynamic"};
+                                             "aten::quantize_per_channel", "aten::quantize_per_tensor_dynamic",
+                                             "aten::_native_multi_head_attention"};
 
 void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   take_over_torchvision();
