@@ -190,6 +190,29 @@ def test_a_host_that_does_not_wait_for_a_copy_reads_what_was_there_before() -> N
     assert there.sum().item() == 5000
 
 
+KEEPS_THE_GIL = """
+import ctypes, torch
+wait = ctypes.PyDLL(None).cudaDeviceSynchronize
+ones = torch.ones(3, device="cuda")
+(ones * torch.tensor(2.0)).tolist()
+torch.cuda._sleep(300_000_000)
+tripled = ones * torch.tensor(3.0)
+wait()
+torch.cuda._sleep(300_000_000)
+ones.copy_(torch.full((3,), 5.0).pin_memory(), non_blocking=True)
+wait()
+print(tripled.tolist(), ones.tolist())
+"""
+"""The last that holds a number of the CPU, and a pinned tensor, is the stream."""
+
+
+def test_a_stream_works_while_who_waits_for_it_keeps_the_gil() -> None:
+    command = [sys.executable, "-c", KEEPS_THE_GIL]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=ENOUGH)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "[3.0, 3.0, 3.0] [5.0, 5.0, 5.0]\n"
+
+
 def weight_gradients(deterministic: bool) -> Iterator[torch.Tensor]:
     torch.manual_seed(0)
     inputs, weight = torch.randn(4, 2, 9, 9, device="cuda"), torch.randn(3, 2, 3, 3, device="cuda")

@@ -76,11 +76,36 @@ x = torch.ones(3, device="cuda")
             marks=pytest.mark.stress,  # it imports the compiler
         ),
         (
+            "torch.eye(2, device='cuda').to_sparse_csr() @ torch.ones(2, 2, device='cuda')",
+            "NotImplementedError: simulated GPU: of sparse tensors only those in COO are simulated",
+        ),
+        (
+            "torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)",
+            "NotImplementedError: simulated GPU: quantized tensors are not simulated",
+        ),
+        (
+            "b = x.new_ones(3, 4); import torchvision; torch.ops.torchvision.nms(b, x, 0.5)",
+            "simulated GPU: this kernel in CUDA needs a GPU, and nothing simulates it: ",
+        ),
+        (
+            "x.untyped_storage()._share_cuda_()",
+            "simulated GPU: a tensor on a GPU cannot be shared with another process",
+        ),
+        (
             "x[torch.tensor([5], device='cuda')].tolist()",
             "device-side assert triggered: aten::index",
         ),
     ],
-    ids=["graphs", "an operator", "torch.compile", "an index"],
+    ids=[
+        "graphs",
+        "an operator",
+        "torch.compile",
+        "a format",
+        "quantized",
+        "a kernel",
+        "shared memory",
+        "an index",
+    ],
 )
 def test_what_is_not_simulated_is_refused_by_name(line: str, said: str) -> None:
     command = [sys.executable, "-c", REFUSED.format(line)]

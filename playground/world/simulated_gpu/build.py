@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 CUDA = "libcuda.so.1"
 """The CUDA runtime, the driver and NCCL, under the name of the driver's library."""
 LIBRARIES = {
-    CUDA: ["-O1", "runtime.cpp", "driver.cpp", "nccl.cpp", f"-Wl,-soname,{CUDA}"],
+    CUDA: ["-O1", "runtime.cpp", "driver.cpp", "refusals.cpp", "nccl.cpp", f"-Wl,-soname,{CUDA}"],
     "kernels.so": [
         "-O0",
         "kernels.cpp",

@@ -137,6 +137,35 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fused_gru_cell_backward(const
   return {input, recurrent, grad.mul(z), sum_over_batch(input, has_bias), sum_over_batch(recurrent, has_bias)};
 }
 
+// Products in a type that is wider than the factors': it is the type of the sums.
+Tensor mm_into(const Tensor& a, const Tensor& b, at::ScalarType type) { return at::mm(a.to(type), b.to(type)); }
+Tensor bmm_into(const Tensor& a, const Tensor& b, at::ScalarType type) { return at::bmm(a.to(type), b.to(type)); }
+Tensor addmm_into(const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType type, const at::Scalar& beta, const at::Scalar& alpha) {
+  return at::addmm(self.to(type), a.to(type), b.to(type), beta, alpha);
+}
+Tensor baddbmm_into(const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType type, const at::Scalar& beta, const at::Scalar& alpha) {
+  return at::baddbmm(self.to(type), a.to(type), b.to(type), beta, alpha);
+}
+
+// The same, into a tensor that is given.
+template <auto function, class... Args>
+Tensor& into(Args... args, Tensor& out) {
+  auto made = function(args...);
+  out.resize_(made.sizes());
+  return out.copy_(made);
+}
+using Factor = const Tensor&;
+using Number = const at::Scalar&;
+
+Tensor nansum(const Tensor& self, at::OptionalIntArrayRef dim, bool keepdim, std::optional<at::ScalarType> type) {
+  return at::where(self.isnan(), at::zeros({}, self.options()), self).sum(dim, keepdim, type);
+}
+
+// The devices may differ, as in any copy.
+void copy_each(at::TensorList to, at::TensorList from, bool non_blocking) {
+  for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i], non_blocking);
+}
+
 // Whether to leave CTC to cuDNN or MIOpen: there are none.
 bool use_library_for_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
 bool use_library_for_ctc_of(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; }
@@ -159,6 +188,16 @@ const std::map<std::string, void (*)(torch::Library&)>& composed() {
       COMPOSE("_thnn_fused_lstm_cell_backward_impl", fused_lstm_cell_backward),
       COMPOSE("_thnn_fused_gru_cell", fused_gru_cell),
       COMPOSE("_thnn_fused_gru_cell_backward", fused_gru_cell_backward),
+      COMPOSE("mm.dtype", mm_into),
+      COMPOSE("bmm.dtype", bmm_into),
+      COMPOSE("addmm.dtype", addmm_into),
+      COMPOSE("baddbmm.dtype", baddbmm_into),
+      COMPOSE("mm.dtype_out", (into<&mm_into, Factor, Factor, at::ScalarType>)),
+      COMPOSE("bmm.dtype_out", (into<&bmm_into, Factor, Factor, at::ScalarType>)),
+      COMPOSE("addmm.dtype_out", (into<&addmm_into, Factor, Factor, Factor, at::ScalarType, Number, Number>)),
+      COMPOSE("baddbmm.dtype_out", (into<&baddbmm_into, Factor, Factor, Factor, at::ScalarType, Number, Number>)),
+      COMPOSE("nansum", nansum),
+      COMPOSE("_foreach_copy_", copy_each),
       COMPOSE("_use_cudnn_ctc_loss", use_library_for_ctc),
       COMPOSE("_use_cudnn_ctc_loss.Tensor", use_library_for_ctc_of),
       COMPOSE("_use_miopen_ctc_loss", use_library_for_ctc),

@@ -8,12 +8,14 @@ int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
 int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) { return *flags = 0, *active = 1, 0; }
 
 // What Triton asks for before it loads a kernel, which is code for a GPU: the first of them ends that.
-constexpr int NOT_SUPPORTED = 801;
+constexpr int NOT_SUPPORTED = 801, NOT_PERMITTED = 800;
 int cuGetErrorString(int error, const char** text) {
-  *text = error == NOT_SUPPORTED ? "the kernels of Triton need a GPU, and this one is simulated: for torch.compile, take backend=\"aot_eager\""
-                                 : "an error of the simulated GPU";
+  *text = error == NOT_SUPPORTED   ? "the kernels of Triton need a GPU, and this one is simulated: for torch.compile, take backend=\"aot_eager\""
+          : error == NOT_PERMITTED ? "expandable segments are not simulated: leave them out of PYTORCH_ALLOC_CONF"
+                                   : "an error of the simulated GPU";
   return 0;
 }
+int cuMemAddressReserve() { return NOT_PERMITTED; }  // with which an expandable segment begins
 #define LACK(name) \
   int name() { return NOT_SUPPORTED; }
 LACK(cuCtxGetCurrent) LACK(cuCtxGetDevice) LACK(cuCtxGetLimit) LACK(cuCtxSetCurrent) LACK(cuCtxSetLimit) LACK(cuDeviceGet)

@@ -3,6 +3,7 @@
 // kernels) and not yet their values.
 //
 // Loaded by runtime.cpp into a process that uses the GPU.
+#include "arguments.h"
 #include "composed.h"
 #include "kernels.h"
 #include "runtime.h"
@@ -22,7 +23,7 @@
 #include <torch/library.h>
 #include <unistd.h>
 
-#include <cstring>
+#include <atomic>
 #include <iostream>
 #include <mutex>
 #include <random>
@@ -32,9 +33,7 @@ thread_local uint64_t seed_of_launch = 0;
 
 namespace {
 
-using c10::IValue;
 using torch::jit::Stack;
-using Tensors = std::vector<at::Tensor>;
 
 const bool LAZY_LOADING = [] {
   const char* value = getenv("CUDA_MODULE_LOADING");
@@ -46,60 +45,6 @@ struct BelowEverything {
   at::AutoDispatchBelowADInplaceOrView autograd;
   c10::impl::ExcludeDispatchKeyGuard python{c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
-
-// A tensor in the memory of the host that is the memory of this one. It does not keep that memory: as on a GPU, what is
-// freed is used again by what comes later in the same stream.
-at::Tensor host_view(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cuda()) return tensor;
-  if (tensor.is_sparse())
-    return at::_sparse_coo_tensor_unsafe(host_view(tensor._indices()), host_view(tensor._values()), tensor.sizes(), {},
-                                         tensor.is_coalesced());
-  auto host = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(),
-                   c10::DataPtr(tensor.storage().mutable_data(), c10::kCPU), nullptr, false),
-      c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
-  host.unsafeGetTensorImpl()->set_storage_offset(tensor.storage_offset());
-  host.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
-  host._set_conj(tensor.is_conj());
-  host._set_neg(tensor.is_neg());
-  return host;
-}
-
-at::Tensor meta(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "only strided tensors have a shape alone");
-  auto shape = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta).pinned_memory(c10::nullopt));
-  shape._set_conj(tensor.is_conj());
-  shape._set_neg(tensor.is_neg());
-  return shape;
-}
-
-// Apply a function to each tensor of an argument.
-template <class Function>
-IValue mapped(const IValue& value, Function function) {
-  if (value.isTensor()) return function(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> all;
-    for (const at::Tensor& one : value.toTensorVector()) all.push_back(function(one));
-    return all;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> all;
-    for (const std::optional<at::Tensor>& one : value.toOptionalTensorVector())
-      all.push_back(one ? std::optional<at::Tensor>(function(*one)) : std::nullopt);
-    return all;
-  }
-  return value;
-}
-
-Tensors tensors_of(const IValue& value) {
-  Tensors all;
-  mapped(value, [&](const at::Tensor& one) {
-    if (one.defined()) all.push_back(one);
-    return one;
-  });
-  return all;
-}
 
 // The one device of all arguments. Single numbers may be on the CPU, as everywhere in torch; indices too.
 c10::Device device_of(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args) {
@@ -137,7 +82,10 @@ bool is_generator(const c10::Argument& arg) {
 }
 
 // The arguments with every tensor replaced, and what names a device or a generator put right.
-Stack replaced(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, c10::Device device, bool shapes_alone) {
+enum class By { shape, values, values_that_may_grow };
+
+Stack replaced(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, c10::Device device, By what) {
+  const bool shapes_alone = what == By::shape;
   Stack all;
   for (size_t i = 0; i < args.size(); ++i) {
     if (is_generator(op.schema().arguments()[i]))
@@ -145,7 +93,10 @@ Stack replaced(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, c10::D
     else if (args[i].isDevice())
       all.push_back(c10::Device(shapes_alone ? c10::kMeta : c10::kCPU));
     else
-      all.push_back(mapped(args[i], [&](const at::Tensor& one) { return shapes_alone ? meta(one) : host_view(one); }));
+      all.push_back(mapped(args[i], [&](const at::Tensor& one) {
+        if (shapes_alone) return meta(one);
+        return one.defined() && one.is_cpu() ? taken_along(one) : host_view(one, what == By::values_that_may_grow);
+      }));
   }
   return all;
 }
@@ -163,18 +114,6 @@ struct Results {
     }
   }
 };
-
-IValue on_device(const IValue& like, c10::Device device) {
-  return mapped(like, [&](const at::Tensor& one) {
-    return one.defined() ? at::empty_strided(one.sizes(), one.strides(), one.options().device(device).pinned_memory(c10::nullopt)) : one;
-  });
-}
-
-void copy_all(const IValue& to, const IValue& from) {
-  auto targets = tensors_of(to), sources = tensors_of(from);
-  for (size_t i = 0; i < targets.size(); ++i)
-    if (sources[i].numel()) targets[i].copy_(sources[i]);  // in evaluation the CPU's batch norm saves no statistics
-}
 
 // cuDNN's convolutions add in another order each time, unless they are told not to.
 void disturb(const IValue& result) {
@@ -202,41 +141,99 @@ void load(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, c10::Device
   if (LAZY_LOADING) wait_until_idle(device.index());
 }
 
-// Compute with the CPU's kernel, and in float32 what it has no kernel for in these types: CUDA's kernels take float16 and
-// bfloat16 nearly everywhere, also beside float32, and add in float32; and its histograms are of whole numbers, too.
-void call(const c10::OperatorHandle& op, Stack& stack) {
+// The type in which to compute what the CPU has no kernel for in this one: CUDA's kernels take float16 and bfloat16 nearly
+// everywhere, also beside float32, and add in float32; their Fourier transforms take float16, their histograms whole numbers,
+// their absolute value and trace what is true or false.
+std::optional<c10::ScalarType> wider(c10::ScalarType type, const std::string& op) {
+  if (c10::isReducedFloatingType(type)) return at::kFloat;
+  if (type == at::kComplexHalf) return at::kComplexFloat;
+  if (op == "aten::histc" && c10::isIntegralType(type, false)) return at::kDouble;
+  if ((op == "aten::abs" || op == "aten::trace") && type == at::kBool) return at::kByte;
+  return {};
+}
+
+// And the type of the result, where torch's meta kernel has not said it.
+c10::ScalarType narrower(c10::ScalarType made, c10::ScalarType given, const std::string& op) {
+  const bool is_half = given == at::kHalf || given == at::kComplexHalf;
+  if (made == at::kComplexFloat && is_half) return at::kComplexHalf;
+  if (made == at::kFloat && given == at::kComplexHalf) return at::kHalf;
+  return wider(given, op) == made ? given : made;
+}
+
+// CUDA's softmax computes from float16 to float32, and its gradient back, in one: here the type changes before or after.
+void separate_conversion(const c10::FunctionSchema& schema, Stack& stack) {
+  for (size_t i = 0; i < stack.size(); ++i) {
+    const std::string& name = schema.arguments()[i].name();
+    if (name == "half_to_float" && stack[i].toBool()) {
+      stack[0] = stack[0].toTensor().to(at::kFloat);
+      stack[i] = false;
+    } else if (name == "input_dtype") {
+      stack[i] = stack[0].toTensor().scalar_type();
+    }
+  }
+}
+
+// Compute with the CPU's kernel.
+void call(const c10::OperatorHandle& op, Stack& stack, bool types_known) {
+  separate_conversion(op.schema(), stack);
   const Stack args = stack;
-  const bool counts = op.schema().name() == "aten::histc";
-  const auto is_narrow = [counts](const at::Tensor& tensor) {
-    return tensor.defined() && (c10::isReducedFloatingType(tensor.scalar_type()) || (counts && c10::isIntegralType(tensor.scalar_type(), false)));
+  const std::string& name = op.schema().name();
+  std::optional<c10::ScalarType> given;
+  const auto widened = [&](const at::Tensor& tensor) {
+    auto type = tensor.defined() ? wider(tensor.scalar_type(), name) : std::nullopt;
+    if (type) given = tensor.scalar_type();
+    return type ? tensor.to(*type) : tensor;
   };
-  const auto widened = [&](const at::Tensor& tensor) { return is_narrow(tensor) ? tensor.to(counts ? at::kDouble : at::kFloat) : tensor; };
+  std::exception_ptr said;
   try {
     return op.callBoxed(&stack);
   } catch (const c10::Error&) {
-    const auto narrow = [&](const IValue& arg) {
-      auto all = tensors_of(arg);
-      return std::any_of(all.begin(), all.end(), is_narrow);
-    };
-    if (std::none_of(args.begin(), args.end(), narrow)) throw;
+    said = std::current_exception();
   }
   Stack wide;
   for (const IValue& arg : args) wide.push_back(mapped(arg, widened));
+  if (!given) std::rethrow_exception(said);
   const Stack written = wide;
   op.callBoxed(&wide);
   for (size_t i = 0; i < args.size(); ++i)
     if (writes(op.schema().arguments()[i])) copy_all(args[i], written[i]);
-  stack = std::move(wide);
+  stack.clear();
+  for (const IValue& result : wide)
+    stack.push_back(mapped(result, [&](const at::Tensor& one) {
+      return one.defined() && !types_known ? one.to(narrower(one.scalar_type(), *given, name)) : one;
+    }));
 }
 
-void compute(const c10::OperatorHandle& op, Stack& stack, bool disturbed) {
+void compute(const c10::OperatorHandle& op, Stack& stack, bool disturbed, bool types_known) {
   BelowEverything guard;
   c10::ParallelGuard serial(true);
-  call(op, stack);
+  call(op, stack, types_known);
   if (disturbed) for (const IValue& result : stack) disturb(result);
 }
 
+struct Silent : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+torch::Library* take_over(const std::string& name_space, c10::DispatchKey key);
+
+// torchvision's operators are there when it has been imported, which may be later.
+void take_over_torchvision() {
+  static std::atomic<bool> done = false;
+  if (done || !c10::Dispatcher::singleton().findSchema({"torchvision::nms", ""}) || done.exchange(true)) return;
+  Silent silent;
+  c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  take_over("torchvision", c10::DispatchKey::CUDA);
+}
+
+// Whose results are of another form on the CPU than on a GPU, or than torch's meta kernels say: it is known when they have
+// been computed.
+const std::set<std::string> FORMS_OF_THE_CPU{"aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::quantize_per_tensor",
+                                             "aten::quantize_per_channel", "aten::quantize_per_tensor_dynamic",
+                                             "aten::_native_multi_head_attention"};
+
 void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  take_over_torchvision();
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size();
   const Stack args(stack->end() - count, stack->end());
@@ -244,7 +241,9 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   c10::cuda::CUDAGuard on(device);
   void* stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
   BelowEverything below;
-  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "simulated GPU: ", op.operator_name(),
+  const bool has_kernel = op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) || op.hasComputedKernelForDispatchKey(c10::DispatchKey::SparseCPU) ||
+                          op.hasComputedKernelForDispatchKey(c10::DispatchKey::NestedTensorCPU);
+  TORCH_CHECK_NOT_IMPLEMENTED(has_kernel, "simulated GPU: ", op.operator_name(),
                               " is not simulated, as the CPU has no kernel for it");
   load(op, args, device);
   const Results results(schema);
@@ -254,10 +253,10 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   Stack outputs;
   bool known = true;
   for (const auto& result : schema.returns())
-    known &= attends || result.type()->kind() == c10::TypeKind::TensorType || result.type()->kind() == c10::TypeKind::ListType;
+    known &= !FORMS_OF_THE_CPU.count(schema.name()) && (attends || result.type()->kind() == c10::TypeKind::TensorType || result.type()->kind() == c10::TypeKind::ListType);
   if (known) {
     try {
-      Stack shapes = replaced(op, args, device, true);
+      Stack shapes = replaced(op, args, device, By::shape);
       const Stack before = shapes;
       op.callBoxed(&shapes);
       for (size_t i = 0; i < count; ++i) {  // what is written may have become larger
@@ -267,7 +266,7 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
           if (targets[k].sizes() != wanted[k].sizes()) targets[k].resize_(wanted[k].sizes());
       }
       for (size_t i = 0; i < results.argument.size(); ++i)
-        outputs.push_back(results.argument[i] ? args[*results.argument[i]] : on_device(shapes[i], device));
+        outputs.push_back(results.argument[i] ? args[*results.argument[i]] : all_on_device(shapes[i], device));
     } catch (const std::exception& why) {
       if (getenv("PLAYGROUND_SIMULATED_GPU_LOG")) std::cerr << schema.name() << ": " << why.what() << std::endl;
       known = false;
@@ -275,13 +274,13 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   }
   if (known) {
     auto targets = std::make_shared<Stack>();
-    for (const IValue& output : outputs) targets->push_back(mapped(output, host_view));
-    auto on_host = std::make_shared<Stack>(replaced(op, args, device, false));
+    for (const IValue& output : outputs) targets->push_back(mapped(output, values_of));
+    auto on_host = std::make_shared<Stack>(replaced(op, args, device, By::values));
     enqueue(stream, [op, on_host, targets, results, disturbed, seed] {
       try {
         BelowEverything guard;
         seed_of_launch = seed;
-        compute(op, *on_host, disturbed);
+        compute(op, *on_host, disturbed, true);
         for (size_t i = 0; i < targets->size(); ++i)
           if (!results.argument[i]) copy_all((*targets)[i], (*on_host)[i]);
       } catch (const c10::NotImplementedError& error) {
@@ -295,21 +294,27 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
     });
   } else {  // the result's shape, or what is not a tensor, is known only when it has been computed
     c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
-    Stack on_host = replaced(op, args, device, false);
-    compute(op, on_host, disturbed);
+    Stack on_host = replaced(op, args, device, By::values_that_may_grow);
+    compute(op, on_host, disturbed, false);
     outputs.clear();
     for (size_t i = 0; i < on_host.size(); ++i) {
       if (results.argument[i]) {
         auto targets = tensors_of(args[*results.argument[i]]), made = tensors_of(on_host[i]);
         for (size_t k = 0; k < targets.size(); ++k) {
+          if (has_parts(made[k])) {
+            auto there = on_device(made[k], device);
+            copy_values(values_of(there), made[k]);
+            targets[k].copy_(there);
+            continue;
+          }
           if (targets[k].sizes() == made[k].sizes()) continue;
           targets[k].resize_(made[k].sizes());
-          host_view(targets[k]).copy_(made[k]);
+          values_of(targets[k]).copy_(made[k]);
         }
         outputs.push_back(args[*results.argument[i]]);
       } else {
-        outputs.push_back(on_device(on_host[i], device));
-        copy_all(mapped(outputs.back(), host_view), on_host[i]);
+        outputs.push_back(all_on_device(on_host[i], device));
+        copy_all(mapped(outputs.back(), values_of), on_host[i]);
       }
     }
   }
@@ -322,6 +327,7 @@ const int TRANSFER = 1000;  // microseconds in which the host goes on, and may r
 // Copies: within the GPU, between GPUs, and between a GPU and the host, whose pageable memory is read or written before
 // the call returns.
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  take_over_torchvision();
   BelowEverything below;
   at::Tensor from = source.expand_as(self);
   const c10::Device device = self.is_cuda() ? self.device() : from.device();
@@ -329,7 +335,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (from.is_cuda() && self.is_cuda() && from.device() != self.device()) stream.synchronize();
   const bool host_goes_on = non_blocking && ((from.is_cpu() && from.is_pinned()) || (self.is_cpu() && self.is_pinned()));
   if (from.is_cpu() && !host_goes_on) from = source.clone().expand_as(self);
-  const at::Tensor to = host_view(self), origin = host_view(from);
+  const at::Tensor to = without_object(values_of(self)), origin = without_object(values_of(from));
   if (from.is_cuda() && self.is_cuda() && from.device() != self.device()) stream = c10::cuda::getCurrentCUDAStream(self.device().index());
   const auto transfer = [to, origin, host_goes_on] {
     BelowEverything guard;
@@ -343,20 +349,38 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   return self;
 }
 
-struct Silent : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 // Operators that allocate, or look at a tensor's form alone: torch's own do that on the simulated runtime.
-bool stays(const c10::FunctionSchema& schema) {
-  if (schema.name() == "aten::copy_" || composed().count(schema.name().substr(strlen("aten::")))) return true;
+bool stays(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const std::string name = toString(op.operator_name());
+  if (schema.name() == "aten::copy_" || composed().count(name.substr(name.find("::") + 2))) return true;
   static const std::set<std::string> names{
       "aten::empty", "aten::empty_strided", "aten::resize_", "aten::set_", "aten::record_stream", "aten::is_pinned",
-      "aten::_pin_memory", "aten::is_set_to", "aten::_efficientzerotensor", "aten::_resize_output_"};
+      "aten::_pin_memory", "aten::is_set_to", "aten::_efficientzerotensor", "aten::_resize_output_", "aten::is_coalesced", "aten::_nnz",
+      "aten::sparse_dim", "aten::dense_dim", "aten::_dimI", "aten::_dimV", "aten::_coalesced_", "aten::sparse_resize_",
+      "aten::sparse_resize_and_clear_", "aten::_sparse_coo_tensor_with_dims", "aten::_sparse_coo_tensor_with_dims_and_tensors",
+      "aten::copy_sparse_to_sparse_", "aten::_nested_tensor_size", "aten::_nested_tensor_strides", "aten::_nested_tensor_storage_offsets",
+      "aten::is_same_size"};
   if (names.count(schema.name())) return true;
   for (const auto& result : schema.returns())
     if (result.alias_info() && !result.alias_info()->isWrite()) return true;  // a view
   return false;
+}
+
+// What calls kernels of CUDA itself, or would compute a convolution as cuDNN does: torch has no kernel of it for a key.
+const char* const WITHOUT_KERNELS[]{"convolution", "ldexp.Tensor", "ldexp.out"};
+
+// Simulate the operators of a namespace that have kernels for a GPU.
+torch::Library* take_over(const std::string& name_space, c10::DispatchKey key) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto* library = new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);  // for good
+  for (const auto& name : dispatcher.getRegistrationsForDispatchKey(key)) {
+    if (name.name.rfind(name_space + "::", 0) != 0) continue;
+    auto op = dispatcher.findOp(name);
+    if (!op || !op->hasSchema() || stays(*op)) continue;
+    library->impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&simulate>());
+  }
+  return library;
 }
 
 const bool installed = [] {
@@ -368,17 +392,12 @@ const bool installed = [] {
   sleep_in_stream = [](long cycles) {
     enqueue(c10::cuda::getCurrentCUDAStream().stream(), [=] { usleep(cycles / 1000); }, true);
   };
-  auto& dispatcher = c10::Dispatcher::singleton();
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  auto* library = take_over("aten", c10::DispatchKey::CUDA);
   library->impl("copy_", &copy_);
   for (const auto& [name, implement] : composed()) implement(*library);
-  library->impl("convolution", torch::CppFunction::makeFromBoxedFunction<&simulate>());
-  for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CUDA)) {
-    if (name.name.rfind("aten::", 0) != 0) continue;
-    auto op = dispatcher.findOp(name);
-    if (!op || !op->hasSchema() || stays(op->schema())) continue;
-    library->impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&simulate>());
-  }
+  for (const char* name : WITHOUT_KERNELS) library->impl(name, torch::CppFunction::makeFromBoxedFunction<&simulate>());
+  take_over("aten", c10::DispatchKey::SparseCUDA);
+  take_over("aten", c10::DispatchKey::NestedTensorCUDA);
   return true;
 }();
 

@@ -8,7 +8,6 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <execinfo.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -215,13 +214,6 @@ cudaError_t release(void* pointer) {
 }
 
 Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
-
-[[noreturn]] void not_simulated(const char* what) {
-  fprintf(stderr, "simulated GPU: %s is not simulated; called from\n", what);
-  void* frames[24];
-  backtrace_symbols_fd(frames, backtrace(frames, 24), 2);
-  abort();
-}
 
 }  // namespace
 
@@ -483,14 +475,5 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
   }
   *ms = static_cast<float>(event_of(end)->time - event_of(start)->time);
   return cudaSuccess;
-}
-
-// Kernels that nothing has taken the place of
-
-cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t) { not_simulated("a kernel"); }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { not_simulated("a kernel"); }
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
-  fprintf(stderr, "simulated GPU: CUDA graphs are not simulated: run the script without torch.cuda.graph\n");
-  return told(cudaErrorNotSupported);
 }
 }
