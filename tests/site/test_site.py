@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from browser import MISSING, Browser
+from player_sizes import check_sizes
 from selenium.webdriver.common.action_chains import ActionChains
 
 from playground.base.errors import PlaygroundError
@@ -320,6 +321,18 @@ def test_steps_leave_the_page_where_it_is_and_labels_apart(
             labels += player["labels"]
         assert window.ask("return scrollY") == at, name
     assert labels > 20
+
+
+@in_browser
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
+def test_a_player_is_in_sight(every: bool, site: Path, show: Callable[..., Browser]) -> None:
+    """Its controls, its timeline, its picture and all its ranks at 1400 x 900; nothing is wider
+    than a telephone. Those with the most ranks, lanes and numbers; in `make stress` all."""
+    played = [file.stem for file in site.glob("*.html") if 'class="player"' in file.read_text()]
+    assert {*LESSONS} <= {*played}
+    for name in sorted(played) if every else ("mesh", "prove", "zero", "break-stopped"):
+        for width in (1400, 400):
+            assert check_sizes(show(name, width=width, height=900), name, width)
 
 
 @in_browser

@@ -107,7 +107,7 @@ class Ranks {
       shown.isOpen = !shown.isOpen;
       shown.text = undefined;
       this.showHeld(cell, rank, held, result);
-      cell.querySelector("button").focus();
+      cell.querySelector("button").focus({preventScroll: true});
     };
     return element("button", {click: open, "aria-expanded": `${shown.isOpen ?? false}`}, shown.isOpen ? "one line" : `… ${more} more`);
   }
