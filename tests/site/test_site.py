@@ -520,6 +520,32 @@ def test_search_finds_titles_before_texts(show: Callable[..., Browser]) -> None:
 
 
 @in_browser
+@pytest.mark.parametrize(
+    ("typed", "first", "among"),
+    [
+        ("my training hangs", "failures.html#where-to-look-first", "break.html"),
+        ("stuck", "failures.html#where-to-look-first", "break.html#ask-a-run-that-hangs"),
+        ("why is it so slow", "failures.html#it-may-only-be-slow", "see.html"),
+        ("loss is nan", "failures.html", "break-nan.html"),
+        ("CUDA out of memory", "memory.html", "zero.html"),
+        ("xyzzy DistributedSampler", "", "ddp.html"),
+    ],
+)
+def test_search_finds_what_is_told_of_a_symptom(
+    typed: str, first: str, among: str, show: Callable[..., Browser]
+) -> None:
+    """Words that no page has are left out."""
+    window = show("hello")
+    window.press("/", *typed)
+    window.until("return document.querySelectorAll('#found a').length > 3")
+    found = window.ask(
+        "return [...document.querySelectorAll('#found a')].map(each => each.getAttribute('href'))"
+    )
+    assert found[0].startswith(first)
+    assert [each for each in found if each.startswith(among)]
+
+
+@in_browser
 def test_hints_open_one_by_one_and_paper_has_pictures(show: Callable[..., Browser]) -> None:
     window = show("p2p")
     hints = (

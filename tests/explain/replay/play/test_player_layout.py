@@ -19,7 +19,7 @@ in_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 NUMBERS = 64
 
 
-def training(size: int) -> Recording:
+def ddp_steps(size: int) -> Recording:
     """Steps as DDP's, of which each ends in an all-reduce of numbers, as of a metric."""
     step: list[Action] = [
         Begin(PHASE, "training step"), Compute(1e-3, "forward"),
@@ -54,7 +54,7 @@ def test_ranks_without_messages_have_no_room_for_them() -> None:
 
 def test_a_bucket_takes_a_step_of_all_ranks() -> None:
     """So it is drawn; as the all-reduce that it is, it ends after all ranks have begun it."""
-    timed = to_logical_time(training(3))
+    timed = to_logical_time(ddp_steps(3))
     for rank in timed.ranks:
         for bucket in (event for event in rank.events if event.kind == BUCKET):
             assert bucket.end - bucket.start >= 1
@@ -79,7 +79,7 @@ def test_a_training_is_in_sight_and_its_numbers_open(
 ) -> None:
     """One line of them, after the name of the collective that they are of; then all."""
     page = tmp_path / "page.html"
-    render(training(size), page)
+    render(ddp_steps(size), page)
     for width in (1400, 400):
         window.open(page, width=width, height=900, reduced_motion="reduce")
         window.wait_for(".status", "of")
@@ -101,7 +101,7 @@ def test_a_training_is_in_sight_and_its_numbers_open(
 @in_browser
 def test_many_ranks_have_a_line_each_and_no_boxes_overlap(window: Browser, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    render(training(8), page)
+    render(ddp_steps(8), page)
     window.open(page, width=1400, height=900, reduced_motion="reduce")
     window.wait_for(".status", "of")
     rows = window.ask(
