@@ -66,6 +66,12 @@ PLAYED = re.compile(
 of this name or the nth), and its caption."""
 AFTER_TRIALS = re.compile(r'(?<=<h2 id="try-this">).*?(?=<h2|\Z)', re.DOTALL)
 """What stands before a chapter's exercises."""
+DIAGRAM = re.compile(r"<code>[^<]* ─▶ .*?</code>", re.DOTALL)
+"""The layers of PyTorch, which the map draws in letters."""
+LESSON_NAMED = re.compile(
+    rf"(?<=[(, ])({'|'.join(sorted(CHAPTERS, key=len, reverse=True))})(?=[,)])"
+)
+LESSON_LINK = r'<a href="\1.html">\1</a>'
 COLOURED = {*re.findall(r"\.(\w+)", (HERE / "site.css").read_text(encoding="utf-8"))}
 """The classes in the style sheet; those of code among them."""
 SYMPTOMS = {
@@ -143,8 +149,8 @@ def colour(text: str, language: str) -> str:
 def show_code(
     text: str, language: str, file: Path | None = None, first: int = 1, name: str = ""
 ) -> str:
-    """Code as HTML, named after its language or `name`. Its lines have numbers, from `first` on,
-    and anchors, if its file is given."""
+    """Code as HTML, named after its language or `name`: without either, commands. Its lines
+    have numbers, from `first` on, and anchors, if its file is given."""
     if language in ("python", "diff"):
         code = colour(text, language)
         if file:
@@ -159,7 +165,7 @@ def show_code(
     about = (
         f'class="lines" aria-label="{file.name}"'
         if file
-        else f'aria-label="{name or language or "text"}"'
+        else f'aria-label="{name or language or "commands"}"'
     )
     pre = f'<pre tabindex="0" role="group" {about}><code>{code}</code></pre>'
     return f'<div class="code">{pre}</div>\n'
@@ -236,7 +242,7 @@ class Site:
             ),
         )
         self.markdown.add_render_rule(
-            "code_block", lambda _, tokens, at, *more: show_code(tokens[at].content, "")
+            "code_block", lambda _, tokens, at, *more: show_code(tokens[at].content, "text")
         )
         self.markdown.add_render_rule(
             "fence", lambda _, tokens, at, *more: show_code(tokens[at].content, tokens[at].info)
@@ -335,6 +341,8 @@ class Site:
             body = re.sub(
                 r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td.*?>(.*?)</td>)', self.lead_back, body
             )
+        elif page == "map":
+            body = DIAGRAM.sub(lambda diagram: LESSON_NAMED.sub(LESSON_LINK, diagram[0]), body)
         elif page == "exercises":
             for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
                 links = "".join(

@@ -170,7 +170,7 @@ theme.addEventListener("click", () => {
 });
 showTheme(root.dataset.theme ?? "");
 
-// Code: a button to copy it, the commands alone where they are marked, and on a narrow screen one to show all of it.
+// Code: a button to copy it, only the commands where they are marked, and on a narrow screen one to show all of it.
 const COPY = '<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M5 5h9v9H5zM11 5V2H2v9h3"/></svg>', LONG = 14;
 for (const block of document.querySelectorAll(".code")) {
   const code = block.querySelector("code"), commands = [...code.querySelectorAll("b")].map((each) => each.textContent.slice(2));
@@ -185,7 +185,7 @@ for (const block of document.querySelectorAll(".code")) {
   });
   copy.setAttribute("aria-label", commands.length ? "Copy the commands" : "Copy the code");
   copy.innerHTML = COPY;
-  block.append(copy);
+  if (!block.querySelector("[aria-label=text]")) block.append(copy);  // what is printed, and diagrams, nobody types
   const lines = code.textContent.trimEnd().split("\n").length;
   if (lines <= LONG || block.querySelector(".lines")) continue;
   const more = makeButton("more", `Show all ${lines} lines`, () => {

@@ -134,6 +134,19 @@ def test_an_excerpt_leads_to_the_line_where_it_begins(site: Path) -> None:
     assert found > 2 * len(LESSONS)
 
 
+def test_chapters_are_links_where_the_map_names_them(site: Path) -> None:
+    diagram = re.search(
+        r"<code>[^<]*torchrun.*?</code>", (site / "map.html").read_text(), re.DOTALL
+    )
+    assert diagram
+    named = {
+        *re.findall(r"[\w-]+", " ".join(re.findall(r"\((.*?)\)", re.sub("<.*?>", "", diagram[0]))))
+    }
+    linked = re.findall(r'<a href="([\w-]+)\.html">\1</a>', diagram[0])
+    assert {*linked} == named - {"CPU", "GPU"}
+    assert {"hello", "ddp", "parameter-server"} < named
+
+
 def test_it_is_small(site: Path) -> None:
     sizes = {file: file.stat().st_size for file in site.rglob("*") if file.is_file()}
     assert sum(sizes.values()) <= 6_500_000
@@ -321,6 +334,20 @@ def test_steps_leave_the_page_where_it_is_and_labels_apart(
             labels += player["labels"]
         assert window.ask("return scrollY") == at, name
     assert labels > 20
+
+
+@in_browser
+def test_the_first_screens_can_be_read_on_a_telephone(show: Callable[..., Browser]) -> None:
+    """The letters of the moving picture are not shrunk, and no command is cut off."""
+    window = show("index", width=400)
+    window.until("return document.querySelector('main img').complete")
+    picture = "document.querySelector('main img')"
+    assert window.ask(f"return {picture}.offsetWidth / {picture}.naturalWidth") > 0.8
+    sizes = window.ask(
+        "const code = document.querySelector('main .code pre'); "
+        "return [code.scrollWidth, code.clientWidth]"
+    )
+    assert sizes[0] <= sizes[1] + 1
 
 
 @in_browser

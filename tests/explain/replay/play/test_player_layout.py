@@ -40,11 +40,10 @@ def test_the_timeline_is_under_the_slider_and_words_are_below_it() -> None:
 
 def test_ranks_without_messages_have_no_room_for_them() -> None:
     """A lane ends where the next begins, but for a gap in which arrows are drawn."""
+    apart: list[list[Action]] = [[Call("barrier", 0)]] * 3
+    sent: list[list[Action]] = [[Send(1, 4), Wait()], [Receive(0, 4), Wait()], []]
     heights = []
-    for programs in (
-        [[Call("barrier", 0)]] * 3,
-        [[Send(1, 4), Wait()], [Receive(0, 4), Wait()], []],
-    ):
+    for programs in (apart, sent):
         lanes = to_columns(play(programs))["lanes"]
         assert isinstance(lanes, list)
         (_, _, top, height), (_, _, below, _) = lanes[:2]
@@ -56,8 +55,9 @@ def test_a_bucket_takes_a_step_of_all_ranks() -> None:
     """So it is drawn; as the all-reduce that it is, it ends after all ranks have begun it."""
     timed = to_logical_time(ddp_steps(3))
     for rank in timed.ranks:
-        for bucket in (event for event in rank.events if event.kind == BUCKET):
-            assert bucket.end - bucket.start >= 1
+        buckets = [event for event in rank.events if event.kind == BUCKET]
+        assert len(buckets) == 3
+        assert all(event.end - event.start >= 1 for event in buckets)
     bucket: list[Action] = [Begin(BUCKET, "bucket 0", 4), End()]
     late = to_logical_time(play([bucket, [Compute(1e-3), *bucket]]))
     (first,), (_, last) = [rank.events for rank in late.ranks]
