@@ -468,8 +468,9 @@ def moving(run: Evidence) -> Scene:
         scene.write(name, MOVING_WIDTH / 2, y, "middle", style="message", start=start, end=end)
     scene.period = recording.end + PAUSE
     return scene.with_caption(
-        f"Recorded: {len(messages)} messages. Each rank adds what arrives, until it has one whole "
-        "sum (reduce-scatter). Then the sums go round (all-gather)."
+        f"Recorded: {len(messages)} messages.",
+        "Reduce-scatter: each rank adds what arrives, until it has one whole sum.",
+        "All-gather: the sums go round.",
     )
 
 

@@ -32,6 +32,7 @@ from playground.lessons import PARTS, PATH
 from playground.site import SITE
 from playground.site.calculators import FILES, place_calculators
 from playground.site.chapters import CHAPTERS
+from playground.site.symptoms import place_symptoms
 from playground.tools.failures.page import PROGRAMS, find, read_body
 from playground.ui.options import FILE
 from playground.ui.session import Session, session_command
@@ -74,31 +75,6 @@ LESSON_NAMED = re.compile(
 LESSON_LINK = r'<a href="\1.html">\1</a>'
 COLOURED = {*re.findall(r"\.(\w+)", (HERE / "site.css").read_text(encoding="utf-8"))}
 """The classes in the style sheet; those of code among them."""
-SYMPTOMS = {
-    "hang stuck stand deadlock freez frozen timeout": (
-        "failures.html#where-to-look-first",
-        "break.html#ask-a-run-that-hangs",
-        "break.html#break-programs-that-go-wrong-and-their-cures",
-        "failures.html#which-line-is-it",
-    ),
-    "slow straggler": (
-        "failures.html#it-may-only-be-slow",
-        "see.html#see-look-at-a-run",
-        "break-straggler.html",
-    ),
-    "nan diverg wrong": (
-        "failures.html#failures-it-stands-still-or-it-is-wrong",
-        "break-nan.html",
-        "doctor.html#doctor-is-this-machine-are-these-hosts-fit-for-distributed-training",
-    ),
-    "memory oom outofmemory": (
-        "memory.html#memory-where-the-bytes-of-a-step-are",
-        "zero.html#when-it-pays",
-        "memory.html#activations-computed-again",
-    ),
-}
-"""What a reader sees go wrong, by the beginnings of words for it, and the sections that help: a
-search lists them first."""
 EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
 """Code that a chapter shows of a file, which is named before it."""
 
@@ -486,18 +462,6 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
             addresses[name] = f"{place}#{file.name}-"
         return render_player(recording, addresses, opens)
 
-    def place_symptoms(self) -> list[list[list[str] | list[int]]]:
-        """For each of `SYMPTOMS` its words, and the numbers of its sections. Raises
-        `PlaygroundError` if there is no such section."""
-        numbers = {address: number for number, (address, *_) in enumerate(self.sections)}
-        named = [address for addresses in SYMPTOMS.values() for address in addresses]
-        if missing := [address for address in named if address not in numbers]:
-            raise PlaygroundError(f"a search would lead to {', '.join(missing)}: no such section")
-        return [
-            [words.split(), [numbers[address] for address in addresses]]
-            for words, addresses in SYMPTOMS.items()
-        ]
-
     def link(self, file: Path) -> str:
         """The address of a file or folder. Raises `PlaygroundError` if there is none."""
         if address := ADDRESSES.get(file) or ADDRESSES.get(file / "README.md"):
@@ -605,7 +569,10 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
     }
     texts[SEARCH] = "".join(
         f"const {name} = {json.dumps(value, separators=(',', ':'), ensure_ascii=False)};\n"
-        for name, value in (("SECTIONS", site.sections), ("SYMPTOMS", site.place_symptoms()))
+        for name, value in (
+            ("SECTIONS", site.sections),
+            ("SYMPTOMS", place_symptoms(site.sections)),
+        )
     )
     make_folder(folder / "figures")
     for name, text in texts.items():

@@ -28,6 +28,7 @@ from playground.figures import runs
 from playground.lessons import LESSONS, PARTS
 from playground.site import build
 from playground.site.build import PLAYED, TEXTS, write_site
+from playground.site.symptoms import place_symptoms
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 KINDS = ("index", "glossary", "p2p", "break-send-send", "code-tools-failures-calls.py")
@@ -570,6 +571,11 @@ def test_search_finds_what_is_told_of_a_symptom(
     )
     assert found[0].startswith(first)
     assert [each for each in found if each.startswith(among)]
+
+
+def test_a_search_that_would_lead_nowhere_is_refused() -> None:
+    with pytest.raises(PlaygroundError, match=r"would lead to failures\.html#.*: no such section"):
+        place_symptoms([])
 
 
 @in_browser
