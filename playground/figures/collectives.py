@@ -422,6 +422,8 @@ PAUSE = 3.0
 """Seconds before the moving picture begins again."""
 CHUNK = (40.0, 32.0)
 """Width and height of the box of one number."""
+MOVING_WIDTH = 400
+"""Pixels: it is read on a telephone, too, where a wider picture would be shrunk."""
 
 
 @figure("moving", "explain/replay/figures/moving", OUR_RING, is_played=False)
@@ -431,7 +433,8 @@ def moving(run: Evidence) -> Scene:
     corners = [
         corner_of(rank, recording.size, len(held[0][0].values)) for rank in range(recording.size)
     ]
-    scene = Scene(f"A ring all-reduce on {recording.size} ranks, message by message")
+    title = f"A ring all-reduce on {recording.size} ranks, message by message"
+    scene = Scene(title, width=MOVING_WIDTH)
     for rank, (x, y), holdings in zip(recording.ranks, corners, held, strict=True):
         scene.write(f"rank {rank.rank}", x, y - CELL[1])
         add_numbers(scene, x, y, holdings)
@@ -462,11 +465,12 @@ def moving(run: Evidence) -> Scene:
         *phases,
         ("done: every rank has the same sums", recording.end, FOREVER),
     ):
-        scene.write(name, WIDTH / 2, y, "middle", style="message", start=start, end=end)
+        scene.write(name, MOVING_WIDTH / 2, y, "middle", style="message", start=start, end=end)
     scene.period = recording.end + PAUSE
     return scene.with_caption(
-        f"Recorded: {len(messages)} messages. Each rank adds what arrives, until it has one whole "
-        "sum (reduce-scatter). Then the sums go round (all-gather)."
+        f"Recorded: {len(messages)} messages.",
+        "Reduce-scatter: each rank adds what arrives, until it has one whole sum.",
+        "All-gather: the sums go round.",
     )
 
 
@@ -476,7 +480,7 @@ def corner_of(rank: int, size: int, count: int) -> tuple[float, float]:
     clockwise."""
     upper = (size + 1) // 2
     column, row = (rank, 0) if rank < upper else (size - 1 - rank, 1)
-    x = WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2
+    x = MOVING_WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2
     return x, 3 * CELL[1] + row * 5 * CHUNK[1]
 
 

@@ -35,6 +35,13 @@ from playground.ui.tables import Column, Table
 from playground.ui.units import plural
 
 PICTURE = ".svg"
+OPENED = {
+    ".html": "open it in a browser",
+    PICTURE: "open it in a browser",
+    ".json": "open it at https://ui.perfetto.dev",
+    ".txt": "it is text",
+}
+"""What to do with a file that a recording was rendered into, by its ending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +110,12 @@ def command(
 
 def see_file(session: Session, file: Path, output: Path | None, steps: bool) -> None:
     """Print a recording in words, or render it. Raises `UsageError`, before it is read, if it could
-    not be rendered."""
+    not be rendered, or has been."""
+    if file.suffix in OPENED and file.is_file():
+        raise UsageError(
+            f"{file} shows a recording and is none: {OPENED[file.suffix]}. {SEE.name} takes the "
+            "FILE of --see FILE.playground"
+        )
     if steps and (output is None or output.suffix != PICTURE):
         raise UsageError(f"--steps is for a picture, so -o must name one that ends in {PICTURE}")
     if output:

@@ -32,6 +32,7 @@ from playground.lessons import PARTS, PATH
 from playground.site import SITE
 from playground.site.calculators import FILES, place_calculators
 from playground.site.chapters import CHAPTERS
+from playground.site.symptoms import place_symptoms
 from playground.tools.failures.page import PROGRAMS, find, read_body
 from playground.ui.options import FILE
 from playground.ui.session import Session, session_command
@@ -66,6 +67,12 @@ PLAYED = re.compile(
 of this name or the nth), and its caption."""
 AFTER_TRIALS = re.compile(r'(?<=<h2 id="try-this">).*?(?=<h2|\Z)', re.DOTALL)
 """What stands before a chapter's exercises."""
+DIAGRAM = re.compile(r"<code>[^<]* ─▶ .*?</code>", re.DOTALL)
+"""The layers of PyTorch, which the map draws in letters."""
+LESSON_NAMED = re.compile(
+    rf"(?<=[(, ])({'|'.join(sorted(CHAPTERS, key=len, reverse=True))})(?=[,)])"
+)
+LESSON_LINK = r'<a href="\1.html">\1</a>'
 COLOURED = {*re.findall(r"\.(\w+)", (HERE / "site.css").read_text(encoding="utf-8"))}
 """The classes in the style sheet; those of code among them."""
 EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
@@ -118,8 +125,8 @@ def colour(text: str, language: str) -> str:
 def show_code(
     text: str, language: str, file: Path | None = None, first: int = 1, name: str = ""
 ) -> str:
-    """Code as HTML, named after its language or `name`. Its lines have numbers, from `first` on,
-    and anchors, if its file is given."""
+    """Code as HTML, named after its language or `name`: without either, commands. Its lines
+    have numbers, from `first` on, and anchors, if its file is given."""
     if language in ("python", "diff"):
         code = colour(text, language)
         if file:
@@ -134,7 +141,7 @@ def show_code(
     about = (
         f'class="lines" aria-label="{file.name}"'
         if file
-        else f'aria-label="{name or language or "text"}"'
+        else f'aria-label="{name or language or "commands"}"'
     )
     pre = f'<pre tabindex="0" role="group" {about}><code>{code}</code></pre>'
     return f'<div class="code">{pre}</div>\n'
@@ -211,7 +218,7 @@ class Site:
             ),
         )
         self.markdown.add_render_rule(
-            "code_block", lambda _, tokens, at, *more: show_code(tokens[at].content, "")
+            "code_block", lambda _, tokens, at, *more: show_code(tokens[at].content, "text")
         )
         self.markdown.add_render_rule(
             "fence", lambda _, tokens, at, *more: show_code(tokens[at].content, tokens[at].info)
@@ -310,6 +317,8 @@ class Site:
             body = re.sub(
                 r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td.*?>(.*?)</td>)', self.lead_back, body
             )
+        elif page == "map":
+            body = DIAGRAM.sub(lambda diagram: LESSON_NAMED.sub(LESSON_LINK, diagram[0]), body)
         elif page == "exercises":
             for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
                 links = "".join(
@@ -558,9 +567,12 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
         "player.js": read_script(),
         "site.css": read_style() + (HERE / "site.css").read_text("utf-8"),
     }
-    texts[SEARCH] = (
-        "const SECTIONS = "
-        f"{json.dumps(site.sections, separators=(',', ':'), ensure_ascii=False)};\n"
+    texts[SEARCH] = "".join(
+        f"const {name} = {json.dumps(value, separators=(',', ':'), ensure_ascii=False)};\n"
+        for name, value in (
+            ("SECTIONS", site.sections),
+            ("SYMPTOMS", place_symptoms(site.sections)),
+        )
     )
     make_folder(folder / "figures")
     for name, text in texts.items():

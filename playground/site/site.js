@@ -18,17 +18,35 @@ function load() {
 const simplify = (text) => text.toLowerCase().replaceAll("-", "");
 const split = (text) => simplify(text).split(/[^\p{L}\p{N}_]+/u).filter(Boolean);
 
-/** How well a section has all of these words: a title weighs more than the text, a short one more than a long one; 0 if a word is missing. */
+const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
+
+/** How well a section has each of these words: a title weighs more than the text; 0 where it has it not. */
 function weigh([, title, text], words) {
   const inTitle = split(title), inText = simplify(text);
-  const weights = words.map((word) => inTitle.includes(word) ? 20 : inTitle.some((each) => each.startsWith(word)) ? 8
+  return words.map((word) => inTitle.includes(word) ? 20 : inTitle.some((each) => each.startsWith(word)) ? 8
     : inText.includes(` ${word}`) || inText.startsWith(word) ? Math.min(5, inText.split(word).length - 1) : 0);
-  return weights.every(Boolean) ? weights.reduce((sum, each) => sum + each, 1 / inTitle.length) : 0;
+}
+
+/** The sections with these words, the best first: with most of the words, of which one that few sections have counts more;
+ * then by weight, and a short title before a long one. A word that no section has is left out. */
+function rank(words) {
+  const weights = SECTIONS.map((section) => weigh(section, words));
+  const rarity = words.map((_, index) => Math.log(1 + SECTIONS.length / (1 + weights.filter((each) => each[index]).length)));
+  const ranked = SECTIONS.map((section, at) => ({section, found: sum(rarity.filter((_, index) => weights[at][index])),
+    weight: sum(weights[at]) + 1 / split(section[1]).length}));
+  return ranked.filter((each) => each.found).sort((a, b) => b.found - a.found || b.weight - a.weight).map((each) => each.section);
+}
+
+/** The sections on what a reader sees go wrong, where a word names that. */
+function findSymptoms(words) {
+  const named = SYMPTOMS.filter(([names]) => words.some((word) => names.some((name) => word.startsWith(name))));
+  return named.flatMap(([, places]) => places.map((place) => SECTIONS[place]));
 }
 
 function show([address, title, text], words) {
   const item = document.createElement("li"), link = document.createElement("a"), near = document.createElement("p");
-  const at = Math.max(0, simplify(text).indexOf(words[0]) - AROUND);
+  const simple = simplify(text), word = words.find((each) => simple.includes(each)) ?? "";
+  const at = Math.max(0, simple.indexOf(word) - AROUND);
   link.href = address;
   link.textContent = title;
   near.textContent = `${at ? "…" : ""}${text.slice(at, at + 3 * AROUND)}…`;
@@ -38,9 +56,8 @@ function show([address, title, text], words) {
 
 async function search() {
   await load();
-  const words = split(field.value), list = document.createElement("ol"), weights = new Map();
-  for (const section of SECTIONS) if (words.length && weigh(section, words)) weights.set(section, weigh(section, words));
-  const best = [...weights.keys()].sort((a, b) => weights.get(b) - weights.get(a)).slice(0, MOST);
+  const words = split(field.value), list = document.createElement("ol");
+  const best = [...new Set([...findSymptoms(words), ...rank(words)])].slice(0, MOST);
   list.append(...best.map((section) => show(section, words)));
   found.replaceChildren(best.length ? list : `Nothing found for “${field.value}”.`);
   found.hidden = !words.length;
@@ -153,7 +170,7 @@ theme.addEventListener("click", () => {
 });
 showTheme(root.dataset.theme ?? "");
 
-// Code: a button to copy it, the commands alone where they are marked, and on a narrow screen one to show all of it.
+// Code: a button to copy it, only the commands where they are marked, and on a narrow screen one to show all of it.
 const COPY = '<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M5 5h9v9H5zM11 5V2H2v9h3"/></svg>', LONG = 14;
 for (const block of document.querySelectorAll(".code")) {
   const code = block.querySelector("code"), commands = [...code.querySelectorAll("b")].map((each) => each.textContent.slice(2));
@@ -168,7 +185,7 @@ for (const block of document.querySelectorAll(".code")) {
   });
   copy.setAttribute("aria-label", commands.length ? "Copy the commands" : "Copy the code");
   copy.innerHTML = COPY;
-  block.append(copy);
+  if (!block.querySelector("[aria-label=text]")) block.append(copy);  // what is printed, and diagrams, nobody types
   const lines = code.textContent.trimEnd().split("\n").length;
   if (lines <= LONG || block.querySelector(".lines")) continue;
   const more = makeButton("more", `Show all ${lines} lines`, () => {

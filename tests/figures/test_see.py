@@ -69,6 +69,21 @@ def test_what_cannot_be_seen_is_refused_in_one_line(
     assert outcome.out == ""
 
 
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [(".html", "open it in a browser"), (".svg", "open it in a browser"), (".json", "perfetto")],
+)
+def test_what_a_recording_was_rendered_into_is_told_from_one(
+    ending: str, said: str, recording: Path, tmp_path: Path, run_cli: Callable[..., Any]
+) -> None:
+    rendered = tmp_path / f"run{ending}"
+    assert run_cli("see", recording, "-o", rendered).code == 0
+    outcome = run_cli("see", rendered)
+    assert outcome.code == 2
+    assert f"{rendered} shows a recording and is none: " in outcome.err
+    assert said in outcome.err
+
+
 def test_no_figures_on_a_busy_machine_nor_by_a_rank_and_no_recording_of_several_hosts(
     tmp_path: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

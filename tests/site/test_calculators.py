@@ -143,7 +143,7 @@ def test_a_calculator_is_small_and_in_its_chapter(name: str) -> None:
     assert f"\n\n<!-- calculator: {name} -->\n\n" in CHAPTERS[name].read_text(encoding="utf-8")
     others = {f"calculator-{each}.js" for each in CALCULATORS if each != name}
     loaded = [file.read_bytes() for each, file in FILES.items() if each not in others]
-    assert sum(map(len, loaded)) + len(CALCULATORS[name].render(name).encode()) <= 12 * 1024
+    assert sum(map(len, loaded)) + len(CALCULATORS[name].render(name).encode()) <= 13 * 1024
 
 
 def test_an_unknown_calculator_is_refused() -> None:
@@ -198,5 +198,10 @@ def test_a_page_computes_what_python_does(tmp_path: Path, window: Browser) -> No
         window.resize(width=width, color_scheme=scheme)
         window.until("return [...document.querySelectorAll('svg')].length === 3")
         assert window.ask("return document.documentElement.scrollWidth <= innerWidth")
+        heads = "[...document.querySelectorAll('.calculator thead')].map(each => each.offsetHeight)"
+        assert max(window.ask(f"return {heads}")) < 50  # a line
+        times = window.ask("return [...document.querySelectorAll('.end')].map(e => e.textContent)")
+        assert len(times) == 2
+        assert all(re.fullmatch(r"[\d.]+ (?:s|ms|µs|ns)", each) for each in times)
         assert window.ask_later(SERIOUS) == []
     assert window.complaints() == []

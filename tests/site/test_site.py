@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from browser import MISSING, Browser
+from player_sizes import check_sizes
 from selenium.webdriver.common.action_chains import ActionChains
 
 from playground.base.errors import PlaygroundError
@@ -27,6 +28,7 @@ from playground.figures import runs
 from playground.lessons import LESSONS, PARTS
 from playground.site import build
 from playground.site.build import PLAYED, TEXTS, write_site
+from playground.site.symptoms import place_symptoms
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 KINDS = ("index", "glossary", "p2p", "break-send-send", "code-tools-failures-calls.py")
@@ -131,6 +133,19 @@ def test_an_excerpt_leads_to_the_line_where_it_begins(site: Path) -> None:
             assert re.sub("<.*?>", "", line[1]).strip() == re.sub("<.*?>", "", code), f"{name}:{at}"
             found += 1
     assert found > 2 * len(LESSONS)
+
+
+def test_chapters_are_links_where_the_map_names_them(site: Path) -> None:
+    diagram = re.search(
+        r"<code>[^<]*torchrun.*?</code>", (site / "map.html").read_text(), re.DOTALL
+    )
+    assert diagram
+    named = {
+        *re.findall(r"[\w-]+", " ".join(re.findall(r"\((.*?)\)", re.sub("<.*?>", "", diagram[0]))))
+    }
+    linked = re.findall(r'<a href="([\w-]+)\.html">\1</a>', diagram[0])
+    assert {*linked} == named - {"CPU", "GPU"}
+    assert {"hello", "ddp", "parameter-server"} < named
 
 
 def test_it_is_small(site: Path) -> None:
@@ -323,6 +338,32 @@ def test_steps_leave_the_page_where_it_is_and_labels_apart(
 
 
 @in_browser
+def test_the_first_screens_can_be_read_on_a_telephone(show: Callable[..., Browser]) -> None:
+    """The letters of the moving picture are not shrunk, and no command is cut off."""
+    window = show("index", width=400)
+    window.until("return document.querySelector('main img').complete")
+    picture = "document.querySelector('main img')"
+    assert window.ask(f"return {picture}.offsetWidth / {picture}.naturalWidth") > 0.8
+    sizes = window.ask(
+        "const code = document.querySelector('main .code pre'); "
+        "return [code.scrollWidth, code.clientWidth]"
+    )
+    assert sizes[0] <= sizes[1] + 1
+
+
+@in_browser
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
+def test_a_player_is_in_sight(every: bool, site: Path, show: Callable[..., Browser]) -> None:
+    """Its controls, its timeline, its picture and all its ranks at 1400 x 900; nothing is wider
+    than a telephone. Those with the most ranks, lanes and numbers; in `make stress` all."""
+    played = [file.stem for file in site.glob("*.html") if 'class="player"' in file.read_text()]
+    assert {*LESSONS} <= {*played}
+    for name in sorted(played) if every else ("mesh", "prove", "zero", "break-stopped"):
+        for width in (1400, 400):
+            assert check_sizes(show(name, width=width, height=900), name, width)
+
+
+@in_browser
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
 def test_a_chapter_s_first_exercise_is_near_on_a_telephone(
     every: bool, show: Callable[..., Browser]
@@ -504,6 +545,37 @@ def test_search_finds_titles_before_texts(show: Callable[..., Browser]) -> None:
     assert "all-reduce (glossary)" in titles[:3]
     window.press("\ue007")
     window.until("return !location.pathname.endsWith('hello.html')")
+
+
+@in_browser
+@pytest.mark.parametrize(
+    ("typed", "first", "among"),
+    [
+        ("my training hangs", "failures.html#where-to-look-first", "break.html"),
+        ("stuck", "failures.html#where-to-look-first", "break.html#ask-a-run-that-hangs"),
+        ("why is it so slow", "failures.html#it-may-only-be-slow", "see.html"),
+        ("loss is nan", "failures.html", "break-nan.html"),
+        ("CUDA out of memory", "memory.html", "zero.html"),
+        ("xyzzy DistributedSampler", "", "ddp.html"),
+    ],
+)
+def test_search_finds_what_is_told_of_a_symptom(
+    typed: str, first: str, among: str, show: Callable[..., Browser]
+) -> None:
+    """Words that no page has are left out."""
+    window = show("hello")
+    window.press("/", *typed)
+    window.until("return document.querySelectorAll('#found a').length > 3")
+    found = window.ask(
+        "return [...document.querySelectorAll('#found a')].map(each => each.getAttribute('href'))"
+    )
+    assert found[0].startswith(first)
+    assert [each for each in found if each.startswith(among)]
+
+
+def test_a_search_that_would_lead_nowhere_is_refused() -> None:
+    with pytest.raises(PlaygroundError, match=r"would lead to failures\.html#.*: no such section"):
+        place_symptoms([])
 
 
 @in_browser

@@ -74,7 +74,7 @@ def gather_logits(model, tokens, labels, devices):
 
 
 def gather_losses(model, tokens, labels, devices):
-    """Compute a loss on each device, and gather the losses. Their mean is that of the batch."""
+    """Compute a loss on each device, and gather the losses. Their mean is the batch's loss."""
     return data_parallel(LossModel(model), [tokens, labels], devices, devices[0]).mean()
 
 

@@ -75,7 +75,7 @@ def replicate(module, devices):
 
 
 def parallel_apply(replicas, chunks, devices):
-    """The outputs of all replicas. Each is computed by a thread of its own."""
+    """The outputs of all replicas. Each replica has its own thread."""
     grad_enabled = torch.is_grad_enabled()  # a thread has its own: hand it on
 
     def apply(replica, args, device):
@@ -99,7 +99,7 @@ def apply_replicas(module, inputs, devices):
 
 
 def data_parallel(module, inputs, devices, output_device):
-    """The output of a module that lies on the first device, computed by all devices."""
+    """The output of a module that is on the first device, computed by all devices."""
     return gather(apply_replicas(module, inputs, devices), output_device)
 
 

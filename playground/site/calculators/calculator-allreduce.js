@@ -48,7 +48,8 @@ function allreduce({ ranks, bytes, alpha: microseconds, bandwidth, algorithm }) 
 }
 
 /** Times over sizes, both logarithmic: the ring, the other, the size that is chosen, and where the two are equal. */
-function drawTimes(seconds, algorithm, bytes, crossover, room) {
+function drawTimes(seconds, algorithm, bytes, crossover, width) {
+  const left = 46, room = width - left;
   const sizes = count(2, 30).map((each) => 2 ** each), names = ["ring", algorithm], times = names.map((name) => sizes.map((size) => seconds(name, size)));
   const low = Math.log(Math.min(...times.flat())), high = Math.log(Math.max(...times.flat()));
   const x = (size) => 10 + (room - 40) * (Math.log2(size) - 2) / 28, y = (time) => 190 - 170 * (Math.log(time) - low) / (high - low);
@@ -59,7 +60,8 @@ function drawTimes(seconds, algorithm, bytes, crossover, room) {
   const isShown = crossover > 4 && crossover < 2 ** 30;
   const mark = isShown ? `<circle cx="${x(crossover)}" cy="${y(seconds("ring", crossover))}" r="6"/><circle cx="38" cy="60" r="6"/><text x="60" y="64">equal at ${scale(crossover, BINARY)[1]}</text>` : "";
   const axis = [2, 10, 20, 30].map((each) => `<text class="${each > 2 ? "middle" : ""}" x="${x(2 ** each)}" y="212">${scale(2 ** each, BINARY)[1]}</text>`);
-  return [room, 218, `<line x1="${x(bytes)}" x2="${x(bytes)}" y1="10" y2="195"/><path d="M10 10V195H${room - 30}"/>${lines.join("")}${mark}${axis.join("")}`];
+  const ends = [low, high].map((time, at) => `<text class="end" x="6" y="${194 - 170 * at}">${scale(Math.exp(time), SECONDS)[1]}</text>`).join("");
+  return [width, 218, `<g transform="translate(${left})">${ends}<line x1="${x(bytes)}" x2="${x(bytes)}" y1="10" y2="195"/><path d="M10 10V195H${room - 30}"/>${lines.join("")}${mark}${axis.join("")}</g>`];
 }
 
 start("allreduce", allreduce);

@@ -171,13 +171,13 @@ def match_messages(recording: Recording) -> tuple[list[MatchedMessage], list[Eve
     return sorted(matched, key=lambda message: moment(message.send)), sorted(unmatched, key=moment)
 
 
-def match_collectives(recording: Recording) -> list[dict[int, Event]]:
+def match_collectives(recording: Recording, kind: str = COLLECTIVE) -> list[dict[int, Event]]:
     """Pair the calls of all ranks, the k-th of a name in a group with the k-th of it: all ranks
     must call the same in the same order. In the order in which they began, each the calls by
-    rank."""
+    rank. `kind`: `COLLECTIVE`, or `BUCKET` for the all-reduces within DDP's backward."""
     counts: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(int)
     calls: dict[tuple[str, tuple[int, ...], int], dict[int, Event]] = defaultdict(dict)
-    for event in recording.events(COLLECTIVE):
+    for event in recording.events(kind):
         of_rank = (event.rank, event.name, event.group)
         calls[event.name, event.group, counts[of_rank]][event.rank] = event
         counts[of_rank] += 1
@@ -296,7 +296,7 @@ def causes(recording: Recording) -> dict[Edge, list[Edge]]:
     with_messages = {
         (event.rank, event.parent) for event in recording.events() if event.peer is not None
     }
-    for call in match_collectives(recording):
+    for call in match_collectives(recording) + match_collectives(recording, record.BUCKET):
         refs = [ref_of(event) for event in call.values()]
         if with_messages.isdisjoint(refs):
             for ref in refs:

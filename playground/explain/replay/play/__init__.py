@@ -34,12 +34,15 @@ from playground.explain.replay.analyse.waits import CAUSES, UNTOLD, Blamer, Chai
 from playground.explain.replay.record import RankRecording, Recording
 from playground.explain.replay.render import INK, PAPER, ROW, STYLES
 from playground.explain.replay.render.svg import css_name
-from playground.explain.replay.render.timeline import PIECES, SPANS, Lanes, style_of
+from playground.explain.replay.render.timeline import LANE_GAP, PIECES, SPANS, Lanes, style_of
 
 MAX_WAITS, MAX_CHAINS = 5_000, 300
 """Numbers of waits, the longest, whose peers and whose chains of causes are on the page."""
 
 NEVER_ENDED = "No wait has ended"
+
+SMALL_GAP = 8
+"""Pixels below a rank's lanes in a run that has no message between ranks to draw there."""
 
 Places = dict[Ref, int]
 """The place of every event among the events of all ranks."""
@@ -104,13 +107,13 @@ class Vectors:
 def to_columns(recording: Recording) -> dict[str, object]:
     """The data of the page."""
     places = {ref_of(event): place for place, event in enumerate(recording.events())}
-    lanes, vectors = Lanes(recording), Vectors()
-    rows = [
-        (rank, lane, top, lanes.heights[rank, lane]) for (rank, lane), top in lanes.tops.items()
-    ]
     ends = [
         (places[ref_of(send)], places[ref_of(receive)])
         for send, receive in match_messages(recording)[0]
+    ]
+    lanes, vectors = Lanes(recording, LANE_GAP if ends else SMALL_GAP), Vectors()
+    rows = [
+        (rank, lane, top, lanes.heights[rank, lane]) for (rank, lane), top in lanes.tops.items()
     ]
     return {
         "command": " ".join(recording.command),

@@ -128,6 +128,8 @@ class Scene:
     marks: list[Mark] = field(default_factory=list)
     caption: Sequence[str] = ()
     """Lines below it: what was run, and what to look at."""
+    width: int = WIDTH
+    """Pixels."""
     period: float = 0.0
     """Seconds after which a moving scene begins again; 0 for one that does not move."""
 
@@ -151,7 +153,7 @@ class Scene:
     def with_caption(self, *texts: str) -> Scene:
         """The scene, with these texts as its caption. Long lines are wrapped."""
         self.caption = [
-            line for text in texts for line in textwrap.wrap(text, WIDTH // CELL[0] - 1)
+            line for text in texts for line in textwrap.wrap(text, self.width // CELL[0] - 1)
         ]
         return self
 

@@ -14,7 +14,6 @@ from playground.explain.replay.render import (
     STYLES,
     TEXT,
     TEXT_SIZE,
-    WIDTH,
     Mark,
     Scene,
 )
@@ -31,7 +30,7 @@ ARROWHEAD = (
 
 def to_svg(scene: Scene) -> str:
     """The scene as an SVG file."""
-    width = number(WIDTH)
+    width = number(scene.width)
     bottom = TITLE_HEIGHT + scene.height
     height = number(bottom + (LINE * len(scene.caption) + 8 if scene.caption else 0))
     courses = courses_of(scene) if scene.period else {}

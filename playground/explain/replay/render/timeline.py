@@ -50,9 +50,9 @@ def with_bars(recording: Recording) -> list[Event]:
 
 class Lanes:
     """The lanes of a recording: one for each rank's main thread, and for each of its other lanes
-    that is not empty."""
+    that is not empty. `gap`: pixels below a rank's lanes."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, gap: int = LANE_GAP) -> None:
         self.rows: dict[Ref, int] = {}
         """For every span, the first row of its lane that is free at that time: below the span that
         contains it."""
@@ -80,7 +80,7 @@ class Lanes:
             for name, count in rows.items():
                 self.tops[rank.rank, name], self.heights[rank.rank, name] = y, float(ROW * count)
                 y += ROW * count
-            y += LANE_GAP
+            y += gap
 
     def top(self, event: Event) -> float:
         """The top of an event's bar. A main thread's pieces have a row below its spans; in other

@@ -51,6 +51,7 @@ function formatDoing(run, clock, rank, time) {
   const [kind, name, , , , , peer] = run.what(place);
   const wait = run.waits[run.waitOf.get(place)];
   if (wait) return kind === "wait" ? formatWait(run, wait) : `${name}: ${formatWait(run, wait)}`;
+  if (kind === "bucket") return `all_reduce of ${name}`;
   if (kind === "send") return `${name} to rank ${peer}`;
   if (kind === "receive") return `${name} from ${peer === null ? "any rank" : `rank ${peer}`}`;
   return name;

@@ -1,4 +1,4 @@
-const STEPS_AT_FIRST = 3, REAL_SECONDS = 20, MOST_SAID = 6, MOST_MEASURED = 400, IS_STILL = matchMedia("(prefers-reduced-motion: reduce)");
+const STEPS_AT_FIRST = 3, REAL_SECONDS = 20, MOST_SAID = 6, MOST_SAID_NARROW = 2, MOST_MEASURED = 400, IS_STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** The parts of the page, which all show the same moment. */
 class View {
@@ -10,21 +10,27 @@ class View {
     this.source = new Source(run);
     this.waits = new Waits(run, (place) => this.visit(place));
     this.root = element("section", {class: "run", "aria-label": `Run: ${run.command}`},
-      element("div", {class: "wide"}, ...this.describe()), element("figure", {}, this.stage.svg, this.stage.caption),
-      element("div", {class: "scroll", tabindex: 0}, this.ranks.root), element("div", {class: "wide"}, this.timeline.root),
+      element("div", {class: "wide"}, this.timeline.root, player.controls.status, ...this.warn()),
+      element("figure", {}, this.stage.svg, this.stage.caption), element("div", {class: "scroll", tabindex: 0}, this.ranks.root),
+      element("p", {class: "wide muted facts"}, this.describe()),
       element("details", {class: "wide", ...(player.isAlone && {open: ""})}, element("summary", {}, "Waits, and the program"),
         element("div", {class: "run"}, this.waits.root, this.source.root)));
   }
 
-  /** What was run, and what of it is missing. */
+  /** What was run. */
   describe() {
+    const {run} = this, versions = Object.entries(run.versions).map((pair) => pair.join(" "));
+    return [`${run.ranks.length} ranks on ${run.backend}`, `${run.size} events in ${formatTime(run.end)}`, `recorded ${run.began}`, ...versions].join(" · ");
+  }
+
+  /** Why it stood still, and what of it is missing. */
+  warn() {
     const {run} = this, cut = run.ranks.filter((rank) => rank.cutOff).map((rank) => rank.rank);
-    const dropped = run.ranks.reduce((sum, rank) => sum + rank.dropped, 0), versions = Object.entries(run.versions).map((pair) => pair.join(" "));
-    const facts = [`${run.ranks.length} ranks on ${run.backend}`, `${run.size} events in ${formatTime(run.end)}`, `recorded ${run.began}`, ...versions];
+    const dropped = run.ranks.reduce((sum, rank) => sum + rank.dropped, 0);
     const missing = [dropped && `${dropped} events were dropped: there was no room for them.`,
       cut.length && `Cut off before its end: rank ${cut.join(", ")}.`,
       run.leftOut && `Of ${run.leftOut} tensors the values are left out: the page would be too large.`];
-    return [element("p", {class: "muted"}, facts.join(" · ")), ...this.tellStandstill(),
+    return [...this.tellStandstill(),
       ...missing.filter(Boolean).map((text) => element("p", {class: "warning"}, text))];
   }
 
@@ -37,6 +43,7 @@ class View {
 
   layOut() {
     this.stage.layOut(Math.max(200, this.stage.svg.clientWidth));
+    this.ranks.layOut();
     this.timeline.layOut(Math.max(200, this.timeline.root.clientWidth));
   }
 
@@ -85,8 +92,9 @@ class View {
       const doing = formatDoing(run, clock, index, time);
       if (doing) said.push(`rank ${rank.rank}: ${doing}`);
     });
-    const more = said.length > MOST_SAID ? `; and ${said.length - MOST_SAID} more` : "";
-    return (said.length ? said.slice(0, MOST_SAID).join("; ") : "nothing is recorded at this moment") + more;
+    const most = this.root.clientWidth < NARROW ? MOST_SAID_NARROW : MOST_SAID;
+    const more = said.length > most ? `; and ${said.length - most} more` : "";
+    return (said.length ? said.slice(0, most).join("; ") : "nothing is recorded at this moment") + more;
   }
 }
 
@@ -99,9 +107,9 @@ class Player {
     this.clock = "logical";
     this.time = 0;
     this.isPlaying = false;
-    this.view = new View(this, run);
     this.controls = Object.fromEntries(Array.from(place.querySelectorAll("[name]"), (each) => [each.name, each]));
     this.controls.status = place.querySelector(".status");
+    this.view = new View(this, run);
     place.querySelector(".runs").append(this.view.root);
     this.listen();
     this.changeClock("logical");

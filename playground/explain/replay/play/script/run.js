@@ -125,12 +125,22 @@ class Run {
     return found;
   }
 
+  /** The last change of what the rank holds: its event, whether at the end of that, and the place of the values; undefined before the first. */
+  lastChange(clock, rank, time) {
+    const changes = this.holdings[rank];
+    return changes[lastUpTo(changes.length, (i) => (changes[i][1] ? this.finish : this.begin)[clock][changes[i][0]], time)];
+  }
+
   /** What the rank holds: numbers, null where there was no room for them, undefined where nothing is known. */
   held(clock, rank, time) {
-    const changes = this.holdings[rank];
-    const index = lastUpTo(changes.length, (i) => (changes[i][1] ? this.finish : this.begin)[clock][changes[i][0]], time);
-    if (index < 0) return undefined;
-    return changes[index][2] === null ? null : this.vectors[changes[index][2]];
+    const change = this.lastChange(clock, rank, time);
+    return change && (change[2] === null ? null : this.vectors[change[2]]);
+  }
+
+  /** The name of the collective whose result the rank holds; empty if it is no collective's. */
+  resultOf(clock, rank, time) {
+    const [place, isEnd] = this.lastChange(clock, rank, time) ?? [];
+    return isEnd && this.what(place)[KIND] === "collective" ? this.what(place)[NAME] : "";
   }
 
   /** The values of an event, or undefined. */
@@ -149,15 +159,15 @@ class Run {
     return null;
   }
 
-  /** The collectives of the backend that ranks are in: each with its name, its bytes and those ranks. */
+  /** The collectives of the backend that ranks are in, and DDP's buckets: each with its name, its bytes and those ranks. */
   collectives(clock, time) {
     const found = new Map();
     this.ranks.forEach((_, rank) => {
       for (const place of this.stack(clock, rank, time)) {
         const [kind, name, , , , , , bytes] = this.what(place);
-        if (kind !== "collective") continue;
-        const key = `${name} ${bytes}`;
-        if (!found.has(key)) found.set(key, {name, bytes, ranks: []});
+        if (kind !== "collective" && kind !== "bucket") continue;
+        const key = `${name} ${bytes}`, called = kind === "bucket" ? `all_reduce of ${name}` : name;
+        if (!found.has(key)) found.set(key, {name: called, bytes, ranks: []});
         found.get(key).ranks.push(rank);
       }
     });

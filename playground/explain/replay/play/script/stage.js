@@ -14,7 +14,7 @@ class Stage {
     this.svg = element("svg", {role: "img", "aria-label": "Ranks, what they hold, and the messages between them"},
       element("defs", {}, marker), this.boxes, this.waits, this.links);
     this.lit = new Map();
-    this.longest = Math.max(1, ...run.vectors.map((vector) => vector.length));
+    this.longest = Math.max(0, ...run.vectors.map((vector) => vector.length));
     this.letters = Math.max(1, ...run.vectors.flat().map((number) => formatNumber(number).length));
   }
 
@@ -24,22 +24,38 @@ class Stage {
     const isCrowded = count > MOST_WITH_VALUES;
     this.cell = Math.max(width < NARROW ? NARROW_CELL : WIDE_CELL, LETTER * this.letters + 4);
     const room = width / (count > 4 ? 3.2 : 2.7) / this.cell;
-    this.cells = isCrowded ? 0 : Math.max(1, Math.min(this.longest, Math.floor(room)));
-    this.box = {w: Math.max(60, this.cells * this.cell + 8), h: isCrowded ? ROW_HEIGHT : 2 * ROW_HEIGHT + 6};
+    this.cells = isCrowded ? 0 : Math.min(this.longest, Math.max(1, Math.floor(room)));
     const height = Math.max(count > 2 ? 240 : 110, Math.min(420, count > 2 ? width * 0.55 : 110));
-    const across = Math.max(0, (width - this.box.w) / 2 - 4), down = count > 2 ? (height - this.box.h) / 2 - 4 : 0;
-    const turn = count > 2 ? -Math.PI / 2 : Math.PI;
-    this.places = this.run.ranks.map((_, rank) => {
-      const angle = turn + (2 * Math.PI * rank) / count, reach = count > 1 ? across : 0;
-      return {x: width / 2 + reach * Math.cos(angle), y: height / 2 + down * Math.sin(angle)};
-    });
     this.size = [width, height];
+    this.place();
+    while (this.cells > 0 && this.doBoxesMeet()) {
+      this.cells--;
+      this.place();
+    }
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("height", height);
     this.links.replaceChildren();
     this.lit.clear();
     this.labelled = "";
     this.boxes.replaceChildren(...this.run.ranks.map((rank, index) => this.makeBox(rank, index)));
+  }
+
+  /** Give the ranks' boxes, with as many cells as we say, their places. */
+  place() {
+    const count = this.run.ranks.length, [width, height] = this.size;
+    this.box = {w: Math.max(60, this.cells * this.cell + 8), h: this.cells ? 2 * ROW_HEIGHT + 6 : ROW_HEIGHT};
+    const across = count > 1 ? Math.max(0, (width - this.box.w) / 2 - 4) : 0, down = count > 2 ? (height - this.box.h) / 2 - 4 : 0;
+    const turn = count > 2 ? -Math.PI / 2 : Math.PI;
+    this.places = this.run.ranks.map((_, rank) => {
+      const angle = turn + (2 * Math.PI * rank) / count;
+      return {x: width / 2 + across * Math.cos(angle), y: height / 2 + down * Math.sin(angle)};
+    });
+  }
+
+  /** Whether the boxes of two neighbours overlap. */
+  doBoxesMeet() {
+    const boxes = this.places.map((each) => ({...each, ...this.box}));
+    return boxes.length > 1 && boxes.some((box, index) => overlap(box, boxes[(index + 1) % boxes.length]));
   }
 
   makeBox(rank, index) {
@@ -106,7 +122,7 @@ class Stage {
     const values = this.run.held(clock, rank, time) ?? [];
     for (let i = 0; i < this.cells; i++) {
       const cell = box.children[2 + i];
-      const isMore = i === this.cells - 1 && values.length > this.cells;
+      const isMore = i > 0 && i === this.cells - 1 && values.length > this.cells;
       cell.style.display = i < values.length ? "" : "none";
       write(cell.lastChild, isMore ? "…" : i < values.length ? formatNumber(values[i]) : "");
     }
