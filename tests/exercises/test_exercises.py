@@ -477,8 +477,8 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
             marks=pytest.mark.stress,
         ),
         ("print('I am', rank)", FAIL, "  printed: I am 0"),
-        ("breakpoint()", ERROR, "a breakpoint, which nobody can answer in check"),
-        ("import pdb; pdb.set_trace()", ERROR, "a breakpoint, which nobody can answer"),
+        ("breakpoint()", ERROR, "a breakpoint, which check --debug opens"),
+        ("import pdb; pdb.set_trace()", ERROR, "a breakpoint, which check --debug opens"),
         (
             "print(dist.isend(tensor, rank ^ 1))", FAIL,
             "printed: <Work of isend with rank 1, line 7>",
