@@ -105,10 +105,11 @@ def show_list(work: Workbook, lesson: str | None, wide: bool) -> None:
             task = each.title.partition(": ")[2]
             shown = f"{MARKS.get(state, ' ')} {each.name}"
             table.add(shown, each.grade, each.minutes, each.kind, task)
+    last = next((each for each in reversed(chosen) if each.name in work.passed), chosen[0])
     legend = "  ".join(f"{mark} {state}" for state, mark in MARKS.items() if state in seen)
     terminal.say(table, wide=wide)
     terminal.say(
-        *filter(None, [legend and f"  {legend}"]), "", *tell_progress(work, chosen[0], work.name)
+        *filter(None, [legend and f"  {legend}"]), "", *tell_progress(work, last, work.name)
     )
 
 

@@ -186,6 +186,8 @@ def describe(error: BaseException) -> Outcome:
             part.stack = traceback.StackSummary.from_list(theirs(part.stack))
             parts += [each for each in (part.__cause__, part.__context__) if each]
         text = "".join(whole.format()).rstrip()
+        if isinstance(error, NameError) and error.name in ("push", "pull"):
+            text += f"\n{error.name}() is called in this process: begin the cell with %%here"
     except Exception:  # its own __str__ raises
         text = type(error).__name__
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))

@@ -554,6 +554,10 @@ def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
     return None
 
 
+UNANSWERED = "have rank {other} take part in this message, or rank {rank} leave it out"
+"""The cure where a rank waits for a message with one that has finished."""
+
+
 def describe(
     graph: WaitGraph,
     kind: Kind,
@@ -579,7 +583,10 @@ def describe(
     seen = graph.states.keys() - graph.find_doing(Doing.NOT_SEEN)
     table = draw_table(rows, {one: graph.states[one].since for one in seen})
     edges = tuple((one, tuple(sorted(wait.missing))) for one, wait in sorted(waits.items()))
-    return replace(compose(kind, culprits, parties, table, unknown), waits=edges)
+    told_of = replace(compose(kind, culprits, parties, table, unknown), waits=edges)
+    if kind == Kind.ENDED and rank is not None and waits[rank].operation.kind != COLLECTIVE:
+        return replace(told_of, cure=UNANSWERED.format(rank=rank, other=other))
+    return told_of
 
 
 def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | None) -> Predicate:

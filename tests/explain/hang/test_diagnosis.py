@@ -410,6 +410,17 @@ def test_the_place_of_a_call_is_known_although_earlier_ones_are_not(forgotten: i
     assert found.sentence.startswith("rank 0 has called all_reduce (train.py:45)")
 
 
+def test_a_message_with_a_rank_that_has_finished_has_a_cure_of_messages() -> None:
+    for call_, peer in ((receive(0, 2), 0), (send(0, 2), 0)):
+        found = diagnose(run([], [call_]))
+        assert found
+        assert found.kind == Kind.ENDED
+        assert found.cure == f"have rank {peer} take part in this message, or rank 1 leave it out"
+    found = diagnose(run([SUM, SUM], [SUM]))
+    assert found
+    assert found.cure == Kind.ENDED.cure
+
+
 EPOCH, ALONE = [(BACKWARD_2, 23)] * 2, [(BACKWARD_2, 29)] * 3
 
 
