@@ -256,6 +256,7 @@ REPLACING = {
     "playground.tap",  # observes torch.distributed, for the flight recorder too
     # What changes the meaning, which no observer can:
     "playground.world.rank.forming",  # a program may form the world that it is in
+    "playground.world.rank.debugger",  # no timeout ends the wait for a rank that is debugged
     "playground.exercises.rank",  # the judge refuses calls, and sends and receives copies
     "playground.exercises.hello.judges",  # the surroundings of a solution, in one case
     "playground.exercises.elastic.judges",

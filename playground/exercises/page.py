@@ -17,7 +17,7 @@ from playground.base.flags import flag, like
 from playground.base.untrusted import printable
 from playground.exercises import EXERCISES
 from playground.exercises.exercise import BLOCKED, CATALOGUE, CORE, PASS, Exercise, find_exercise
-from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
+from playground.exercises.verdict import BREAKPOINT, JUDGE, NOT_WRITTEN, Verdict, tell_lines
 from playground.exercises.workbook import (
     Workbook,
     check_file,
@@ -60,6 +60,11 @@ class ExerciseOptions(RunOptions):
     watch: bool = flag(False, "Check again whenever a file is saved, until Ctrl-C.")
     size: int | None = like(RunOptions, "size", help="Check on this number of ranks only.")
     seed: int = like(RunOptions, "seed", 0, help="Seed of random inputs.")
+    debug: bool = flag(
+        False,
+        "Answer breakpoint() and pdb.set_trace() in solutions here, one rank after the other. No "
+        "time limit ends them, and what passes is not noted.",
+    )
     give_up: bool = flag(False, "Show it although yours has not passed.")
 
 
@@ -100,10 +105,11 @@ def show_list(work: Workbook, lesson: str | None, wide: bool) -> None:
             task = each.title.partition(": ")[2]
             shown = f"{MARKS.get(state, ' ')} {each.name}"
             table.add(shown, each.grade, each.minutes, each.kind, task)
+    last = next((each for each in reversed(chosen) if each.name in work.passed), chosen[0])
     legend = "  ".join(f"{mark} {state}" for state, mark in MARKS.items() if state in seen)
     terminal.say(table, wide=wide)
     terminal.say(
-        *filter(None, [legend and f"  {legend}"]), "", *tell_progress(work, chosen[0], work.name)
+        *filter(None, [legend and f"  {legend}"]), "", *tell_progress(work, last, work.name)
     )
 
 
@@ -176,8 +182,15 @@ def show_markdown(text: str) -> None:
 
 @click.command("check", cls=Command, short_help=EXERCISES["check"].purpose)
 @click.argument("files", metavar="[FILE]...", type=FILE, nargs=-1)
-@flags(ExerciseOptions, "watch", "as_json", "size", "seed")
-def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int) -> None:
+@flags(ExerciseOptions, "watch", "as_json", "size", "seed", "debug")
+def check(
+    files: tuple[Path, ...],
+    watch: bool,
+    as_json: bool,
+    size: int | None,
+    seed: int,
+    debug: bool,
+) -> None:
     """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them.
     FILE may be the name of an exercise; several files of one exercise get a line each. Solutions
     are run as programs of yours: this is no sandbox.
@@ -186,6 +199,8 @@ def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None,
     """
     if watch and as_json:
         raise UsageError("--watch has no end and --json prints one document: leave one of them out")
+    if debug and (watch or as_json):
+        raise UsageError("--debug asks at a terminal: leave --watch and --json out")
     files = tuple(map(find_file, files)) or tuple(list_solutions(Path()))
     if not files:
         raise UsageError(
@@ -201,7 +216,7 @@ def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None,
             )
     fork_client.warm_up()
     seen = read_all(files)  # before they are checked: what is saved meanwhile is checked again
-    verdicts = check_all(files, size, seed, say=not as_json)
+    verdicts = check_all(files, size, seed, say=not as_json, debug=debug)
     if as_json:
         click.echo(to_document({"verdicts": verdicts}))
     while watch:
@@ -219,13 +234,15 @@ def find_file(file: Path) -> Path:
 
 
 @keeping_worlds()  # in which mistakes of the catalogue run, to be compared with a failure
-def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> list[Verdict]:
+def check_all(
+    files: Iterable[Path], size: int | None, seed: int, say: bool, debug: bool = False
+) -> list[Verdict]:
     files, verdicts = list(files), []
     is_class = len({file.name for file in files}) < len(files)
-    with terminal.Bar(shown=say) as bar:
+    with terminal.Bar(shown=say and not debug) as bar:
         for place, file in enumerate(files):
             bar.show(f"checking {file.name}", place, len(files) if len(files) > 1 else None)
-            verdict = check_file(file, size, seed)
+            verdict = check_file(file, size, seed, debug)
             verdicts.append(verdict)
             lines = tell_lines(verdict)
             if is_class:
@@ -252,6 +269,8 @@ def steps_after(verdict: Verdict, size: int | None, seed: int) -> dict[str, str]
     if verdict.status == BLOCKED:
         return {}
     on_size = f" -n {verdict.world}" if verdict.world else ""
+    if verdict.words == BREAKPOINT:
+        return {"Debug": f"check {file}{on_size}{with_seed} --debug"}
     hint = hint_step(find_exercise(verdict.exercise), Workbook(Path.cwd()))
     return {**hint, "Again": f"check {file}{on_size}{with_seed}"}
 

@@ -33,7 +33,14 @@ from playground.base.errors import LOST_PEER
 from playground.exercises.cases import ANYTHING, Actions, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
 from playground.exercises.observation import POISON, RESULT, Observation
-from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
+from playground.exercises.verdict import (
+    BREAKPOINT,
+    DEADLINE,
+    ENDLESS,
+    NOT_WRITTEN,
+    SHORT_CUT,
+    Solution,
+)
 from playground.tap import Call, Observer, observing
 from playground.tap.replacement import Wrap, replaced
 from playground.world.rank.reports import report
@@ -47,10 +54,7 @@ TICK = 0.5
 IMPORTING = 20
 """How many times the deadline an import may take."""
 LEFT_RUNNING = "a thread left running"
-BREAKPOINT = (
-    "a breakpoint, which nobody can answer in check: debug it in python -m playground play, where "
-    "%exercise puts the task into a cell"
-)
+QUIT = "was ended in its debugger"
 LAST_WORDS = 2.0
 """Seconds that threads may go on after the solution has returned."""
 TAKEN = 1.0
@@ -77,6 +81,8 @@ class Transcript:
     file: str
     size: int
     forbidden: tuple[str, ...]
+    is_debugged: bool = False
+    """Whether a person answers its breakpoints: they see what it prints, and take their time."""
     running: bool = False
     """Whether the solution runs: other calls are the judge's."""
     printed: int = field(default_factory=lambda: os.memfd_create("printed"))
@@ -93,8 +99,9 @@ class Transcript:
 
     @contextlib.contextmanager
     def catching_output(self) -> Iterator[None]:
-        """Have what is printed go to `printed`, which is closed in the end."""
-        streams = {1: sys.stdout, 2: sys.stderr}
+        """Have what is printed go to `printed`, which is closed in the end; where it is debugged,
+        go on to its reader."""
+        streams = {} if self.is_debugged else {1: sys.stdout, 2: sys.stderr}
         found = {number: os.dup(number) for number in streams}
         for number, stream in streams.items():
             stream.flush()
@@ -512,6 +519,8 @@ def solving(record: Transcript) -> Iterator[None]:
         asleep = asleep + TICK if computed <= TICK / 100 else 0.0
         if computed > TICK / 100:  # a busy machine may not give it more
             report()  # a sign of life
+        if record.is_debugged:
+            return
         stack = [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]
         seconds += computed / (
             IMPORTING if any(each.startswith("<frozen importlib") for each in stack) else 1
@@ -544,7 +553,7 @@ def solving(record: Transcript) -> Iterator[None]:
             r" at 0x\w+", "", traceback.format_exception_only(error)[-1].strip().splitlines()[0]
         )
         if isinstance(error, BdbQuit):
-            words = BREAKPOINT
+            words = QUIT if record.is_debugged else BREAKPOINT
         is_stub = isinstance(error, NotImplementedError)
         about = (
             {"status": FAIL, "words": NOT_WRITTEN} if is_stub else {"status": ERROR, "words": words}
@@ -583,12 +592,14 @@ def importing_from(folder: str) -> Iterator[None]:
         sys.path[:], sys.dont_write_bytecode = path, writes_nothing
 
 
-def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int) -> int:
+def judge(
+    rank: int, size: int, solutions: tuple[Solution, ...], seed: int, is_debugged: bool = False
+) -> int:
     """Run the last of `solutions` on the cases of its exercise, for as long as ranks and messages
     come out even. Those before it are what it may import. What comes of it is reported:
     `Observation`s, one a case. Returns the number of cases."""
     solution, exercise = solutions[-1], solutions[-1].exercise
-    record = Transcript(solution.file, size, exercise.forbidden)
+    record = Transcript(solution.file, size, exercise.forbidden, is_debugged)
     cases = getattr(importlib.import_module(exercise.module), exercise.function)
     with (
         importing_from(os.path.dirname(os.path.abspath(solution.file))),

@@ -56,6 +56,7 @@ HANGS = 30.0
 """Seconds after which a world without a sign of life is ended: a rank that computes gives one, and
 a deadlock is proved before."""
 ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
+BREAKPOINT = "a breakpoint, which check --debug opens, on one rank after the other"
 PROBABLY = "probably: "
 NEVER_WAIT = COMPUTES[0], "isend", "irecv"
 """Where a rank that has stopped reporting computes: these calls return at once."""
@@ -245,7 +246,9 @@ def describe_place(name: str, peer: int | None, line: int) -> str:
     return f"in {name}{f' {direction} rank {peer}' if peer is not None else ''}, line {line}"
 
 
-def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int) -> Attempt:
+def attempt(
+    solution: Solution, before: Sequence[Solution], size: int, seed: int, debug: bool = False
+) -> Attempt:
     """Run a solution in a world of this size, in new processes unless it is a catalogued one."""
     made = Attempt(size)
     solutions = (*before, solution)
@@ -253,9 +256,10 @@ def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int
         timeout=HANGS,
         fresh=not all(each.is_catalogued for each in solutions),
         on_report=made.take,
+        debug=range(size) if debug else (),
     )
     try:
-        cases = launch(JUDGE, size, args=(solutions, seed), config=config)
+        cases = launch(JUDGE, size, args=(solutions, seed, debug), config=config)
         failure = made.find_missing(cases)
     except Ended as end:
         failure = end.failure
@@ -282,10 +286,15 @@ def attempt_mistake(
 
 
 def check_solution(
-    solution: Solution, before: Sequence[Solution] = (), world: int | None = None, seed: int = 0
+    solution: Solution,
+    before: Sequence[Solution] = (),
+    world: int | None = None,
+    seed: int = 0,
+    debug: bool = False,
 ) -> Verdict:
     """Run a solution on the worlds of its exercise, or on the one given, until one fails. `before`:
-    the solutions that it may import."""
+    the solutions that it may import. `debug`: a person answers its breakpoints, and no mistake is
+    looked for by running it again."""
     text = normalise(solution.text)
     exercise = solution.exercise.with_seed_of(text)
     solution = replace(solution, exercise=exercise, text=text)
@@ -296,10 +305,10 @@ def check_solution(
     is_report = exercise.kind == FIND and not exercise.find_changes(text)
     made = dict[int, Attempt]()
     for size in (world,) if world else exercise.worlds:
-        made[size] = last = attempt(solution, before, size, seed)
+        made[size] = last = attempt(solution, before, size, seed, debug)
         if last.failure:
             found = last.failure
-            if not is_report:
+            if not (is_report or debug):
                 found = name_mistake(solution, before, seed, made, found, size)
             return replace(
                 verdict,

@@ -164,14 +164,17 @@ class Workbook:
             ]
         return solutions
 
-    def check(self, file: Path, text: str, world: int | None, seed: int) -> Verdict:
-        """Judge a solution, and note that it has passed."""
+    def check(
+        self, file: Path, text: str, world: int | None, seed: int, debug: bool = False
+    ) -> Verdict:
+        """Judge a solution, and note that it has passed, unless it is debugged."""
         exercise = find_exercise(file.name)
         solution = Solution(exercise, text, str(file))
-        verdict = check_solution(solution, self.solutions_before(exercise), world, seed)
+        verdict = check_solution(solution, self.solutions_before(exercise), world, seed, debug)
         if (
             verdict.status == PASS
             and world is None
+            and not debug
             and self.passed.get(exercise.name) != exercise.digest(text)
         ):
             self.note(exercise, exercise.digest(text))
@@ -209,7 +212,7 @@ def read_text(file: Path) -> str:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
-def check_file(file: Path, world: int | None, seed: int) -> Verdict:
+def check_file(file: Path, world: int | None, seed: int, debug: bool = False) -> Verdict:
     """Judge a file by the exercise that it is named after. What is no solution at all gets a
     verdict, too."""
     verdict = Verdict(exercise=file.stem, file=str(file), status=BLOCKED, seed=seed)
@@ -218,7 +221,7 @@ def check_file(file: Path, world: int | None, seed: int) -> Verdict:
         if not file.exists():
             begin = f"begin it: python -m playground exercise {exercise.name}"
             raise UsageError(f"there is no such file; {begin}")
-        return Workbook(file.parent).check(file, read_text(file), world, seed)
+        return Workbook(file.parent).check(file, read_text(file), world, seed, debug)
     except UsageError as error:
         return replace(
             verdict, words=str(error), status=ERROR if "UTF-8" in str(error) else BLOCKED

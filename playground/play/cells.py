@@ -13,7 +13,6 @@ import contextlib
 import inspect
 import linecache
 import os
-import pdb
 import pickle
 import rlcompleter
 import signal
@@ -30,7 +29,7 @@ from playground.base.errors import LOST_PEER
 from playground.base.frames import RUNNERS
 from playground.base.remote import Remote, remote
 from playground.base.upstream import list_groups
-from playground.world.rank.rank import ask
+from playground.world.rank.debugger import end_tracing
 
 MOST_COMPLETIONS = 500
 OBSERVED = remote("playground.explain.right.observer:checked")
@@ -73,21 +72,6 @@ observed = contextlib.ExitStack()
 """In it, what cells do is written down."""
 
 
-class Debugger(pdb.Pdb):
-    """The debugger of `breakpoint()`: it finds the lines of cells, and steps over our own."""
-
-    def __init__(self) -> None:
-        super().__init__(nosigint=True, skip=["playground.play.*", "playground.world.*"])
-
-    def canonic(self, filename: str) -> str:
-        return filename if filename in linecache.cache else super().canonic(filename)
-
-
-def stop_here(**options: object) -> None:
-    """In the place of `pdb.set_trace`, which `breakpoint()` calls."""
-    Debugger().set_trace(sys._getframe(1))
-
-
 build_python_class = builtins.__build_class__
 files_of_classes: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
@@ -116,10 +100,8 @@ def begin(rank: int, size: int) -> None:
 
     from playground.world.rank.member import members
 
-    builtins.input = ask
     builtins.__build_class__ = build_class
     inspect.getfile = find_file  # type: ignore[assignment]
-    pdb.set_trace = stop_here  # breakpoint() calls it
     sys.argv[:] = [""]  # the launcher's words are none of the cells'
     sys.modules["__main__"] = cells
     cells.__dict__.clear()
@@ -161,9 +143,8 @@ def guarded(run: Callable[[], object]) -> Outcome:
             return Outcome(run(), has_left=has_left())
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
-                sys.settrace(None)  # or the next cell would be stepped through
-                vars(cells).pop("__return__", None)  # which the debugger has put there
+            end_tracing()  # or the next cell would be stepped through
+            vars(cells).pop("__return__", None)  # which a debugger has put there
     except BaseException as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if os.getpid() != rank:  # forked in the cell: it ends as a process of its own
@@ -205,6 +186,8 @@ def describe(error: BaseException) -> Outcome:
             part.stack = traceback.StackSummary.from_list(theirs(part.stack))
             parts += [each for each in (part.__cause__, part.__context__) if each]
         text = "".join(whole.format()).rstrip()
+        if isinstance(error, NameError) and error.name in ("push", "pull"):
+            text += f"\n{error.name}() is called in this process: begin the cell with %%here"
     except Exception:  # its own __str__ raises
         text = type(error).__name__
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))

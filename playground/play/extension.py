@@ -58,6 +58,8 @@ Every cell runs on all ranks, with rank, size, torch, dist, device; what begins 
   %lesson zero               run a lesson's program; with other constants: %lesson zero --steps 2
   %exercise ring             a task, and its stub in the next cell, which is judged when it is run
   x?   x??                   what x is on rank 0, and its source;  %%time  measures a cell
+All ranks have one seed, so torch.randn(3) is the same on all; torch.manual_seed(rank) changes that.
+No rank has a display: plt.savefig("x.png"). At a prompt, two empty lines end a cell under %%.
 Ctrl-C ends a cell on every rank, and leaves the variables; Ctrl-D ends the ranks."""
 LOCAL = re.compile(r"[%!?]|(exit|quit)(\(\))?\s*$")
 """Beginnings of cells that are this process's own."""
@@ -284,6 +286,7 @@ class PlayMagics(Magics):
 
         if cell is not None:
             print(self.ask(lambda world: judge(line.strip(), cell)))
+            self.run(cell, self.on_ranks, cells.run_cell)  # what it defines is there from now on
             return
         task, stub = self.ask(lambda world: begin_exercise(line.strip(), self.is_notebook))
         publish_display_data({"text/markdown": task, "text/plain": task})

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from playground.base.errors import Deadlock, PlaygroundError, RankFailed, UsageError
@@ -36,7 +35,7 @@ from playground.world.launcher.watch import (
     receive_while,
     stop,
 )
-from playground.world.rank.assignment import Assignment, prepare_work
+from playground.world.rank.assignment import Assignment, Breakpoints, prepare_work
 from playground.world.rank.preemption import PreemptionNotice
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.rendezvous import listen
@@ -51,8 +50,6 @@ AGAIN, PATIENCE = 0.3, 3.0
 it is killed."""
 REST = 0.1
 """Seconds without progress in which a rank counts as waiting for others that do not come."""
-TURN = 0.2
-"""Seconds in which a rank that has been answered asks again, before it is another's turn."""
 
 
 @dataclass(kw_only=True)
@@ -145,7 +142,8 @@ class PlayWorld:
         for output in rank.outputs:
             output.label = f"[{rank.number}] "
             output.is_labelled = True
-        rank.assign(self.prepare(cells.begin, stays=False))
+        breakpoints = Breakpoints(ranks=tuple(range(self.size)))
+        rank.assign(self.prepare(cells.begin, stays=False, breakpoints=breakpoints))
 
     def prepare(self, fn: Callable[..., Any], *args: object, **more: Any) -> Assignment:
         return prepare_work(
@@ -271,7 +269,6 @@ class PlayWorld:
         try:
             while not all(rank.done for rank in ranks) and not self.list_lost():
                 watch.look()
-                self.answer(ranks)
                 if time.monotonic() - began > limit:
                     is_interrupted = True  # as by Ctrl-C
                     break
@@ -299,25 +296,6 @@ class PlayWorld:
             run.gone = self.find_groups(watch.examiner)
         self.mend(run)
         return run
-
-    def answer(self, ranks: Sequence[RankHandle]) -> None:
-        """Have a person answer the ranks that ask, one after the other; each as long as it asks."""
-        for rank in ranks:
-            while rank.question is not None:
-                rank.relay_output()
-                try:
-                    rank.answer(input(f"[{rank.number}] {rank.question}"))
-                except Exception as error:  # the input has ended, or there is none in this notebook
-                    rank.answer(None, str(error))
-                finally:
-                    receive(self.ranks, 0)  # what others have sent meanwhile
-                for output in rank.outputs:
-                    output.end = b"\n"
-                receive_while(partial(self.is_quiet, rank), self.ranks, TURN)
-
-    def is_quiet(self, rank: RankHandle) -> bool:
-        """Whether a rank runs, and asks nothing."""
-        return rank.question is None and not rank.done
 
     def count_calls(self) -> list[object]:
         return [rank.box and rank.box.begun for rank in self.ranks]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from playground.base.errors import UsageError
 from playground.base.flags import flag
 from playground.base.remote import ROOT
 from playground.figures import SEE
@@ -36,10 +37,13 @@ CHAPTERS |= {
     each: ROOT / "playground/lessons" / f"{each.replace('-', '_')}.md"
     for each in ("map", "your-script", "running", "testing", "gpus", "tutorials", "glossary")
 }
+"""By their names."""
+READ_TOO = {each: ROOT / f"playground/{each}/README.md" for each in ("play", "exercises")}
+"""Pages that are no chapters, by their names."""
+PAGES = CHAPTERS | READ_TOO
 """By the names that `read` takes."""
 
-
-NAMES = {file.resolve(): name for name, file in reversed(CHAPTERS.items())}
+NAMES = {file.resolve(): name for name, file in reversed(PAGES.items())}
 """The names of files; of two for one, the first."""
 CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^]]+)\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)")
@@ -50,6 +54,7 @@ OUTCOME = re.compile(
 )
 
 
+ANSWERED = "*Outcome*"
 NEXT = re.compile(r"^(?:Previous: .* · )?Next: \[[^]]*\]\(([^)]*)\)$", re.MULTILINE)
 """The last line of a chapter, with the folder of the next one."""
 
@@ -58,12 +63,12 @@ def chapter_text(chapter: str, answers: bool = False) -> str:
     """A chapter as Markdown for a terminal: links say what to type, and the outcomes of what to try
     are left out unless `answers`."""
     text = OUTCOME.sub(
-        r"\1*Outcome*\2" if answers else f"\\1(Outcome: `read {chapter} --answers`)",
-        CHAPTERS[chapter].read_text(encoding="utf-8"),
+        rf"\1{ANSWERED}\2" if answers else f"\\1(Outcome: `read {chapter} --answers`)",
+        PAGES[chapter].read_text(encoding="utf-8"),
     )
-    text = NEXT.sub(partial(next_text, CHAPTERS[chapter].parent), text)
+    text = NEXT.sub(partial(next_text, PAGES[chapter].parent), text)
     parts = CODE.split(text)
-    parts[::2] = (LINK.sub(partial(link_text, CHAPTERS[chapter]), part) for part in parts[::2])
+    parts[::2] = (LINK.sub(partial(link_text, PAGES[chapter]), part) for part in parts[::2])
     return "".join(parts)
 
 
@@ -84,9 +89,16 @@ def link_text(chapter: Path, link: re.Match[str]) -> str:
     return f"{text} ({where})"
 
 
+def keep_outcomes(text: str) -> str:
+    """The sections of a chapter that say what comes of what there is to try."""
+    title, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    kept = [each for each in sections if ANSWERED in each]
+    return "".join([title.partition("\n")[0] + "\n\n", *kept])
+
+
 @dataclass(frozen=True)
 class ReadOptions:
-    answers: bool = flag(False, "With the outcomes of what there is to try.")
+    answers: bool = flag(False, "Show the outcomes of what there is to try, and nothing else.")
 
 
 @click.command(
@@ -94,14 +106,19 @@ class ReadOptions:
     cls=Command,
     short_help=READ.purpose,
     help="Show a chapter, in a pager where there is a terminal. NAME is one of "
-    f"{', '.join(CHAPTERS)}.",
+    f"{', '.join(PAGES)}.",
 )
-@click.argument("chapter", metavar="NAME", type=OneOf([*CHAPTERS]))
+@click.argument("chapter", metavar="NAME", type=OneOf([*PAGES]))
 @flags(ReadOptions)
 def command(chapter: str, answers: bool) -> None:
-    text = render_markdown(chapter_text(chapter, answers), terminal.width())
-    program = CHAPTERS[chapter].with_name("lesson.py")
-    if program.is_file() and CHAPTERS[chapter].name == "README.md":
+    markdown = chapter_text(chapter, answers)
+    if answers:
+        if ANSWERED not in markdown:
+            raise UsageError(f"--answers: {chapter} has no outcomes: leave it out")
+        markdown = keep_outcomes(markdown)
+    text = render_markdown(markdown, terminal.width())
+    program = PAGES[chapter].with_name("lesson.py")
+    if program.is_file() and PAGES[chapter].name == "README.md":
         text = f"lesson.py: {os.path.relpath(program)}\n{text}"
     if sys.stdout.isatty():
         click.echo_via_pager(text)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -22,6 +23,15 @@ WORD = re.compile(r"python -m playground .*|\S+\s*")
 """What stays in one line: a word, and a command at the end of a line, which is to be pasted."""
 WIDEST = 80
 """Columns: longer lines are hard to read."""
+PROSE = (
+    "paragraph_open",
+    "heading_open",
+    "blockquote_open",
+    "bullet_list_open",
+    "ordered_list_open",
+    "hr",
+)
+"""Elements of Markdown that are not as wide as the terminal, as code and tables are."""
 
 
 def render(
@@ -149,8 +159,8 @@ def natural_widths(table: Table) -> list[int]:
 
 
 def render_markdown(text: str, width: int) -> str:
-    """Markdown as lines of at most `width` columns, and of `WIDEST`. In tables, words that are
-    wider than their column go on in the next line."""
+    """Markdown as lines of at most `width` columns; of prose, of `WIDEST`. In tables, words that
+    are wider than their column go on in the next line."""
     from rich.markdown import Markdown, TableElement
 
     class FoldedTable(TableElement):
@@ -160,10 +170,25 @@ def render_markdown(text: str, width: int) -> str:
                     column.overflow = "fold"
                 yield table
 
-    class FoldedMarkdown(Markdown):
-        elements: ClassVar = {**Markdown.elements, "table_open": FoldedTable}
+    def narrow(kind: Any) -> Any:
+        class Narrow(kind):
+            def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+                limited = options.update(width=min(WIDEST, options.max_width))
+                for part in super().__rich_console__(console, limited):
+                    yield from (
+                        [part] if isinstance(part, Segment) else console.render(part, limited)
+                    )
 
-    console = new_console(min(WIDEST, width), None)
+        return Narrow
+
+    class FoldedMarkdown(Markdown):
+        elements: ClassVar = {
+            **Markdown.elements,
+            **{name: narrow(Markdown.elements[name]) for name in PROSE},
+            "table_open": FoldedTable,
+        }
+
+    console = new_console(width, None)
     with console.capture() as captured:
         console.print(FoldedMarkdown(text, code_theme="ansi_dark", hyperlinks=False))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())

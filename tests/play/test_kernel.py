@@ -63,6 +63,8 @@ def test_ranks_ask_in_a_notebook_and_end_with_its_kernel(notebook: KernelOfItsOw
     assert "interrupted after" in shown
     assert "[0]   barrier (cell 6, line 2)\n[1]   cell 6, line 1" in shown
     assert notebook.run("dist.barrier(); kept") == "[0-1] 5\n"
+    assert "swap" in notebook.run("%%exercise swap\ndef sign(value): return -1 if value < 0 else 1")
+    assert notebook.run("sign(-2.0)") == "[0-1] -1\n"  # what was judged is there on all ranks
     session = notebook.process
     notebook.client.execute("dist.barrier() if rank else [1 for _ in iter(int, 1)]")
     os.kill(session, signal.SIGKILL)

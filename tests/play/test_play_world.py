@@ -485,6 +485,12 @@ def test_a_rank_is_debugged(
     assert told(world.run_cell("n = 4\n(m, n)")) == ["[0-2] (1, 4)"]
 
 
+def test_functions_of_the_notebook_say_where_they_are(world: PlayWorld) -> None:
+    lines = told(world.run_cell("pull('rank')"))
+    assert lines[-2].endswith("NameError: name 'pull' is not defined")
+    assert lines[-1].endswith("pull() is called in this process: begin the cell with %%here")
+
+
 def test_names_are_completed_and_explained(world: PlayWorld) -> None:
     world.run_cell("a_name_of_mine = torch.ones(1)")
     assert world.complete("a_name_of") == ["a_name_of_mine"]

@@ -252,6 +252,96 @@ for epoch in range(3):
     print(epoch, loss.item())
 torch.save(model.state_dict(), "model.pt")
 """
+STREAM = f"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+{DATA}
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(train_set)
+
+
+def main():
+    loader = DataLoader(Stream(), batch_size=8)
+    body, head = nn.Linear(4, 8), nn.Linear(8, 2)
+    model = nn.Sequential(body, nn.ReLU(), head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+    torch.save(model.state_dict(), "model.pt")
+
+
+main()
+"""
+UNPACKED = PLAIN.replace(
+    "loader = DataLoader(train_set, batch_size=8, shuffle=SHUFFLE)",
+    "options = {'batch_size': 8, 'shuffle': SHUFFLE}\nloader = DataLoader(train_set, **options)",
+)
+DRAWN = f"""
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+{DATA}
+
+def get_batch(n):
+    rows = torch.randint(48, (n,))
+    return inputs[rows], labels[rows]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+@torch.no_grad()
+def validate():
+    x, y = get_batch(16)
+    return nn.functional.cross_entropy(model(x), y).item()
+
+
+model = Model()
+parts = [{{"params": model.body.parameters()}}, {{"params": model.head.parameters(), "lr": 0.2}}]
+optimizer = torch.optim.SGD(parts, lr=0.1)
+for it in range(12):
+    if it % 4 == 0:
+        print(f"{{it}}: {{validate():.6f}}")
+    x, y = get_batch(8)
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+torch.save(model.state_dict(), "model.pt")
+"""
+SLICES = f"""
+import os
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+{DATA}
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    order = torch.randperm(48)
+    for i in range(0, 48, 8):
+        rows = order[i : i + 8]
+        x, y = inputs[rows], labels[rows]
+        optimizer.zero_grad()
+        loss = ((model(x) - nn.functional.one_hot(y, 2)) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+    torch.save(model.state_dict(), "new.pt")
+    os.replace("new.pt", "model.pt")
+"""
 SHAPES = {
     "a plain loop": PLAIN,
     "functions and main": FUNCTIONS,
@@ -259,4 +349,8 @@ SHAPES = {
     "mixed precision, a schedule, the best model": AMP,
     "accumulation and clipping": ACCUMULATION,
     "half of it": HALF,
+    "a stream": STREAM,
+    "arguments of a loader unpacked": UNPACKED,
+    "batches that it draws": DRAWN,
+    "slices": SLICES,
 }

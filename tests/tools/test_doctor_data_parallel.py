@@ -188,16 +188,6 @@ UNKNOWN = {
         shape(PLAIN) + "for x, y in loader:\n    print(model(x))\n",
         "sampler", "makes the loader of the training and that of train.py:25",
     ),
-    "a stream": (
-        shape(PLAIN).replace("loader =", """
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(train_set)
-
-stream = Stream()
-loader =""").replace("(train_set, batch_size=8, shuffle=False)", "(stream, batch_size=8)"),
-        "sampler", "loads an IterableDataset",
-    ),
     "a model of another file": (
         shape(PLAIN).replace("model(x), y", "trainer.model(x), y"), "model",
         "no call of the model that the optimizer has is seen in the loop",
@@ -224,15 +214,22 @@ def test_what_the_text_does_not_show_is_unknown(name: str) -> None:
     ast.parse(found.after)
 
 
-def test_a_metric_in_which_all_ranks_meet_is_not_put_under_a_condition() -> None:
+def test_what_a_print_calls_is_called_on_all_ranks() -> None:
+    """They may meet there, or draw random numbers."""
     source = shape(FUNCTIONS).replace(
         "loss = train_epoch(args, model, device, train_loader, optimizer, epoch)",
         "print(train_epoch(args, model, device, train_loader, optimizer, epoch))",
     )
-    [part] = [each for each in plan(source, "train.py").parts if each.name.startswith("logging")]
+    after = plan(source, "train.py").after
+    called = (
+        "shown = train_epoch(args, ddp, device, train_loader, optimizer, epoch)  # on all ranks"
+    )
+    assert f"        {called}\n        if rank == 0:\n            print(shown)\n" in after
+    two_lines = source.replace("print(train_epoch(args,", "print(train_epoch(args,\n           ")
+    [part] = [each for each in plan(two_lines, "train.py").parts if "logging" in each.name]
     assert "train.py:67 calls train_epoch, in which all ranks meet" in part.notes[0]
-    changed = [line.split()[0] for line in show_edits(source, part.edits) if " - " in line]
-    assert "67" not in changed
+    changed = [line.split()[0] for line in show_edits(two_lines, part.edits) if " - " in line]
+    assert not {"67", "68"} & {*changed}
 
 
 def test_names_of_the_script_are_not_taken() -> None:

@@ -49,6 +49,32 @@ def test_outcomes_are_shown_if_they_are_asked_for(run_cli: Run) -> None:
     outcomes = CHAPTERS["collectives"].read_text(encoding="utf-8").count("<summary>")
     assert shown.count("(Outcome: read collectives --answers)") == outcomes > 1
     assert outcome in answered
+    assert answered.count("Outcome") == outcomes
+    assert "You need" in shown
+    assert "You need" not in answered, "the outcomes, and nothing else"
+    assert run_cli("read", "glossary", "--answers").err == (
+        "playground: --answers: glossary has no outcomes: leave it out\n"
+    )
+
+
+def test_code_and_tables_are_as_wide_as_the_terminal(
+    run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "130")
+    shown = run_cli("read", "ddp").out.splitlines()
+    text = CHAPTERS["ddp"].read_text(encoding="utf-8")
+    code = [line for block in FENCE.findall(text) for line in block.splitlines()[1:-1]]
+    wide = [line for line in code if 80 < len(line) <= 126]
+    assert wide
+    there = {line.strip() for line in shown}
+    assert [line for line in wide if line.strip() not in there] == []
+    begin = next(line for line in shown if line.startswith("Rank 0 prints for all ranks."))
+    assert 60 < len(begin) <= 80
+
+
+@pytest.mark.parametrize("name", ["play", "exercises"])
+def test_pages_of_commands_are_read(run_cli: Run, name: str) -> None:
+    assert run_cli("read", name).code == 0
 
 
 def test_a_link_says_what_to_type(run_cli: Run) -> None:

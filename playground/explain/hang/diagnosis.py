@@ -32,6 +32,8 @@ from playground.explain.hang.sequences import (
     Extra,
     Group,
     find_extra,
+    group_of,
+    is_same,
     order_calls,
 )
 from playground.explain.hang.wait_graph import (
@@ -190,7 +192,7 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     if found is None or found.kind == Kind.LOST:  # which its failure says itself
         return None
     if found.kind != Kind.RUNNING:
-        return found
+        return note_surplus(found, was)
     aborted = {rank for rank in dead & graph.waits.keys() if ABORT in graph.states[rank].end}
     if not aborted:
         return None
@@ -215,7 +217,7 @@ def note_difference(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
     they have passed."""
     first = find_first_difference(states)
     if first is None:
-        return found
+        return note_surplus(found, states)
     waits = {state.rank: state.waits_for for state in states}
     there = {
         rank
@@ -226,6 +228,12 @@ def note_difference(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
     if first.culprits <= there and (others & there or not others) and not first.extra:
         return found
     return replace(found, difference=first.say(), cure=first.kind.cure)
+
+
+def note_surplus(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
+    """The diagnosis, with the calls that ranks have made in addition, if their lines tell them."""
+    surplus = find_surplus(states)
+    return replace(found, difference=surplus.say(), cure=surplus.kind.cure) if surplus else found
 
 
 def find_cause(states: Sequence[RankState], is_over: bool = False) -> Diagnosis | None:
@@ -387,6 +395,30 @@ def find_first_difference(states: Iterable[RankState]) -> Difference | None:
     return None
 
 
+def find_surplus(states: Iterable[RankState]) -> Difference | None:
+    """Calls that ranks which wait have made in addition to those of ranks that have finished. Each
+    of them met a later call of the same kind there, so only their lines tell them."""
+    graph = WaitGraph(state for state in states if not state.unnamed)
+    orders = {rank: order_calls(state) for rank, state in graph.states.items()}
+    for rank, one in graph.waits.items():
+        group = group_of(one.operation.channel)
+        mine = orders[rank].get(group, {})
+        for other in sorted(graph.find_doing(Doing.FINISHED)):
+            theirs = orders[other].get(group, {})
+            common = sorted(mine.keys() & theirs.keys())
+            differ = [at for at in common if not is_same(mine[at], theirs[at])]
+            calls = {rank: mine, other: theirs}
+            if differ and (extra := find_extra(calls, {rank}, {other}, differ[0])):
+                met = {each: orders[each].get(group, {}).get(differ[0]) for each in graph.states}
+                callers, others = (
+                    frozenset(one for one, call in met.items() if call and is_same(call, its))
+                    for its in (mine[differ[0]], theirs[differ[0]])
+                )
+                extra = replace(extra, callers=callers, others=others)
+                return Difference(kind_of(extra), {}, callers, extra)
+    return None
+
+
 def look_for_extra(first: Difference, calls: Mapping[int, Calls], place: int) -> Difference:
     """The difference as calls that some ranks have made in addition, if it is one."""
     other = first.met[min(first.culprits)]
@@ -397,11 +429,14 @@ def look_for_extra(first: Difference, calls: Mapping[int, Calls], place: int) ->
     extra = min(filter(None, found), key=lambda each: each.weight, default=None)
     if extra is None:
         return first
+    return replace(first, kind=kind_of(extra), extra=extra)
+
+
+def kind_of(extra: Extra) -> Kind:
     names = {one.name for one in extra.calls}
-    kind = Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
     if names == {BUFFERS} and len(extra.callers) <= len(extra.others):
-        kind = Kind.ALONE
-    return replace(first, kind=kind, extra=extra)
+        return Kind.ALONE
+    return Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
 
 
 def explain(
@@ -519,6 +554,10 @@ def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
     return None
 
 
+UNANSWERED = "have rank {other} take part in this message, or rank {rank} leave it out"
+"""The cure where a rank waits for a message with one that has finished."""
+
+
 def describe(
     graph: WaitGraph,
     kind: Kind,
@@ -544,7 +583,10 @@ def describe(
     seen = graph.states.keys() - graph.find_doing(Doing.NOT_SEEN)
     table = draw_table(rows, {one: graph.states[one].since for one in seen})
     edges = tuple((one, tuple(sorted(wait.missing))) for one, wait in sorted(waits.items()))
-    return replace(compose(kind, culprits, parties, table, unknown), waits=edges)
+    told_of = replace(compose(kind, culprits, parties, table, unknown), waits=edges)
+    if kind == Kind.ENDED and rank is not None and waits[rank].operation.kind != COLLECTIVE:
+        return replace(told_of, cure=UNANSWERED.format(rank=rank, other=other))
+    return told_of
 
 
 def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | None) -> Predicate:

@@ -55,6 +55,13 @@ class ProgramOptions:
         "former, with exit code 1 if one is certain (strict); or none (off).",
         choices=CHECKS,
     )
+    debug: int | None = flag(
+        None,
+        "Answer this rank's breakpoint() and pdb.set_trace() here, while the others wait for it, "
+        "however long; they pass theirs by.",
+        metavar="RANK",
+        least=0,
+    )
     output: str | Path = EVERY_RANK
     """The value of `LaunchConfig.output`."""
 

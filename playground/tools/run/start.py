@@ -30,12 +30,16 @@ from playground.world.program import (
     parse,
     path_of_new_interpreter,
 )
-from playground.world.rank.reports import HUNG_UP, JOINED
+from playground.world.rank.reports import BREAKPOINT, HUNG_UP, JOINED, Event
 from playground.world.rendezvous.environment import rank_env_from
 
 APART = (
     "no rank has formed a process group: these were {size} independent runs of {name}. What makes "
     "them one, line by line: python -m playground {more}"
+)
+IN_TURNS = (
+    "rank {rank} is at a breakpoint ({breakpoint}); ranks are asked one after the other. --debug "
+    "{rank} opens its breakpoints only, and has no timeout end the others' waiting"
 )
 FOR_HELP = {"-h", "--help"}
 """Arguments with which a script trains nothing."""
@@ -94,12 +98,24 @@ def run_on_ranks(
     if asked.check != OFF:
         world.around = CHECKED(world, asked.check)
     is_ours = world.rank_env is None
+    if asked.debug is not None and not is_ours:
+        raise UsageError(
+            f"--debug {asked.debug}: others have started these ranks: leave it out, or start them "
+            "with run"
+        )
     run = str(uuid.uuid4()) if is_ours else ""
     reported = set[str]()
+
+    def take(rank: int, event: Event) -> None:
+        if BREAKPOINT in event and BREAKPOINT not in reported and asked.debug is None:
+            click.echo(f"playground: {IN_TURNS.format(rank=rank, **event)}", err=True)
+        reported.update(event)
+
     world.run(
         RUN_PROGRAM, program, run, session.restarts,
         bare=True, spawn=spawn, output=asked.output, grace=grace,
-        timeout=asked.timeout or NO_LIMIT, on_report=lambda rank, event: reported.update(event),
+        timeout=asked.timeout or NO_LIMIT, on_report=take,
+        debug=None if asked.debug is None else (asked.debug,),
     )  # fmt: skip
     is_apart = is_ours and world.size > 1 and reported.isdisjoint({JOINED, HUNG_UP})
     if is_apart and FOR_HELP.isdisjoint(program.arguments):

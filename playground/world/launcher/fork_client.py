@@ -249,7 +249,11 @@ UNGUARDED = 97
 LOST_BY_THE_SERVER = 256
 """In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known
 how it ended."""
-PRELOADED = ["torch.distributed", "playground.world.rank.forming"]
+PRELOADED = [
+    "torch.distributed",
+    "playground.world.rank.forming",
+    "playground.world.rank.debugger",
+]
 _settings: dict[str, str] = {}
 _servers: list[ForkServerClient] = []
 """The newest is the last. An earlier one stays as long as it has processes."""

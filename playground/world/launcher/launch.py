@@ -6,7 +6,8 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,13 +17,19 @@ from playground.base import process_checks
 from playground.base.errors import PlaygroundError, Preempted, UsageError
 from playground.world import backends
 from playground.world.launcher import fork_client, pool
-from playground.world.launcher.output import EVERY_RANK, end_lines, open_pipes, share_a_file
+from playground.world.launcher.output import (
+    EVERY_RANK,
+    end_lines,
+    is_a_terminal,
+    open_pipes,
+    share_a_file,
+)
 from playground.world.launcher.rank_handle import GRACE, RankHandle
 from playground.world.launcher.rounds import ROUNDS, OutputInRounds, WorldInRounds
 from playground.world.launcher.store_process import StoreProcess, find_place
 from playground.world.launcher.watch import WorldWatch, ignore_report, interrupt, release, stop
 from playground.world.rank import rank as rank_process
-from playground.world.rank.assignment import Assignment, prepare_work
+from playground.world.rank.assignment import Assignment, Breakpoints, prepare_work
 from playground.world.rank.preemption import (
     PreemptionNotice,
     await_preemption,
@@ -37,6 +44,8 @@ OnRestart = Callable[[PlaygroundError, int], None]
 included."""
 END_LIMIT = 30.0
 """Seconds that the ranks of a program have to end when one has failed, as torchrun gives them."""
+ADVICE_TO_PROGRAM = "with --debug {rank} it opens here, while the other ranks wait"
+ADVICE_TO_CALLER = "it opens where this process has a terminal, and with launch(…, debug=[{rank}])"
 HEAD_START = 5.0
 """Seconds by which the ranks' own timeouts come after the launcher's, which can say where every
 rank is."""
@@ -84,6 +93,11 @@ class LaunchConfig:
     raise `Preempted` or return. A second signal, or no end within that time, ends the launch. (Only
     where `launch` is called in the main thread of a program that does not handle the signal
     itself.)"""
+    debug: Collection[int] | None = None
+    """Ranks whose breakpoints open a debugger here, one rank at a time, while the others may wait
+    for it as long as that takes; the others pass theirs by. Empty: a breakpoint is an error. None:
+    those of all ranks open if stdin is a terminal, and timeouts of process groups count; a
+    breakpoint is an error if it is none."""
     on_report: Progress = ignore_report
     """Called with (rank, event) for each `report()` of a rank."""
     on_restart: OnRestart = log_restart
@@ -105,6 +119,18 @@ class LaunchConfig:
             )
         if self.restarts < 0:
             raise UsageError(f"{self.restarts} restarts: use a whole number, 0 or more")
+        if self.debug and (none := [rank for rank in self.debug if not 0 <= rank < size]):
+            raise UsageError(f"debug rank {none[0]}: the ranks of this world are 0 to {size - 1}")
+
+    def prepare_breakpoints(self, size: int) -> Breakpoints | None:
+        """What breakpoints do in the ranks. A program that is the only rank is left to Python."""
+        if self.debug:
+            return Breakpoints(ranks=tuple(self.debug), lifts_timeouts=True)
+        if self.bare and size == 1:
+            return None
+        if self.debug is None and is_a_terminal(sys.stdin):
+            return Breakpoints(ranks=tuple(range(size)))
+        return Breakpoints(advice=ADVICE_TO_PROGRAM if self.bare else ADVICE_TO_CALLER)
         process_checks.check_working_folder()
         backends.get_backend(self.backend).check(size)
 
@@ -150,7 +176,7 @@ def launch(
         config.check(size)
         work = prepare_work(
             fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None,
-            bare=config.bare,
+            bare=config.bare, breakpoints=config.prepare_breakpoints(size),
         )  # fmt: skip
         with await_preemption(config.grace) as notice:
             for count in itertools.count():
@@ -180,7 +206,8 @@ def run_world(
 
     rounds = WorldInRounds(size, has_ended) if config.output == ROUNDS else None
     try:
-        is_usual = config.output == EVERY_RANK and not (config.fresh or config.spawn or config.bare)
+        is_alone = config.fresh or config.spawn or config.bare or config.debug
+        is_usual = config.output == EVERY_RANK and not is_alone
         reusable = is_usual and backends.get_backend(config.backend).may_be_kept
         ranks = pool.take(size, config.backend) if reusable else []
         if not ranks:

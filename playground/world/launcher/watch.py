@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -40,6 +41,8 @@ LEAVE_LIMIT = 30.0
 """Seconds a rank has at least to destroy its process group and give its memory back, all results
 being in."""
 LOOK_INTERVAL = 1.0
+TURN = 0.2
+"""Seconds in which a rank that has been answered asks again, before it is another's turn."""
 
 
 def ignore_report(rank: int, event: Event) -> None:
@@ -87,6 +90,10 @@ class WorldWatch:
             for rank in self.ranks:
                 rank.order("end")
         self.silence = 0.0 if received else self.silence + pause
+        if any(rank.question is not None for rank in self.ranks):
+            answer(self.ranks, self.on_report)
+            self.silence = 0.0
+            self.standstill.begin()
         suspects = self.examiner.find_deadlock()
         stands = self.standstill.look()
         if suspects or stands:
@@ -120,6 +127,8 @@ class WorldWatch:
         time.sleep(BETWEEN_LOOKS)
         ask_for_stacks(present, self.on_report)
         seen = {rank.number: compare(looks[rank], rank.activity) for rank in present}
+        if any(rank.question is not None for rank in self.ranks):
+            return  # it goes on as soon as it is answered
         stacks = {rank.number: rank.stack for rank in present if rank.result is None}
         if diagnosis := self.examiner.confirm(before, stacks, seen):
             raise Deadlock(len(self.ranks), self.silence, stacks, diagnosis)
@@ -248,6 +257,26 @@ def receive_while(
     while (holds := condition()) and (left := end - time.monotonic()) > 0:
         receive(ranks, left, on_report)
     return holds
+
+
+def answer(ranks: Sequence[RankHandle], on_report: Progress = ignore_report) -> None:
+    """Have a person answer the ranks that ask, one after the other; each as long as it asks."""
+
+    def is_quiet(rank: RankHandle) -> bool:
+        return not (rank.question is not None or rank.done or rank.failure or rank.vanished)
+
+    for rank in ranks:
+        while rank.question is not None and not (rank.failure or rank.vanished):
+            rank.relay_output()
+            try:
+                rank.answer(input(f"{rank.outputs[0].label}{rank.question}"))
+            except Exception as error:  # the input has ended, or there is none in this notebook
+                rank.answer(None, str(error))
+            finally:
+                receive(ranks, 0, on_report)  # what others have sent meanwhile
+            for output in rank.outputs:
+                output.end = b"\n"
+            receive_while(partial(is_quiet, rank), ranks, TURN, on_report)
 
 
 def ask_for_stacks(

@@ -27,6 +27,18 @@ RANK_AND_SIZE = {("rank", "size"), ("rank", "world_size")}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Breakpoints:
+    """What `breakpoint()`, `pdb.set_trace()` and `input()` do in the ranks of a world."""
+
+    ranks: tuple[int, ...] = ()
+    """Those whose breakpoints open a debugger. The others pass theirs by."""
+    lifts_timeouts: bool = False
+    """Whether ranks may wait for one that is debugged as long as that takes."""
+    advice: str = ""
+    """What to do, with {rank} in it, where nobody can answer: a breakpoint then raises this."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Assignment:
     """A function and its arguments, pickled; the launcher's environment variables, working folder
     and `sys.path`, all of which may have changed since the process that is to run it was
@@ -48,6 +60,8 @@ class Assignment:
     """Whether the function forms its process group itself, if it wants one."""
     preemptible: bool
     """Whether the launcher passes on the signals that ask the ranks to end soon."""
+    breakpoints: Breakpoints | None = None
+    """None: they are left to Python, or as they are if it stays."""
 
     def move_in(self) -> None:
         """Make the launcher's surroundings this process's own."""

@@ -86,7 +86,8 @@ class Member:
         self.group: dist.ProcessGroup | None = None
         self.is_left_to_program = False
         self.offered: dict[str, object] = {}
-        """What a lesson's `init_process_group` is called with, whatever backend it names."""
+        """What the program's `init_process_group` is called with, whatever it names: the backend of
+        a lesson, the timeout where a rank is debugged."""
         self.forming, self.lock = 0, threading.Lock()
         """How many groups are being formed, each by a thread of its own."""
         warnings.filterwarnings("ignore", RENAMED, FutureWarning)
@@ -172,7 +173,7 @@ class Member:
     def choose_device(self) -> None:
         """Have the program create its tensors on the device of this world's backend, and its
         process group be of that backend, whatever it names: it names the one without GPUs."""
-        self.offered = {"backend": self.backend.name}
+        self.offered["backend"] = self.backend.name
         if self.device:
             self.offered["device_id"] = self.device
             set_default_device(self.device)

@@ -36,13 +36,20 @@ import signal
 import sys
 import threading
 import traceback
+from bdb import BdbQuit
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from playground.base import signals
 from playground.base.connections import break_off_connecting, shut_down_groups
-from playground.base.errors import LOST_PEER, PeerDisconnected, PlaygroundError, RankFailed
+from playground.base.errors import (
+    LOST_PEER,
+    PeerDisconnected,
+    PlaygroundError,
+    RankFailed,
+    UsageError,
+)
 from playground.base.forks import close_in_children, keep_from_programs
 from playground.base.frames import RUNNERS, is_program
 from playground.base.losses import end_waits
@@ -255,6 +262,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     program has ended."""
     from playground.explain.hang.hooks import hooks
     from playground.world.rank import forming  # noqa: F401 - it replaces functions of torch's
+    from playground.world.rank.debugger import LONG, prepare_breakpoints
     from playground.world.rank.member import Member
     from playground.world.rank.process_state import ProcessState
 
@@ -276,6 +284,8 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
             hooks.continue_program()
         else:
             member.drop_groups()
+        if work.breakpoints and work.breakpoints.lifts_timeouts:
+            member.offered["timeout"] = LONG
         if work.rendezvous or not work.stays:
             with signals_blocked():
                 if work.bare:
@@ -284,6 +294,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
                     member.form_group(work.timeout)
             keep_from_programs()
         if not work.stays:
+            prepare_breakpoints(env.rank, work.breakpoints, ask)
             state.renew()
         fn, args = work.load()
         if not work.stays:
@@ -325,6 +336,9 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     function begins."""
     if isinstance(error, PlaygroundError):
         return error
+    if isinstance(error, BdbQuit):
+        advice = str(error)
+        return UsageError(advice) if advice else RankFailed(rank, size, "was ended in its debugger")
     whole = traceback.TracebackException.from_exception(error)
     innermost = whole.stack[-1:]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)

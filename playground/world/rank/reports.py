@@ -15,6 +15,9 @@ Progress = Callable[[int, Event], None]
 JOINED = "joined"
 """What a rank reports when its program has formed a process group, and the launcher of one whose
 child processes may have."""
+BREAKPOINT = "breakpoint"
+"""What a rank reports, with the line, when it has come to a breakpoint at which a person is
+asked."""
 HUNG_UP = "hung up"
 """What the launcher reports of a rank whose program has closed the line, or has ended its process
 before it has returned: it may have had more to report."""

@@ -410,6 +410,34 @@ def test_the_place_of_a_call_is_known_although_earlier_ones_are_not(forgotten: i
     assert found.sentence.startswith("rank 0 has called all_reduce (train.py:45)")
 
 
+def test_a_message_with_a_rank_that_has_finished_has_a_cure_of_messages() -> None:
+    for call_, peer in ((receive(0, 2), 0), (send(0, 2), 0)):
+        found = diagnose(run([], [call_]))
+        assert found
+        assert found.kind == Kind.ENDED
+        assert found.cure == f"have rank {peer} take part in this message, or rank 1 leave it out"
+    found = diagnose(run([SUM, SUM], [SUM]))
+    assert found
+    assert found.cure == Kind.ENDED.cure
+
+
+EPOCH, ALONE = [(BACKWARD_2, 23)] * 2, [(BACKWARD_2, 29)] * 3
+
+
+def test_a_surplus_is_told_by_its_lines() -> None:
+    """Each of its calls has met a later one of the same kind."""
+    ahead = call(*EPOCH, *ALONE, *EPOCH[:1], waits=True)
+    behind = call(*EPOCH, *EPOCH, EPOCH[0], rank=1)
+    told = "rank 0 has called DDP's backward and 2 more (train.py:29), which rank 1 has not"
+    for found in (diagnose([ahead, behind]), explain_failure([die(ahead, "failed"), behind])):
+        assert found
+        assert (found.difference, found.cure) == (told, Kind.SKIPPED.cure)
+    early = call(*EPOCH, EPOCH[0], waits=True), call(*EPOCH, rank=1)
+    plain = diagnose(early)
+    assert plain
+    assert plain.difference == "", "the lines are the same"
+
+
 def test_a_deadlock_names_the_first_difference_if_ranks_have_passed_it() -> None:
     ahead = call(*STEP, (FORWARD_2, 46), (FORWARD_2, 41), waits=True)
     behind = call(*STEP, *STEP, waits=True, rank=1)

@@ -7,6 +7,7 @@ import ast
 from collections.abc import Iterator
 
 from playground.tools.doctor.data_parallel import Part, Status
+from playground.tools.doctor.data_parallel.batches import share_drawn, share_stream, share_unpacked
 from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
 from playground.tools.doctor.data_parallel.script import Script
 
@@ -14,6 +15,12 @@ from playground.tools.doctor.data_parallel.script import Script
 def find_sampler(script: Script) -> Part:
     name, text = "sampler", script.text
     rule = "each rank needs its own part of each batch"
+    if share := share_drawn(script):
+        assert script.training
+        assert script.training.batches
+        loop = script.at(script.training.batches)
+        saw = f"every rank would have the whole batch of {loop}, which the script draws itself"
+        return Part(name, Status.MISSING, saw, [share], note_draws(script))
     if not script.loop:
         return Part(name, Status.UNKNOWN, f"no one loop over batches is seen: {rule}")
     if len(script.loaders) != 1:
@@ -36,18 +43,18 @@ def find_sampler(script: Script) -> Part:
             f"DistributedSampler: {rule}, so let it yield every {script.size}-th index, "
             f"from {script.rank} on, of an order that is the same on all ranks",
         )
-    if None in given or any(isinstance(each, ast.Starred) for each in call.args):
+    if any(isinstance(each, ast.Starred) for each in call.args):
         return Part(name, Status.UNKNOWN, f"{script.at(call)} unpacks its arguments: {rule}")
     data = call.args[0] if call.args else given["dataset"].value if "dataset" in given else None
     if data is None:
         return Part(name, Status.UNKNOWN, f"the dataset of {script.at(call)} is not seen: {rule}")
-    if any(is_iterable(script, each) for each in text.makers(data)):
+    if base := find_stream(script, call):
         return Part(
             name,
-            Status.UNKNOWN,
-            f"{script.at(call)} loads an IterableDataset, which has "
-            f"no sampler: {rule}, so let its __iter__ take every {script.size}-th sample, "
-            f"from {script.rank} on (python -m playground read your-script)",
+            Status.MISSING,
+            f"{script.at(call)} would give every rank all samples of a stream, in whole batches",
+            [*share_stream(script, call, data, base), *divide_batch(script, call, given)],
+            note_order(script, call),
         )
     if other := find_other_loop(script, call):
         return Part(
@@ -57,20 +64,36 @@ def find_sampler(script: Script) -> Part:
             f"and that of {script.at(other)}: make them apart, and give that of the "
             f"training sampler=DistributedSampler(dataset)",
         )
+    if None in given and (len(given) > 1 or len(call.args) > 1):
+        return Part(name, Status.UNKNOWN, f"{script.at(call)} unpacks its arguments: {rule}")
     return Part(
         name,
         Status.MISSING,
         f"{script.at(call)} would give every rank all samples, in whole batches",
-        [*divide(script, call, data, given)],
+        [share_unpacked(script, given[None].value, data)]
+        if None in given
+        else [*divide(script, call, data, given)],
         note_order(script, call),
     )
 
 
-def is_iterable(script: Script, made: ast.Call) -> bool:
-    owner = script.text.classes.get(script.text.called(made))
-    return owner is not None and any(
-        ast.unparse(base).endswith("IterableDataset") for base in owner.bases
-    )
+def find_stream(script: Script, call: ast.Call) -> str:
+    """The class of streams that a DataLoader's dataset comes from, as the script calls it; empty if
+    it is none of the script's own."""
+    data = next((each.value for each in call.keywords if each.arg == "dataset"), None)
+    for made in script.text.makers(call.args[0] if call.args else data):
+        owner = script.text.classes.get(script.text.called(made))
+        for base in owner.bases if owner else []:
+            if ast.unparse(base).endswith("IterableDataset"):
+                return ast.unparse(base)
+    return ""
+
+
+def note_draws(script: Script) -> list[str]:
+    """What drawing the same batch on all ranks depends on."""
+    if script.text.find_calls("manual_seed", "seed_everything", "set_seed"):
+        return ["all ranks draw the same batch, as they have the same seed"]
+    return ["all ranks have to draw the same batch: call torch.manual_seed(0) at the beginning"]
 
 
 def find_other_loop(script: Script, call: ast.Call) -> ast.AST | None:
@@ -102,13 +125,7 @@ def divide(
     is_true = isinstance(shuffle, ast.Constant) and shuffle.value is True
     kind = "" if is_true else f", shuffle={text.code(shuffle) if shuffle else False}"
     sampler = f"sampler=DistributedSampler({words}{kind})"
-    batch = call.args[1] if len(call.args) > 1 else None
-    batch = given["batch_size"].value if "batch_size" in given else batch
-    if batch is not None:
-        number = text.code(batch)
-        is_simple = isinstance(batch, (ast.Constant, ast.Name, ast.Attribute))
-        number = number if is_simple else f"({number})"
-        yield replace_node(batch, f"{number} // {script.size}")
+    yield from divide_batch(script, call, given)
     if "shuffle" in given:
         yield replace_node(given["shuffle"], sampler)
     elif shuffle is not None:
@@ -118,11 +135,24 @@ def divide(
         yield script.add_argument(call, sampler)
 
 
+def divide_batch(
+    script: Script, call: ast.Call, given: dict[str | None, ast.keyword]
+) -> Iterator[Edit]:
+    """The change of the size of its batches, if it has one."""
+    batch = call.args[1] if len(call.args) > 1 else None
+    batch = given["batch_size"].value if "batch_size" in given else batch
+    if batch is not None:
+        number = script.text.code(batch)
+        is_simple = isinstance(batch, (ast.Constant, ast.Name, ast.Attribute))
+        number = number if is_simple else f"({number})"
+        yield replace_node(batch, f"{number} // {script.size}")
+
+
 def note_order(script: Script, call: ast.Call) -> list[str]:
     """What else the parts of the data depend on."""
     text = script.text
     notes = []
-    if not (call.args[1:2] or any(each.arg == "batch_size" for each in call.keywords)):
+    if not (call.args[1:2] or any(each.arg in ("batch_size", None) for each in call.keywords)):
         notes.append("without batch_size, a batch has one sample on each rank")
     else:
         notes.append(
@@ -151,8 +181,12 @@ def find_set_epoch(script: Script) -> Part:
     rule = "without it, every epoch has the same order"
     if found := text.find_calls("set_epoch"):
         return Part(name, Status.THERE, f"{script.at(found[0])} tells the sampler the epoch")
+    if share_drawn(script):
+        return Part(name, Status.NOT_NEEDED, "no sampler orders what the script draws itself")
     if not script.loop or len(script.loaders) != 1:
         return Part(name, Status.UNKNOWN, f"no loop over a DataLoader is seen: {rule}")
+    if find_stream(script, script.loaders[0]):
+        return Part(name, Status.NOT_NEEDED, "a stream has no sampler")
     epochs = script.training.epochs if script.training else None
     if epochs is None:
         return Part(name, Status.NOT_NEEDED, "no loop over epochs is seen: one pass needs none")
@@ -179,11 +213,24 @@ def find_set_epoch(script: Script) -> Part:
 
 
 def loader_in(script: Script, epochs: ast.AST) -> str:
-    """How the loader of the training is named in this loop; empty if it has no name there."""
+    """How the loader of the training is named where this loop begins; empty if it has no name
+    there."""
+    stored = {
+        ast.unparse(node)
+        for node in ast.walk(epochs)
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+    }
     for node in ast.walk(epochs):
         is_name = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(
             getattr(node, "ctx", None), ast.Load
         )
-        if is_name and script.text.makers(node) == {script.loaders[0]}:
+        if not is_name or ast.unparse(node) in stored:
+            continue
+        if script.text.makers(node) == {script.loaders[0]}:
+            return script.text.code(node)
+    assert script.loop
+    is_of_one = script.text.class_of(epochs) is script.text.class_of(script.loop)
+    for node in ast.walk(script.loop.iter) if is_of_one else ():
+        if isinstance(node, ast.Attribute) and script.text.makers(node) == {script.loaders[0]}:
             return script.text.code(node)
     return ""

@@ -107,13 +107,19 @@ class Wrapping:
                 inside += ast.walk(node.value)
         return set().union(
             *(
-                text.makers(node.func.value)
+                self.find_owner(node.func.value)
                 for node in inside
                 if isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr in ("parameters", "named_parameters")
             )
         )
+
+    def find_owner(self, node: ast.expr) -> set[ast.Call]:
+        """What made the model that it is, or is a part of: `model.head`."""
+        while not (found := self.text.makers(node)) and isinstance(node, ast.Attribute):
+            node = node.value
+        return found
 
     def find_forwards(self) -> Iterator[ast.Call]:
         """The calls of the model in the loop, and in the functions that it calls."""

@@ -44,8 +44,7 @@ def plan(source: str, name: str) -> Plan:
     parts = [find_device(script), find_sampler(script), find_set_epoch(script), find_model(script)]
     metrics = find_metrics(script)  # which tells where all ranks meet
     parts += [find_first_rank(script), metrics, find_resume(script)]
-    start = find_start(script, [part.name for part in parts if part.edits])
-    return Plan(source, [start, *parts])
+    return Plan(source, [find_start(script, parts), *parts])
 
 
 def is_of_one_process(text: TrainingText, path: Path) -> bool:

@@ -8,7 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from playground.tools.doctor.data_parallel import Part, Status
-from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before, put_under
+from playground.tools.doctor.data_parallel.edits import (
+    Edit,
+    add_after,
+    add_before,
+    put_under,
+    replace_node,
+)
 from playground.tools.doctor.data_parallel.script import Script
 from playground.tools.doctor.data_parallel.text import Function, find_results
 
@@ -29,7 +35,9 @@ def find_first_rank(script: Script) -> Part:
     if not apart:
         return Part(name, Status.THERE, f"{script.at(found[0])} is under a condition on the rank")
     edits, notes = list[Edit](), list[str]()
-    for first, last in group(script, apart, notes):
+    called = {each: call_before(script, each) for each in apart}
+    edits += (edit for each in called.values() for edit in each)
+    for first, last in group(script, [each for each in apart if not called[each]], notes):
         edits += put_under(
             f"{script.rank} == 0", first.lineno, last.end_lineno or 0, script.indent_of(first)
         )
@@ -83,6 +91,29 @@ def group(
         ):
             last = good.pop(0)
         yield first, last
+
+
+def call_before(script: Script, statement: ast.stmt) -> list[Edit]:
+    """Where a print calls the script's own function: that is called before it, on all ranks, which
+    may meet there, or draw random numbers. Empty if there is no call, or it takes more than one
+    line."""
+    text = script.text
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
+        return []
+    [shown] = call.args
+    own = (text.resolve(node) for node in ast.walk(shown) if isinstance(node, ast.Call))
+    line, indent = text.lines[call.lineno - 1], script.indent_of(statement)
+    is_one_line = call.lineno == call.end_lineno and line.strip() == text.code(statement)
+    if not is_one_line or not any(own):
+        return []
+    name, begin = text.fresh("shown"), (call.lineno, call.col_offset)
+    first, last = replace_node(shown, "").start, replace_node(shown, "").end
+    under = f"{indent}if {script.rank} == 0:\n{indent}    {text.code(call.func)}({name})"
+    return [
+        Edit(begin, first, f"{name} = "),
+        Edit(last, (call.lineno, call.end_col_offset or 0), f"  # on all ranks\n{under}"),
+    ]
 
 
 def siblings_of(script: Script, node: ast.stmt) -> list[ast.stmt]:
@@ -208,6 +239,13 @@ def device_in(script: Script, loop: ast.For) -> str:
     bound = text.bound[id(function)] if function else set()
     if "device" in bound or (0, "device") in text.made:
         return "device"
+    moves = (node for node in ast.walk(loop) if isinstance(node, ast.Call) and node.args)
+    for call in moves:  # x.to(self.device)
+        to = call.args[0]
+        if text.called(call) == "to" and "device" in ast.unparse(to).lower() and text.key_of(to):
+            return text.code(to)
+    if text.find_calls("is_available"):
+        return '"cuda" if torch.cuda.is_available() else "cpu"'
     return '"cuda"' if script.names_gpu else ""
 
 

@@ -12,6 +12,10 @@ from playground.tools.doctor.data_parallel.text import Training, TrainingText, w
 
 LOGS = {"print", "add_scalar", "add_scalars", "add_image", "add_histogram", "add_text"}
 SAVES = {"save", "savefig", "save_pretrained"}
+MOVES_FILES = {
+    *(f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "move")),
+    *(f"os.{name}" for name in ("link", "remove", "rename", "replace", "symlink", "unlink")),
+}
 LOGGERS = re.compile(r"(wandb|mlflow|logging|logger|log)\.\w+$")
 OF_DDP = "torch.nn.parallel.DistributedDataParallel"
 
@@ -101,7 +105,8 @@ class Script:
             return False
         name, dotted = self.text.called(node.value), self.text.dotted(node.value.func)
         return (
-            (name in LOGS and self.text.resolve(node.value) is None)
+            (name in LOGS and (name != "print" or self.text.resolve(node.value) is None))
+            or dotted in MOVES_FILES
             or (name in SAVES and dotted.startswith(("torch.", "matplotlib.", "numpy.")))
             or bool(LOGGERS.search(dotted))
         )

@@ -14,15 +14,17 @@ from playground.tools.doctor.data_parallel.script import OF_DDP, Script
 OF_SAMPLER = "torch.utils.data.DistributedSampler"
 
 
-def find_start(script: Script, changed: Collection[str]) -> Part:
+def find_start(script: Script, parts: Collection[Part]) -> Part:
+    """`parts`: the others, whose changes need names."""
     text, name = script.text, "start"
+    changed = {part.name for part in parts if part.edits}
     imports = [each for each in text.tree.body if isinstance(each, (ast.Import, ast.ImportFrom))]
     needed = {f"import torch.distributed as {script.dist}": "torch.distributed"}
     if "device" in changed:
         needed = {"import os": "os"} | needed
     if "model" in changed:
         needed[f"from torch.nn.parallel import {script.wrapper}"] = OF_DDP
-    if "sampler" in changed:
+    if any("DistributedSampler(" in edit.text for part in parts for edit in part.edits):
         needed["from torch.utils.data import DistributedSampler"] = OF_SAMPLER
     known = text.imports.values()
     added = [line for line, what in needed.items() if what not in known]

@@ -1,0 +1,112 @@
+"""Shares of batches that no plain DataLoader makes: of a stream, of a loader whose arguments are
+unpacked, of batches that the script draws itself. Does not import torch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
+from playground.tools.doctor.data_parallel.model import Wrapping
+from playground.tools.doctor.data_parallel.script import Script
+
+SHARE = '''\
+class {name}({base}):
+    """The samples of one rank: every rank has as many, and what is left over is dropped."""
+
+    def __init__(self, samples, rank, size):
+        self.samples, self.rank, self.size = samples, rank, size
+
+    def __iter__(self):
+        for group in zip(*[iter(self.samples)] * self.size):
+            yield group[self.rank]
+
+
+'''
+
+
+def share_stream(script: Script, call: ast.Call, data: ast.expr, base: str) -> Iterator[Edit]:
+    """The changes of a DataLoader of a stream: of samples that follow each other, every rank takes
+    one."""
+    name = script.text.fresh("Share")
+    *_, place, _ = script.text.climb(call)  # a statement of the module itself
+    above = [place, *getattr(place, "decorator_list", ())]
+    first = min(getattr(each, "lineno", 0) for each in above)
+    yield Edit((first, 0), (first, 0), SHARE.format(name=name, base=base))
+    words = f"{name}({script.text.code(data)}, {script.rank}, {script.size})"
+    yield replace_node(data, words)
+
+
+def share_unpacked(script: Script, unpacked: ast.expr, data: ast.expr) -> Edit:
+    """The change of a DataLoader whose other arguments are a dictionary, which has the size of the
+    batch."""
+    known, samples = script.text.code(unpacked), script.text.code(data)
+    sampler = f'DistributedSampler({samples}, shuffle={known}.get("shuffle", False))'
+    batch = f'{known}["batch_size"] // {script.size}'
+    words = f'{{**{known}, "batch_size": {batch}, "shuffle": False, "sampler": {sampler}}}'
+    return replace_node(unpacked, words)
+
+
+def share_drawn(script: Script) -> Edit | None:
+    """The line that takes a rank's part of a batch that the script draws itself, the same one on
+    all ranks. None if that is not seen."""
+    if script.training is None or script.training.batches is None or script.loaders:
+        return None
+    loop, way = script.training.batches, {id(node) for node in script.training.path}
+    models = Wrapping(script).find_models()
+
+    def is_use(statement: ast.stmt) -> bool:
+        calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+        return id(statement) in way or any(models & script.text.makers(call.func) for call in calls)
+
+    place = next((at for at, each in enumerate(loop.body) if is_use(each)), len(loop.body))
+    names = [*name_batch(script, loop)]
+    for each in loop.body[:place]:
+        if isinstance(each, ast.Assign) and is_drawn(script, each.value):
+            names += (name for target in each.targets for name in list_names(target))
+    given = {
+        node.id
+        for each in loop.body[place:]
+        for node in ast.walk(each)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    names = [name for name in dict.fromkeys(names) if name in given]
+    if not names:
+        return None
+    share = f".chunk({script.size})[{script.rank}]"
+    line = f"{names[0]} = {names[0]}{share}"
+    if len(names) > 1:
+        several = ", ".join(names)
+        line = f"{several} = (each{share} for each in ({several}))"
+    use = loop.body[place]
+    return add_before(use.lineno, script.indent_of(use), line)
+
+
+def name_batch(script: Script, loop: ast.For | ast.While) -> Sequence[str]:
+    """The names of what the loop walks, unless those are numbers."""
+    if isinstance(loop, ast.While):
+        return []
+    walked = script.text.called(loop.iter) if isinstance(loop.iter, ast.Call) else ""
+    is_number = walked in ("range", "trange") or "range(" in ast.unparse(loop.iter)
+    names = [] if is_number else list_names(loop.target)
+    return names[1:] if walked == "enumerate" else names
+
+
+def is_drawn(script: Script, value: ast.expr) -> bool:
+    """Whether it is a part of data, or a result of the script's own function."""
+    if isinstance(value, ast.Tuple):
+        return all(is_drawn(script, each) for each in value.elts)
+    if isinstance(value, ast.Call):
+        receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
+        is_moved = script.text.called(value) in ("to", "cuda") and receiver is not None
+        return script.text.called(value) == "next" or (
+            script.text.resolve(value) is not None or is_moved
+        )
+    return isinstance(value, ast.Subscript)
+
+
+def list_names(target: ast.expr) -> list[str]:
+    """The names that an assignment to it binds."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return [name for each in target.elts for name in list_names(each)]
+    return [target.id] if isinstance(target, ast.Name) else []

@@ -1,0 +1,83 @@
+"""In a rank: breakpoints and questions, which a person answers at the launcher, one rank at a time.
+
+Sources: https://docs.python.org/3/library/pdb.html and https://docs.python.org/3/library/bdb.html.
+"""
+
+from __future__ import annotations
+
+import bdb
+import builtins
+import linecache
+import os
+import pdb
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from playground.world.rank.assignment import Breakpoints
+from playground.world.rank.reports import BREAKPOINT, report
+
+TIMEOUTS = "default_pg_timeout", "default_pg_nccl_timeout"
+"""What torch.distributed.distributed_c10d calls the timeouts of groups that are formed without one
+(torch 2.15)."""
+LONG = timedelta(days=11)
+"""The timeout of process groups while a rank is debugged: a million seconds, which all backends
+can count in milliseconds."""
+C10D = "torch.distributed.distributed_c10d"
+SKIPPED = [f"playground.{room}.*" for room in ("base", "explain", "play", "tap", "world")]
+"""Modules of ours that stepping into a call passes by."""
+python_set_trace, python_input = pdb.set_trace, builtins.input
+
+
+class Debugger(pdb.Pdb):
+    """The debugger of `breakpoint()`: it finds the lines of cells, and steps over our own."""
+
+    def __init__(self) -> None:
+        super().__init__(nosigint=True, skip=SKIPPED)
+
+    def canonic(self, filename: str) -> str:
+        return filename if filename in linecache.cache else super().canonic(filename)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What `pdb.set_trace` is in rank `rank`, which `breakpoint()` calls, too."""
+
+    rank: int
+    breakpoints: Breakpoints
+
+    def __call__(self, **options: object) -> None:
+        """Open the debugger at the caller's line, if this rank's breakpoints open. Raises
+        `BdbQuit`, with what to do, where nobody answers."""
+        caller = sys._getframe(1)
+        place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
+        if self.breakpoints.advice:
+            advice = self.breakpoints.advice.format(rank=self.rank)
+            raise bdb.BdbQuit(f"rank {self.rank} is at a breakpoint ({place}): {advice}")
+        if self.rank in self.breakpoints.ranks:
+            report(**{BREAKPOINT: place})
+            Debugger().set_trace(caller)
+
+
+def prepare_breakpoints(
+    rank: int, breakpoints: Breakpoints | None, ask: Callable[..., str]
+) -> None:
+    """From now on, breakpoints of this rank do what is asked for, and questions are asked by `ask`
+    where they are answered. None: both are Python's own."""
+    pdb.set_trace, builtins.input = python_set_trace, python_input
+    if breakpoints:
+        pdb.set_trace = Stop(rank, breakpoints)
+        if not breakpoints.advice:
+            builtins.input = ask
+        if breakpoints.lifts_timeouts:
+            from playground.tap.replacement import Replacement  # torch has been imported by now
+
+            for name in TIMEOUTS:
+                Replacement(sys.modules[C10D], name, lambda _: LONG).install()
+
+
+def end_tracing() -> None:
+    """If a debugger steps through this thread, have it stop."""
+    if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
+        sys.settrace(None)
