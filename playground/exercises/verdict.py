@@ -1,10 +1,10 @@
 """The verdict on a solution: it is run on worlds of several sizes, and the first failure is put
 into words.
 
-A failure is compared with those of the exercise's catalogued mistakes: one is named if it does the
-same in all worlds, on all cases. What a learner wrote has processes of its own in each world; what
-the catalogue holds may share a world that is kept. Not a sandbox: a solution may do whatever its
-user may. Does not import torch.
+A failure is compared with those of the exercise's catalogued mistakes in a world of the same size.
+One is named if it does the same on all cases there, and in one world more. What a learner wrote has
+processes of its own in each world; what the catalogue holds may share a world that is kept. Not a
+sandbox: a solution may do whatever its user may. Does not import torch.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from playground.exercises.exercise import (
     RETURNED,
     SEED,
     Exercise,
+    Mistake,
     normalise,
 )
 from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
@@ -303,13 +304,22 @@ def check_solution(
     if words := find_fault(exercise, text):
         return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
     is_report = exercise.kind == FIND and not exercise.find_changes(text)
-    made = dict[int, Attempt]()
+    made: list[Attempt] = []
     for size in (world,) if world else exercise.worlds:
+<<<<<<< HEAD
         made[size] = last = attempt(solution, before, size, seed, debug)
         if last.failure:
             found = last.failure
             if not (is_report or debug):
                 found = name_mistake(solution, before, seed, made, found, size)
+=======
+        last = attempt(solution, before, size, seed)
+        made.append(last)
+        if last.failure:
+            found = last.failure
+            if not is_report:
+                found = name_mistake(solution, before, seed, last, found)
+>>>>>>> verdicts
             return replace(
                 verdict,
                 status=found.status,
@@ -329,7 +339,7 @@ def check_solution(
                 notes=last.notes,
             )
         verdict = replace(verdict, passed=(*verdict.passed, size), notes=last.notes)
-    if exercise.kind == FIND and (words := find_fault_in_rank(text, made[exercise.worlds[0]])):
+    if exercise.kind == FIND and (words := find_fault_in_rank(text, made[0])):
         return replace(verdict, status=FAIL, mistake=ANOTHER_RANK, words=words)
     return verdict
 
@@ -384,44 +394,49 @@ def tell_words(failure: Failure | Verdict, rank: int | None, line: int = 0) -> s
 
 
 def name_mistake(
-    solution: Solution,
-    before: Sequence[Solution],
-    seed: int,
-    made: dict[int, Attempt],
-    found: Failure,
-    world: int,
+    solution: Solution, before: Sequence[Solution], seed: int, made: Attempt, found: Failure
 ) -> Failure:
-    """The failure `found` in `world`, with the name of the catalogued mistake that does the same in
-    all worlds. If there is none, with "probably": one that has the same results in the world that
-    failed, else what the failure looks like, else one that has the same result in the case that
-    failed. `made`: the attempts so far, to which further ones are added."""
-    exercise = solution.exercise
+    """The failure `found`, which has ended `made`, with the name of the catalogued mistake that
+    does the same there and in one world more. If there is none, with "probably": one that has the
+    same results in the world that failed, else what the failure looks like, else one that has the
+    same result in the case that failed."""
     if found.mistake in NAMED or found.words == NOT_WRITTEN:
         return found
-    sizes = sorted(exercise.worlds, key=lambda size: (size != world, size not in made))
-    probable: Failure | None = None
-    possible: Failure | None = None
-    for mistake in exercise.mistakes:
-        if mistake.status == found.status and mistake.name not in NAMED:
-            for size in sizes:
-                other = attempt_mistake(exercise, mistake.text, tuple(before), size, seed)
-                if size not in made:
-                    made[size] = attempt(solution, before, size, seed)
-                if size == world:
-                    named = replace(found, mistake=f"{PROBABLY}{mistake.name}", says=mistake.says)
-                    if not probable and is_alike(made[size], other, RESULTS):
-                        probable = named
-                    if not possible and is_alike(made[size], other, FIRST_RESULT):
-                        possible = named
-                if not is_alike(made[size], other):
-                    break
-            else:
-                return replace(found, mistake=mistake.name, says=mistake.says)
+
+    def run(mistake: Mistake, size: int) -> Attempt:
+        return attempt_mistake(solution.exercise, mistake.text, tuple(before), size, seed)
+
+    tried = {
+        mistake: run(mistake, made.size)
+        for mistake in solution.exercise.mistakes
+        if mistake.status == found.status and mistake.name not in NAMED
+    }
+    alike = [mistake for mistake, other in tried.items() if is_alike(made, other)]
+    # That one is even if the first was odd, as what ranks do in pairs depends on it, and large.
+    # Further ones only tell apart mistakes that do the same in both.
+    others = {*solution.exercise.worlds} - {made.size}
+    for size in sorted(others, key=lambda size: ((size - made.size) % 2, size), reverse=True):
+        if not alike:
+            break
+        there = attempt(solution, before, size, seed)
+        alike = [mistake for mistake in alike if is_alike(there, run(mistake, size))]
+        if len(alike) == 1:
+            break
+    if alike:
+        return replace(found, mistake=alike[0].name, says=alike[0].says)
     if found.mistake:
         return found
-    guess = guess_mistake(made[world], found)
-    looks = replace(found, mistake=f"{PROBABLY}{guess}") if guess else None
-    return probable or looks or possible or found
+    same_results, same_first = (
+        [
+            replace(found, mistake=f"{PROBABLY}{mistake.name}", says=mistake.says)
+            for mistake, other in tried.items()
+            if is_alike(made, other, by)
+        ]
+        for by in (RESULTS, FIRST_RESULT)
+    )
+    guess = guess_mistake(made, found)
+    looks = [replace(found, mistake=f"{PROBABLY}{guess}")] if guess else []
+    return [*same_results[:1], *looks, *same_first[:1], found][0]
 
 
 def guess_mistake(made: Attempt, failure: Failure) -> str:

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from fixtures import Run, Worlds
 
-from playground.exercises import check
+from playground.exercises import check, verdict as verdict_module
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
@@ -49,6 +49,7 @@ from playground.exercises.verdict import (
     Attempt,
     Solution,
     Verdict,
+    attempt,
     attempt_mistake,
     check_solution,
     tell_lines,
@@ -160,11 +161,45 @@ def test_a_mistake_is_called_by_its_name_in_the_first_world_that_shows_it(
 def test_a_mistake_of_the_catalogue_runs_once_for_a_class() -> None:
     exercise = replace(CATALOGUE["share"], worlds=(2,))
     mistake = choose_mistake(exercise)
+    number = sum(each.status == mistake.status for each in exercise.mistakes)
     attempt_mistake.cache_clear()
     for student in ("ann", "ben"):
         verdict = judge(exercise, f"{mistake.text}\n# {student}\n")
         assert (verdict.mistake, verdict.status) == (mistake.name, FAIL)
-    assert (attempt_mistake.cache_info().misses, attempt_mistake.cache_info().hits) == (1, 1)
+    assert (attempt_mistake.cache_info().misses, attempt_mistake.cache_info().hits) == (
+        number,
+        number,
+    )
+
+
+@pytest.mark.usefixtures("_strangers_share_worlds")
+def test_a_mistake_is_named_from_the_world_that_failed_and_one_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[tuple[str, int]] = []
+
+    def run(solution: Solution, before: Sequence[Solution], size: int, seed: int) -> Attempt:
+        started.append((solution.text, size))
+        return attempt(solution, before, size, seed)
+
+    monkeypatch.setattr(verdict_module, "attempt", run)
+    exercise = CATALOGUE["share"]
+    mistake = choose_mistake(exercise)
+    attempt_mistake.cache_clear()
+    assert judge(exercise, f"{mistake.text}\n# ann\n").mistake == mistake.name
+    last = max(exercise.worlds)
+    assert [size for text, size in started if "# ann" in text] == [2, last]
+    alike = [each for each in exercise.mistakes if each.status == mistake.status]
+    assert sorted(size for text, size in started if "# ann" not in text) == sorted(
+        [*[2] * len(alike), last]
+    )
+
+
+def test_mistakes_that_do_the_same_in_one_world_are_told_apart_in_another() -> None:
+    exercise = CATALOGUE["axis-sums"]
+    for name in ("the first coordinate changes fastest", "the last axis first"):
+        [mistake] = [each for each in exercise.mistakes if each.name == name]
+        assert judge(exercise, mistake.text).mistake == name
 
 
 @pytest.mark.stress

@@ -24,6 +24,7 @@ from hypothesis import given, settings, strategies as st
 from playground import RankFailed, RankTimeout, launch
 from playground.world.launcher import output as output_module
 from playground.world.launcher.output import (
+    FIRST_RANK,
     FLOOD_GAP,
     LONGEST_LINE,
     PATIENCE,
@@ -360,6 +361,15 @@ def test_a_pipe_that_is_never_dry_is_read_less_often(monkeypatch: pytest.MonkeyP
             assert output.is_read(now)
             output.relay()
             now += FLOOD_GAP
+
+
+def test_of_the_first_rank_alone_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    for rank in (0, 1):
+        Output(rank, "stdout", Pipe(duplex=False)[0], FIRST_RANK).write(b"%d\n" % rank)
+    end_lines()
+    assert stream.getvalue() == "0\n"
 
 
 def test_without_a_console_there_is_nothing_to_write_to(monkeypatch: pytest.MonkeyPatch) -> None:

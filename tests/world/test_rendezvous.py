@@ -14,6 +14,7 @@ from playground.world.rendezvous.rendezvous import (
     Rendezvous,
     interface_towards,
     is_loopback,
+    is_this_host,
     listen,
 )
 from playground.world.rendezvous.store import choose_interface
@@ -31,6 +32,12 @@ from playground.world.rendezvous.store import choose_interface
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+def test_every_loopback_address_is_this_host() -> None:
+    assert is_this_host("127.0.0.1")
+    assert is_this_host("127.0.0.2"), "though packets to it come from another"
+    assert not is_this_host("192.0.2.1"), "nobody's: RFC 5737"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for its interfaces")

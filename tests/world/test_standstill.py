@@ -6,17 +6,21 @@ import contextlib
 import logging
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from playground import launch
+from playground.explain.hang.box import process_status
 from playground.world.launcher import standstill
 
 FOREVER = 300.0
@@ -47,6 +51,24 @@ def goes_on_when_told(file: Path) -> Iterator[list[str]]:
         yield told
     finally:
         logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(("question", "is_due"), [(None, True), ("Name? ", False)])
+def test_a_rank_that_asks_a_person_is_waited_for(question: str | None, is_due: bool) -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        rank: Any = SimpleNamespace(
+            done=False, vanished=False, box=SimpleNamespace(calls=(1, 0, 0), waits=True),
+            question=question, process=process,
+        )  # fmt: skip
+        while process_status(process.pid)[:1] != [b"S"]:
+            time.sleep(0.01)
+        stands = standstill.Standstill([rank])
+        looks = []
+        for _ in range(3):
+            looks.append(stands.is_due())
+            stands.since -= 100
+        process.kill()
+    assert looks == [False, False, is_due]
 
 
 def await_file(file: Path) -> None:

@@ -9,15 +9,18 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from playground.explain.hang.activity import (
     Activity,
     compare,
+    find_libraries,
     read_call,
     waits_for_interpreter,
 )
+from playground.explain.hang.idle import Sleep
 
 
 def test_data_is_under_way_if_either_look_has_seen_it() -> None:
@@ -31,8 +34,22 @@ def test_data_is_under_way_if_either_look_has_seen_it() -> None:
     ] * 2
     assert compare(quiet, quiet) == ("", False)
     assert compare(quiet, replace(quiet, ticks=(b"1/0",))) == ("what its threads compute", False)
+    awake = replace(quiet, asleep=frozenset({Sleep(thread=1, switches=("2",))}))
+    assert compare(awake, quiet) == ("what its threads compute", False)
     assert compare(None, quiet)[1]
     assert compare(quiet, None)[1]
+
+
+def test_only_code_of_a_library_counts_as_being_in_it() -> None:
+    """Not its data, of which a stack has many addresses."""
+    areas = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    firsts = {
+        "x" in rights: int(area.partition("-")[0], 16)
+        for area, rights, *_, name in areas
+        if "/libc.so" in name or "/libc-" in name
+    }
+    assert find_libraries({firsts[False]}) == set()
+    assert [name[:4] for name in find_libraries({firsts[True]})] == ["libc"]
 
 
 @pytest.fixture

@@ -47,6 +47,15 @@ def test_what_a_rank_has_told_anew_since_it_was_judged_is_judged_again() -> None
     assert store.add("asked", 0) == 1  # nothing is suspected any more
 
 
+def test_nobody_is_asked_about_a_deadlock_that_is_not_proved() -> None:
+    box, store = Box(0, 2, "a world"), HashStore()
+    box.begin_program()
+    exchange = Exchange(store, 0, 2, box, 0)
+    tell(store, *(replace(one, may_act="a thread") for one in run([SUM, ROOT_0], [ROOT_0, SUM])))
+    assert exchange.find_deadlock() is None
+    assert store.add("asked", 0) == 0
+
+
 def tell(store: HashStore, *states: RankState) -> None:
     for state in states:
         store.set(f"state {state.rank}", pickle.dumps(replace(state, counts={**state.counts})))

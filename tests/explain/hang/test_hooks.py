@@ -36,6 +36,9 @@ def call_in_many_ways(rank: int, size: int) -> None:
     assert read_own().operations[-1].dtype == "float32"
     dist.new_group([rank], use_local_synchronization=True)
     assert read_own().counts[NEW_GROUP, (rank,), None, 0, 0] == 1, "nobody else is waited for"
+    dist.new_group([1, 0])
+    made = [one for one in read_own().operations if one.name == NEW_GROUP]
+    assert made[-1].members == (0, 1), "in whatever order they are given"
     dist.monitored_barrier()
     hooks.check_groups()
     with hooks.paused():

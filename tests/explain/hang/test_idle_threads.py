@@ -10,6 +10,7 @@ import queue
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -27,7 +28,7 @@ from torch.utils.data._utils.pin_memory import _pin_memory_loop
 from playground import Deadlock
 from playground.explain.hang import Kind
 from playground.explain.hang.box import find_boxes
-from playground.explain.hang.idle import find_sleep
+from playground.explain.hang.idle import Sleep, find_sleep, waits_for_others
 
 FOREVER = 300.0
 
@@ -75,6 +76,40 @@ START: dict[str, Callable[[], object]] = {
     "a thread that gets from a queue": start_own_thread,
 }
 KEPT: list[object] = []
+
+
+def test_a_listener_that_only_looks_into_its_queue_does_not_wait() -> None:
+    listener = logging.handlers.QueueListener(queue.SimpleQueue())
+    with pytest.raises(queue.Empty) as caught:
+        listener.dequeue(block=False)
+    *_, last = caught.traceback
+    assert last.frame.code.raw is type(listener).dequeue.__code__
+    assert not waits_for_others(last._rawentry.tb_frame)
+
+
+def test_a_thread_that_runs_does_not_sleep() -> None:
+    """One that has been notified, for one, whose frame is still where it was."""
+    done, event, content = threading.Event(), threading.Event(), bytes(2**26)
+
+    def compute() -> None:
+        while not done.is_set():
+            zlib.crc32(content)  # without the interpreter's lock
+
+    running, waiting = threading.Thread(target=compute), threading.Thread(target=event.wait)
+    running.start()
+    waiting.start()
+    try:
+        frame = sys._current_frames()[waiting.ident or 0]
+        while not waits_for_others(frame):
+            frame = sys._current_frames()[waiting.ident or 0]
+        looks: list[Sleep | None] = []
+        while None not in looks and len(looks) < 1000:
+            looks.append(find_sleep(running, frame))
+            time.sleep(0.001)
+        assert None in looks
+    finally:
+        done.set()
+        event.set()
 
 
 def hang_beside_idle_threads(rank: int, size: int, name: str) -> None:

@@ -13,6 +13,7 @@ from playground.explain.hang import (
     COLLECTIVE,
     RECEIVE,
     SEND,
+    STRANGERS,
     Doing,
     Kind,
     Operation,
@@ -51,6 +52,12 @@ def in_operation(rank: int, *calls: Operation) -> RankState:
         waits_for=replace(last, state=AWAITED),
         counts=Counter(call.channel for call in calls),
     )
+
+
+def test_a_peer_below_0_is_a_stranger_too() -> None:
+    assert message(SEND, STRANGERS - 1).stranger == -1
+    assert message(SEND, STRANGERS + 7).stranger == 7
+    assert message(SEND, 2).stranger is None
 
 
 def finished(rank: int, *calls: Operation) -> RankState:
