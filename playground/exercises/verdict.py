@@ -306,20 +306,12 @@ def check_solution(
     is_report = exercise.kind == FIND and not exercise.find_changes(text)
     made: list[Attempt] = []
     for size in (world,) if world else exercise.worlds:
-<<<<<<< HEAD
-        made[size] = last = attempt(solution, before, size, seed, debug)
-        if last.failure:
-            found = last.failure
-            if not (is_report or debug):
-                found = name_mistake(solution, before, seed, made, found, size)
-=======
-        last = attempt(solution, before, size, seed)
+        last = attempt(solution, before, size, seed, debug)
         made.append(last)
         if last.failure:
             found = last.failure
-            if not is_report:
+            if not (is_report or debug):
                 found = name_mistake(solution, before, seed, last, found)
->>>>>>> verdicts
             return replace(
                 verdict,
                 status=found.status,
