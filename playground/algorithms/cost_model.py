@@ -303,7 +303,8 @@ def with_way_in_and_out(task: Task, path: list[Step], total: Counts) -> Cost:
 def binary_tree_cost(task: Task) -> Cost:
     """The sums go up and the result comes down; a parent's link serves its children in turn. Beyond
     one node, the path goes between nodes."""
-    (arriving, additions), nbytes = path_up(task.size), task.nbytes
+    arriving, additions = path_up(task.size)
+    nbytes = task.nbytes
     messages = arriving + path_down(task.size)
     path = [(Counts(messages, messages * nbytes, additions * nbytes), task.one_node)]
     levels = len(distances(task.power))

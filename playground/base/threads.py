@@ -34,7 +34,8 @@ class OurThread:
         daemon: bool = False,
     ) -> None:
         """`daemon`: the end of the process does not wait for it."""
-        self.target, self.args = target, args
+        self.target = target
+        self.args = args
         self.name = name
         self.daemon = daemon
         self.ident: int | None = None

@@ -589,7 +589,8 @@ def importing_from(folder: str) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path[:], sys.dont_write_bytecode = path, writes_nothing
+        sys.path[:] = path
+        sys.dont_write_bytecode = writes_nothing
 
 
 def judge(

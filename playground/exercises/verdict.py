@@ -232,7 +232,8 @@ class Attempt:
         what is told."""
         for case in sorted(self.observed):
             if found := find_failure(self.observed[case], self.size):
-                self.case, failure = case, found
+                self.case = case
+                failure = found
                 break
         if failure is None or failure.status in (FAIL, DEADLOCK):
             failure = self.find_groups() or failure

@@ -448,7 +448,8 @@ def moving(run: Evidence) -> Scene:
     messages, _ = match_messages(recording)
     for message in messages:
         send, receive = message
-        (x, y), (to_x, to_y) = corners[send.rank], corners[receive.rank]
+        x, y = corners[send.rank]
+        to_x, to_y = corners[receive.rank]
         values = " ".join(f"{value:g}" for value in send.values or ())
         number = Mark(
             kind=BOX, text=values, style="communication", title=message_title(message),

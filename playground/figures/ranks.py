@@ -541,8 +541,10 @@ def elastic_start(
         return done, state
 
     os.environ[DATA_DIR] = str(folder / "digits")
-    elastic.IMAGES, elastic.EPOCHS = images, epochs
-    elastic.SAVE_EVERY, elastic.KILL_AFTER = every, kill
+    elastic.IMAGES = images
+    elastic.EPOCHS = epochs
+    elastic.SAVE_EVERY = every
+    elastic.KILL_AFTER = kill
     load_snapshot = elastic.load
     vars(elastic).update(load=load, kill_last_rank=kill_last_rank)
     with contextlib.redirect_stdout(None):

@@ -59,7 +59,9 @@ class CellCheck:
         if self.folder is None or not self.is_unknown:
             return run
         self.starts += 1
-        self.steps, self.models, self.is_unknown = {}, -1, False
+        self.steps = {}
+        self.models = -1
+        self.is_unknown = False
         return partial(cells.run_observed, run, self.folder / str(self.starts))
 
     def conclude(self, *, is_whole: bool) -> Sequence[Finding]:
@@ -74,10 +76,12 @@ class CellCheck:
             return []
         self.written = written
         facts = read_ranks(folder, self.size)
-        known, self.steps = self.steps, count_steps(facts)
+        known = self.steps
+        self.steps = count_steps(facts)
         stepped = [number for number, count in self.steps.items() if count != known.get(number)]
         before = max((known.get(number, 0) for number in stepped), default=0)
-        models, self.models = self.models, max(len(each.models) for each in facts)
+        models = self.models
+        self.models = max(len(each.models) for each in facts)
         # the ranks began anew in this cell, or a model was wrapped in it
         is_made_here = self.models > models
         try:
@@ -90,7 +94,8 @@ class CellCheck:
             for each in found
             if each.is_certain and each.rule not in TOLD_AT_THE_END
         }
-        seen, self.seen = self.seen, self.seen | certain.keys()
+        seen = self.seen
+        self.seen = self.seen | certain.keys()
         return [
             each
             for key, each in certain.items()

@@ -163,7 +163,8 @@ class PlayWorld:
 
     def close(self) -> None:
         """End the ranks."""
-        ranks, self.ranks = self.ranks, []
+        ranks = self.ranks
+        self.ranks = []
         stop(ranks)
         if self.training:
             self.training.close()

@@ -95,7 +95,8 @@ class SyncInBackward(GradSync):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        before, self.is_syncing = self.is_syncing, False
+        before = self.is_syncing
+        self.is_syncing = False
         try:
             yield
         finally:

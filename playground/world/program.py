@@ -84,7 +84,8 @@ class Program:
                 raise UsageError(f"run {self.name}: there is no such file, in {os.getcwd()}")
             return None if zipfile.is_zipfile(self.name) else find_main(Path(self.name))
         package, *inner = self.name.split(".")
-        before, sys.path[:] = sys.path[:], [*self.first_folders, *self.path]
+        before = sys.path[:]
+        sys.path[:] = [*self.first_folders, *self.path]
         try:
             found = importlib.util.find_spec(package)
             if found is None:

@@ -65,7 +65,7 @@ def test_a_rank_that_asks_a_person_is_waited_for(question: str | None, is_due: b
         stands = standstill.Standstill([rank])
         looks = []
         for _ in range(3):
-            looks.append(stands.is_due())
+            looks.append(stands.look())
             stands.since -= 100
         process.kill()
     assert looks == [False, False, is_due]

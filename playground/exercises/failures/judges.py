@@ -110,7 +110,8 @@ def mixed_gradients(rank: int, size: int, seed: int) -> Cases:
         culprit = draw.randrange(size)
         places = [[*range(len(names))] for _ in range(size)]
         swapped = draw.randrange(1, len(names))
-        places[culprit][0], places[culprit][swapped] = swapped, 0
+        places[culprit][0] = swapped
+        places[culprit][swapped] = 0
         digits = [sorted(draw.sample(range(1, 10), len(names))) for _ in range(size)]
         own = {
             names[place]: torch.full((2,), digit * 10**rank)

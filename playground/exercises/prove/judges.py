@@ -57,7 +57,9 @@ def train(
     step, whole = next(coming)
     weight = 1 if mistake == "unweighted" else len(inputs) * size / len(whole[0])
     if mistake == "alone":
-        (inputs, targets), weight, size = whole, 1, 1
+        inputs, targets = whole
+        weight = 1
+        size = 1
     if mistake != "accumulated":
         model.zero_grad()
     (F.mse_loss(model(inputs), targets) * weight).backward()
@@ -120,7 +122,8 @@ def short_batch(rank: int, size: int, seed: int) -> Cases:
         draw = random.Random(each)
         culprit, other = draw.sample(range(size), 2)
         lengths = [[4, 4, 4] for _ in range(size)]
-        lengths[culprit][-1], lengths[other] = draw.randrange(1, 3), [6, 6]
+        lengths[culprit][-1] = draw.randrange(1, 3)
+        lengths[other] = [6, 6]
         everyones = [
             [
                 torch.tensor([draw.randrange(1, 99) for _ in range(length)], dtype=torch.float64)

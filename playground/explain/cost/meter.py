@@ -106,7 +106,8 @@ class Meter(Observer):
     looks_inside = True
 
     def __init__(self, log: CostLog, link: Link | None = None) -> None:
-        self.log, self.link = log, link
+        self.log = log
+        self.link = link
         self.lines = Lines()
         self.known: list[Line] = []
         self.thread = ThreadState()
@@ -226,7 +227,8 @@ class Meter(Observer):
     def waited(self, calls: Sequence[Call]) -> None:
         found = [self.calls.pop(call.number, None) for call in calls]
         ended = [issued for issued in found if issued]
-        start, self.thread.started = self.thread.started, None
+        start = self.thread.started
+        self.thread.started = None
         if not ended or start is None:
             return
         end, row = self.now(ended[0].on_gpu), self.find_row(f"{calls[0].name}.wait")
@@ -309,7 +311,8 @@ class MeteredExecutor(Watcher):
         meter.log.add(issued.row, CALLS, 1)
 
         def run() -> None:
-            before, meter.thread.inside = meter.thread.inside, issued.row
+            before = meter.thread.inside
+            meter.thread.inside = issued.row
             try:
                 call()
             finally:
@@ -332,7 +335,9 @@ class MeteredWork:
     """The work of a collective of ours."""
 
     def __init__(self, meter: Meter, work: Any, issued: Issued, name: str) -> None:
-        self.meter, self.work, self.name = meter, work, name
+        self.meter = meter
+        self.work = work
+        self.name = name
         self.issued: Issued | None = issued
         """Until the first wait."""
 
@@ -341,7 +346,8 @@ class MeteredWork:
 
     def wait(self) -> Any:
         meter, start = self.meter, time.monotonic()
-        issued, self.issued = self.issued, None
+        issued = self.issued
+        self.issued = None
         row = meter.find_row(f"{self.name}.wait")
         meter.stand_still(row, start)
         try:

@@ -47,7 +47,8 @@ class Exchange:
     def look(self) -> Diagnosis | None:
         """Tell the others if this rank stands still since the last look, or does so no more.
         Returns a deadlock if one is proved: on rank 0 alone. Raises what the store does."""
-        before, self.seen = self.seen, (self.view.progress, look(self.port))
+        before = self.seen
+        self.seen = (self.view.progress, look(self.port))
         still = self.seen == before and (self.view.waits or self.view.has_ended)
         if still and self.seen != self.told:
             self.store.set(f"state {self.rank}", pickle.dumps(self.state()))

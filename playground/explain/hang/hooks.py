@@ -313,7 +313,8 @@ class Hooks(Recorder):
     def paused(self) -> Iterator[None]:
         """Operations write nowhere in this block, whose time is taken: to write takes some
         microseconds for each. All ranks must pause at the same point."""
-        box, self.box = self.box, None
+        box = self.box
+        self.box = None
         try:
             yield
         finally:
@@ -497,7 +498,8 @@ class Hooks(Recorder):
     ) -> Any:
         """A method of a backend. Its messages pass by no method of the group's, and are counted
         nowhere, unless it is handed a counted one by a backend in Python."""
-        counted, self.here.counted = getattr(self.here, "counted", None), None
+        counted = getattr(self.here, "counted", None)
+        self.here.counted = None
         if counted is not None and args and args[0][0] is counted:
             return real(backend, *args, **kwargs)
         return self.call_unnamed(f"{method} of a backend", real, backend, *args, **kwargs)
@@ -638,7 +640,8 @@ class Hooks(Recorder):
                 key: passes.enter_context(self.around(box, BACKWARD, *model))
                 for key, model in forwarded.items()
             }
-            outer, self.passes = self.passes, calls
+            outer = self.passes
+            self.passes = calls
             try:
                 return real(*args, **kwargs)
             finally:

@@ -197,7 +197,8 @@ class TrainingWatcher(Watcher):
         """How often that was found anew since the last step."""
         self.stack: list[Any] = []
         """The optimizers that are stepping, the innermost last."""
-        self.inside, self.is_inside = contextlib.ExitStack(), False
+        self.inside = contextlib.ExitStack()
+        self.is_inside = False
         """While wrapped models are watched: an observer that looks inside."""
         self.averaged = 0
         """The number of elements of which the root of the latest backward pass is the mean."""
@@ -336,7 +337,8 @@ class TrainingWatcher(Watcher):
     def backward_ended(self) -> None:
         if not self.clocks:
             return
-        before, self.places = self.clocks.pop(), None
+        before = self.clocks.pop()
+        self.places = None
         advanced = False
         if self.is_looking:
             advanced = any(before.get(key) != now for key, now in self.read_clocks().items())
@@ -482,7 +484,8 @@ class TrainingWatcher(Watcher):
             self.optimizers[optimizer] = known
             self.restored.clear()
             self.looking.add(known.number)
-        known.group, known.models = group, models
+        known.group = group
+        known.models = models
         self.largest = max([self.largest, *(param.numel() for param in params)])
         return known
 
@@ -519,9 +522,13 @@ class TrainingWatcher(Watcher):
             value for param in parameters_of(optimizer)[:1] for value in read_values(param)
         ]
         known.count += 1
-        self.places, self.rebuilt = None, 0
-        known.since, known.pending, known.is_forced = self.count, None, False
-        known.raw, known.raw_values = [], []
+        self.places = None
+        self.rebuilt = 0
+        known.since = self.count
+        known.pending = None
+        known.is_forced = False
+        known.raw = []
+        known.raw_values = []
         if known.is_next_looked_at:
             self.looking.add(known.number)
         else:

@@ -304,7 +304,8 @@ def outcome_texts(outcome: Outcome) -> Texts:
     shown = {name: by_rank for name, by_rank in values.items() if by_rank is not None}
     rows = ((rank, *row) for rank, row in enumerate(zip(*shown.values(), strict=True)))
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in shown), rows=rows)
-    name, (first, _, rest) = outcome.error or "A warning", outcome.told.partition(":")
+    name = outcome.error or "A warning"
+    first, _, rest = outcome.told.partition(":")
     if outcome.name in EXPECTED_BY_MODULE["silent"]:
         name = "No error is raised. With --check hints"
     said: Texts = ["No error is raised."]

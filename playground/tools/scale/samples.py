@@ -92,7 +92,8 @@ class Turn:
     def __call__(self) -> dict[str, float]:
         """Seconds per call of each algorithm; nothing on a rank outside the group."""
         dist.barrier()
-        number, self.number = self.number, self.number + 1
+        number = self.number
+        self.number = self.number + 1
         if dist.get_rank() not in self.ranks:
             return {}
         seconds = {}

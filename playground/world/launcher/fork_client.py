@@ -100,7 +100,8 @@ class ForkServerClient:
         self.wait_for_starter()
         if not pidfds:
             raise ForkServerFailed(ENDED)
-        self.pid, self.pidfd = MESSAGE.unpack(message)[0], pidfds[0]
+        self.pid = MESSAGE.unpack(message)[0]
+        self.pidfd = pidfds[0]
 
     def wait_for_starter(self) -> None:
         with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
@@ -393,7 +394,8 @@ class ForkedProcess:
         self.fds = [stream.fileno() for stream in streams]
         self.returncode: int | None = None
         work = pickle_main(main, args, self.fds, imports_program)
-        self.server, self.own_server = server or running_server(), server
+        self.server = server or running_server()
+        self.own_server = server
         self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds, len(streams))
         self.server.processes.add(self)
         self.pidfd = Connection(pidfd, writable=False)

@@ -1,8 +1,8 @@
 """The fork server's side: a process that imports torch once, and forks itself for each rank.
 
-`fork_client` starts it and holds the other ends: of a socket, over which a byte asks for a rank, and of
-a pipe that carries nothing and whose end means that the launcher is gone. The byte says how many of
-the others are the rank's stdout, stderr and, if it reads one, stdin, and with it come file
+`fork_client` starts it and holds the other ends: of a socket, over which a byte asks for a rank,
+and of a pipe that carries nothing and whose end means that the launcher is gone. The byte says how
+many of the others are the rank's stdout, stderr and, if it reads one, stdin, and with it come file
 descriptors:
 
 | descriptor | use                                                                                 |

@@ -64,7 +64,9 @@ class Output:
         """Whether it is in a line that was too long to be kept, and whose end has not arrived."""
         self.look_at = self.expires = math.inf
         """When to look whether the rank is quiet, and when it is not waited for any longer."""
-        self.reads, self.read_at, self.rests_until = 0, -math.inf, -math.inf
+        self.reads = 0
+        self.read_at = -math.inf
+        self.rests_until = -math.inf
         """How often it was read without a pause, when last, and when it is to be read again."""
         self.end = b"\n"
         """The last byte that was passed on."""
@@ -121,7 +123,8 @@ class Output:
         if now < min(self.look_at, self.expires):
             return
         if self.holder:
-            self.look_at, self.expires = now + QUIET, now + PATIENCE
+            self.look_at = now + QUIET
+            self.expires = now + PATIENCE
         elif now >= self.expires or (is_quiet() and not wait([self.pipe], 0)):
             self.pass_on()
         else:

@@ -45,7 +45,8 @@ class Rounds(Generic[Line]):
         complete = min(printed.values(), default=None)
         for rank, lines in enumerate(self.held):
             while lines:
-                number, (expires, line) = self.passed[rank], lines[0]
+                number = self.passed[rank]
+                expires, line = lines[0]
                 if complete is not None and number >= complete and now < expires:
                     break
                 lines.popleft()

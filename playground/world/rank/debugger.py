@@ -65,7 +65,8 @@ def prepare_breakpoints(
 ) -> None:
     """From now on, breakpoints of this rank do what is asked for, and questions are asked by `ask`
     where they are answered. None: both are Python's own."""
-    pdb.set_trace, builtins.input = python_set_trace, python_input
+    pdb.set_trace = python_set_trace
+    builtins.input = python_input
     if breakpoints:
         pdb.set_trace = Stop(rank, breakpoints)
         if not breakpoints.advice:

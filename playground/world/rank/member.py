@@ -110,7 +110,8 @@ class Member:
         self.drop_groups()
         gc.collect()  # what an operation has raised holds its group, and its sockets, in a cycle
         self.env = replace(self.env, rendezvous=rendezvous)
-        self.groups_formed, self.is_store_closed = 0, False
+        self.groups_formed = 0
+        self.is_store_closed = False
         if self.box:
             self.box.world = rendezvous.place
         self.meet(None, timeout)

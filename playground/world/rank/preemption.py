@@ -161,7 +161,8 @@ class PreemptionNotice:
         if self.seconds_left == 0:
             logging.getLogger("playground").warning("SIGTERM: no end within %g s", self.grace)
             sys.exit(128 + signal.SIGTERM)
-        is_new, self.is_passed_on = self.has_come and not self.is_passed_on, self.has_come
+        is_new = self.has_come and not self.is_passed_on
+        self.is_passed_on = self.has_come
         return is_new
 
 

@@ -185,7 +185,8 @@ class RecordedWork:
         return getattr(self.work, name)
 
     def wait(self) -> Any:
-        number, self.number = self.number, None
+        number = self.number
+        self.number = None
         if number is None:
             return self.work.wait()
         wait = self.recorder.begin_wait([number], self.recorder.sources.find())

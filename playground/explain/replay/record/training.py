@@ -57,7 +57,8 @@ class BackwardRecorder(Observer):
         """Numbers of the backward pass and of the event of a bucket, by the number of the call."""
 
     def backward_begun(self, root: Any) -> None:
-        recorder, self.here.gradients = self.recorder, True
+        recorder = self.recorder
+        self.here.gradients = True
         if not recorder.backwards:
             self.left = 0
         number = recorder.begin(COMPUTE, "backward", source=recorder.sources.find())
@@ -186,7 +187,8 @@ class TrainingHooks:
         if learns:
             self.begin_step(module)
             self.watch_gradients(module)
-        self.here.forward, recorder = True, self.recorder
+        self.here.forward = True
+        recorder = self.recorder
         name = "forward" if learns else "inference"
         return recorder.open(recorder.begin(COMPUTE, name, source=recorder.sources.find()))
 

@@ -291,9 +291,9 @@ def test_see_refuses_before_the_run(name: str, words: str, run_cli: Run, tmp_pat
 
 def test_what_led_to_a_failure_is_shown_and_the_failure_is_told(tmp_path: Path) -> None:
     file = tmp_path / "failed.playground"
+    world = CommandWorld(2)
+    world.around = Recordings(file)
     with pytest.raises(RankFailed, match="rank 1 of 2 was killed by SIGKILL"):
-        world = CommandWorld(2)
-        world.around = Recordings(file)
         world.run(reduce_and_die)
     killed = read_recording(file).ranks[1]
     assert killed.is_cut_off
