@@ -59,14 +59,13 @@ def __getattr__(name: str) -> object:
     every run of whoever has it installed, for the sake of the plugin."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "launch":
+        from playground.explain.right.launch import launch  # checks what it runs
+
+        return launch
     from playground import world
 
-    value = getattr(world, name)
-    if name == "launch":
-        from playground.explain.right import launch
-
-        return launch.launch
-    return value
+    return getattr(world, name)
 
 
 def load_ipython_extension(shell: object) -> None:

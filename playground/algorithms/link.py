@@ -72,8 +72,7 @@ class Link(Observer):
         self.deliver(calls)
 
     def failed(self, calls: Sequence[Call], error: BaseException) -> None:
-        for call in calls:
-            self.ends.pop(call.number, None)
+        self.dropped(calls)
 
     def dropped(self, calls: Sequence[Call]) -> None:
         for call in calls:

@@ -53,7 +53,7 @@ SLICE = 0.05
 LOST = "Connection closed by peer"
 """How gloo begins to say that a peer has ended; whoever reads errors knows these words."""
 CALL = struct.Struct("QQQ")
-"""The numbers of a call that ranks compare: which it is, and three numbers whose meaning is the
+"""The numbers of a call that ranks compare: which it is, and two numbers whose meaning is the
 caller's."""
 GONE, BROKEN = 1, 2
 """A rank's flag, when it takes part in no further call, and when it has left a call."""

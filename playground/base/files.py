@@ -105,16 +105,14 @@ def create(file: Path) -> int:
 
 
 @contextlib.contextmanager
-def replacing(file: Path, beside: str, durable: bool = False) -> Iterator[int]:
+def replacing(file: Path, beside: str) -> Iterator[int]:
     """A descriptor, of a file that is called `beside` until the end of the block and then takes the
-    place of `file`: that is whole or as it was, also if the block raises or the process is killed;
-    `durable`, after a power failure, too. Raises `OSError`."""
+    place of `file`: that is whole or as it was, also if the block raises or the process is killed.
+    Raises `OSError`."""
     unfinished = file.with_name(beside)
     descriptor = create(unfinished)
     try:
         yield descriptor
-        if durable:
-            os.fsync(descriptor)  # the content is on the disk before it gets its name
         os.rename(unfinished, file)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -122,12 +120,6 @@ def replacing(file: Path, beside: str, durable: bool = False) -> Iterator[int]:
         raise
     finally:
         os.close(descriptor)
-    if durable:
-        descriptor = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)  # the name
-        finally:
-            os.close(descriptor)
 
 
 def follow_own_links(file: Path) -> Path:

@@ -128,7 +128,7 @@ def keep_to_one_core() -> None:
         return
     rank = int(os.environ["LOCAL_RANK"])
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-    cores = os.sched_getaffinity(0)
-    if ranks > len(cores) and ranks % len(cores) == 0:
+    allowed = os.sched_getaffinity(0)
+    if ranks > len(allowed) and ranks % len(allowed) == 0:
         with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, {sorted(cores)[rank % len(cores)]})
+            os.sched_setaffinity(0, {sorted(allowed)[rank % len(allowed)]})

@@ -46,7 +46,7 @@ from playground.exercises.observation import (
     find_difference,
     find_failure,
 )
-from playground.ui.units import plural  # fmt: skip
+from playground.ui.units import plural
 from playground.world.launcher.launch import LaunchConfig, launch
 from playground.world.rank.reports import Event
 

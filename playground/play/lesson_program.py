@@ -59,8 +59,10 @@ def run_program(program: LessonProgram, rank: int, size: int, number: int, sourc
             torch.set_default_dtype(dtype)  # a program's choice would change the cells that follow
             names.update(kept)
             sys.argv = words
-            os.environ.pop(DATA_DIR, None)
-            os.environ |= {} if folder is None else {DATA_DIR: folder}
+            if folder is None:
+                os.environ.pop(DATA_DIR, None)
+            else:
+                os.environ[DATA_DIR] = folder
 
     return guarded(run)
 

@@ -1,4 +1,4 @@
-"""Tools that measure and examine: a folder each, of the same shape as a lesson's."""
+"""Tools that measure and examine: a folder each, with a page of its settings and a chapter."""
 
 from __future__ import annotations
 

@@ -47,11 +47,6 @@ class Images(Dataset[Batch]):
         images = self.images[index].float().div_(255 * STD).sub_(MEAN / STD)
         return images, self.labels[index].long()
 
-    def span(self, first: int, count: int) -> Batch:
-        """`count` samples in the order of the file from number `first` on; after the last comes the
-        first again."""
-        return self[[place % len(self) for place in range(first, first + count)]]
-
 
 def map_idx_file(file: Path, *sample: int) -> torch.Tensor:
     """The uint8 tensor of an IDX file, [samples, *sample], mapped into memory. `prepare` has

@@ -1,4 +1,4 @@
-"""Replicas of one model: made equal before training, averaged, compared after it."""
+"""Replicas of one model: made equal before training, compared after it."""
 
 from __future__ import annotations
 

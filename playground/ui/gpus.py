@@ -52,8 +52,8 @@ def on_simulated_gpus(run: RunOptions) -> RunOptions:
 
 def backend_on_gpus(asked: str) -> str:
     """The backend of a run on GPUs. Raises `UsageError` if one of CPUs was asked for."""
-    of_gpus, source = backends.backend_for("cuda").name, "backend"
-    given = click.get_current_context().get_parameter_source(source)
+    of_gpus = backends.backend_for("cuda").name
+    given = click.get_current_context().get_parameter_source("backend")
     if given is None or asked == of_gpus:  # `run` leaves the backend to its script
         return asked
     if given is ParameterSource.COMMANDLINE:

@@ -128,20 +128,19 @@ class Session:
         self,
         function: Callable[..., Any],
         *args: Any,
-        phase: str = "",
         on_report: Progress | None = None,
         **how: Any,
     ) -> list[Any]:
         """The return value of `function(rank, size, *args)` on each rank, in rank order. The bar
-        shows `phase` and then what rank 0 reports; `on_report` hears of it first. Other arguments,
-        and what it raises: see `CommandWorld.run`."""
+        shows what rank 0 reports; `on_report` hears of it first. Other arguments, and what it
+        raises: see `CommandWorld.run`."""
 
         def forward(rank: int, event: Event) -> None:
             if on_report:
                 on_report(rank, event)
             self.bar(rank, event)
 
-        self.bar.show(phase or f"starting {self.world.size} ranks")
+        self.bar.show(f"starting {self.world.size} ranks")
         try:
             return self.world.run(function, *args, on_report=forward, **how)
         finally:

@@ -17,57 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 from playground.ui.text import RANK, Prose, Styled
-
-BLOCKS = "█▓▒░#=+"
-"""Characters of the kinds, in order. They differ without colours."""
-WIDTH = 44
-"""Characters of the longest bar."""
-PER_LINE = 4
-"""Kinds in a line of the legend."""
-
-
-def bars(
-    rows: Sequence[tuple[str, Mapping[str, int]]],
-    kinds: Sequence[str],
-    *,
-    heading: str = "device",
-    width: int = WIDTH,
-) -> list[str | Table]:
-    """A bar per row, (name, {kind: bytes}), all on one scale, with its total; below, what the
-    characters stand for. `kinds` are the names of all kinds, in the order in which bars are
-    stacked: at most as many as `BLOCKS`."""
-    longest = max((sum(amounts.values()) for _, amounts in rows), default=0)
-    scale = f"one character: {longest / width:,.0f} bytes"
-    table = Table(heading, scale, *numbers(("total", "bytes")))
-    drawn = [draw([amounts.get(kind, 0) for kind in kinds], longest, width) for _, amounts in rows]
-    for (name, amounts), bar in zip(rows, drawn, strict=True):
-        table.add(name, bar, f"{sum(amounts.values()):,}")
-    seen = [
-        f"{block} {kind}"
-        for block, kind in zip(BLOCKS, kinds, strict=False)
-        if any(block in bar for bar in drawn)
-    ]
-    return [
-        table,
-        *(
-            f"  {'   '.join(seen[start : start + PER_LINE])}"
-            for start in range(0, len(seen), PER_LINE)
-        ),
-    ]
-
-
-def draw(amounts: Sequence[int], longest: int, width: int) -> str:
-    """`amounts` one after another, on a scale on which `longest` is `width` characters. Each
-    boundary is rounded by itself, so that a bar is as long as its sum says; what is small may not
-    be seen."""
-    ends = [round(total * width / longest) if longest else 0 for total in accumulate(amounts)]
-    lengths = (end - start for start, end in zip([0, *ends], ends, strict=False))
-    return "".join(block * length for block, length in zip(BLOCKS, lengths, strict=False))
-
 
 CellText = str | Styled
 GAP = 2
@@ -147,19 +99,10 @@ class Table:
         )
 
 
-def tabulate(
-    rows: Iterable[Any], columns: Mapping[str, Column], others: Column | None = None
-) -> Table:
+def tabulate(rows: Iterable[Any], columns: Mapping[str, Column]) -> Table:
     """A table of rows, which are values by name, or dataclasses, as the document has them: under
-    the columns of these names, in their order. With `others`, under all names that the rows have,
-    in theirs: of those without a column the names are headings, and `others` says the rest."""
+    the columns of these names, in their order."""
     records = [row if isinstance(row, Mapping) else vars(row) for row in rows]
-    if others:
-        names = dict.fromkeys(name for record in records for name in record)
-        columns = {
-            name: columns.get(name) or replace(others, heading=name.replace("_", " "))
-            for name in names
-        }
     return Table(
         *columns.values(), rows=([record.get(name) for name in columns] for record in records)
     )

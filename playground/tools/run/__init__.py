@@ -1,1 +1,2 @@
-"""The command `run`: a script for torchrun, or a module, on ranks of this machine, unchanged."""
+"""The command `run`: a script for torchrun, or a module, on ranks of this machine, unchanged; and
+the command of each lesson, which runs its program."""

@@ -198,7 +198,8 @@ def plan_for(hosts: Sequence[tuple[int, ...]], effort: Effort, cores: int, all_c
     """The plan of a measurement on these hosts, given as the ranks of each. Raises `UsageError` for
     a world that is too small, too large, or uneven."""
     size = sum(map(len, hosts))
-    if not MIN_RANKS <= size <= MAX_RANKS and not (len(hosts) > 1 and size <= MAX_RANKS):
+    least = 2 if len(hosts) > 1 else MIN_RANKS
+    if not least <= size <= MAX_RANKS:
         raise UsageError(
             f"{size} ranks: measuring takes {MIN_RANKS} to {MAX_RANKS}, on several hosts 2 to "
             f"{MAX_RANKS}; for a "
