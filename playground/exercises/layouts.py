@@ -1,4 +1,4 @@
-"""Layouts of a GPT on a cluster, costed as in the chapter mesh, and what makes one a good choice."""
+"""Layouts of a GPT on a cluster, costed as in the chapter mesh; what makes one a good choice."""
 
 from __future__ import annotations
 

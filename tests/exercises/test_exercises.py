@@ -178,9 +178,9 @@ def test_a_mistake_is_named_from_the_world_that_failed_and_one_more(
 ) -> None:
     started: list[tuple[str, int]] = []
 
-    def run(solution: Solution, before: Sequence[Solution], size: int, seed: int) -> Attempt:
+    def run(solution: Solution, before: Sequence[Solution], size: int, *how: Any) -> Attempt:
         started.append((solution.text, size))
-        return attempt(solution, before, size, seed)
+        return attempt(solution, before, size, *how)
 
     monkeypatch.setattr(verdict_module, "attempt", run)
     exercise = CATALOGUE["share"]

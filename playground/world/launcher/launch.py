@@ -121,6 +121,8 @@ class LaunchConfig:
             raise UsageError(f"{self.restarts} restarts: use a whole number, 0 or more")
         if self.debug and (none := [rank for rank in self.debug if not 0 <= rank < size]):
             raise UsageError(f"debug rank {none[0]}: the ranks of this world are 0 to {size - 1}")
+        process_checks.check_working_folder()
+        backends.get_backend(self.backend).check(size)
 
     def prepare_breakpoints(self, size: int) -> Breakpoints | None:
         """What breakpoints do in the ranks. A program that is the only rank is left to Python."""
@@ -131,8 +133,6 @@ class LaunchConfig:
         if self.debug is None and is_a_terminal(sys.stdin):
             return Breakpoints(ranks=tuple(range(size)))
         return Breakpoints(advice=ADVICE_TO_PROGRAM if self.bare else ADVICE_TO_CALLER)
-        process_checks.check_working_folder()
-        backends.get_backend(self.backend).check(size)
 
 
 def launch(
