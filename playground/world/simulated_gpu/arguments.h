@@ -45,7 +45,7 @@ inline at::Tensor values_of(const at::Tensor& tensor) { return host_view(tensor,
 // tensor in the same memory.
 inline at::Tensor taken_along(const at::Tensor& tensor) {
   auto copy = tensor.clone();
-  copy.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
   return copy;
 }
 
