@@ -50,6 +50,23 @@ def test_histograms_are_of_whole_numbers_too() -> None:
     assert (counted.dtype, counted.tolist()) == (torch.int64, [1, 2, 0])
 
 
+FIRST = 'import torch; print(torch.arange(4, device="cuda").tolist())'
+
+
+def test_the_first_operation_of_a_process_computes() -> None:
+    """Though no memory was allocated before it."""
+    command = [sys.executable, "-c", FIRST]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=COLD)
+    assert (ran.returncode, ran.stdout) == (0, "[0, 1, 2, 3]\n"), ran.stderr
+
+
+def test_a_tensor_of_the_cpu_with_dimensions_is_taken_along() -> None:
+    parts = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="cuda")
+    assert (parts.is_nested, parts.is_cuda) == (True, True)
+    rows = torch.arange(6.0, device="cuda").reshape(3, 2)
+    assert rows[torch.tensor([2, 0])].tolist() == [[4, 5], [0, 1]]
+
+
 REFUSED = """
 import torch
 x = torch.ones(3, device="cuda")

@@ -119,17 +119,19 @@ void unload() {
   state().changed.notify_all();
 }
 
-// The kernels are loaded with the first memory: only a process that uses a GPU has them.
+// The kernels are loaded before the first call of one: only a process that uses a GPU has them.
 void load_kernels() {
-  atexit(unload);
-  Dl_info here;
-  dladdr(reinterpret_cast<void*>(&load_kernels), &here);
-  std::string path(here.dli_fname);
-  path.replace(path.rfind('/') + 1, std::string::npos, "kernels.so");
-  if (!dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
+  static std::once_flag first;
+  std::call_once(first, [] {
+    atexit(unload);
+    Dl_info here;
+    dladdr(reinterpret_cast<void*>(&load_kernels), &here);
+    std::string path(here.dli_fname);
+    path.replace(path.rfind('/') + 1, std::string::npos, "kernels.so");
+    if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) return;
     fprintf(stderr, "simulated GPU: %s\n", dlerror());
     abort();
-  }
+  });
 }
 
 Stream* make_stream(int device, int priority) {
@@ -183,8 +185,7 @@ size_t left_on_host() {
 }
 
 cudaError_t allocate(void** pointer, size_t size, int device) {
-  static std::once_flag first;
-  std::call_once(first, load_kernels);
+  load_kernels();
   Lock lock(state().lock);
   if (device >= 0 && state().used[device] + size > MEMORY) return told(cudaErrorMemoryAllocation);
   if (size_t left = left_on_host(); size > left) {
@@ -300,6 +301,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device < 0 || device >= DEVICES) return told(cudaErrorInvalidDevice);
+  load_kernels();
   *properties = {};
   strcpy(properties->name, "SIMULATED GPU");
   memset(properties->uuid.bytes, device + 1, sizeof properties->uuid.bytes);
