@@ -60,6 +60,7 @@ def test_the_first_operation_of_a_process_computes() -> None:
     assert (ran.returncode, ran.stdout) == (0, "[0, 1, 2, 3]\n"), ran.stderr
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_tensor_of_the_cpu_with_dimensions_is_taken_along() -> None:
     parts = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="cuda")
     assert (parts.is_nested, parts.is_cuda) == (True, True)
