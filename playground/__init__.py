@@ -59,12 +59,12 @@ def __getattr__(name: str) -> object:
     every run of whoever has it installed, for the sake of the plugin."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from playground import world  # says what this machine lacks, if it has no ranks
+
     if name == "launch":
         from playground.explain.right.launch import launch  # checks what it runs
 
         return launch
-    from playground import world
-
     return getattr(world, name)
 
 

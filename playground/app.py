@@ -103,7 +103,7 @@ class Commands(click.Group):
         if tool := {**BESIDE, **EXERCISES}.get(cmd_name):
             command = tool.command.load()
         elif lesson := LESSONS.get(cmd_name) or LESSONS_BY_FOLDER.get(cmd_name):
-            from playground.tools.run.lesson_command import lesson_command
+            from playground.tools.run.command import lesson_command
 
             command = lesson_command(lesson)
         if command:

@@ -15,7 +15,7 @@ from playground.exercises.verdict import tell_lines
 from playground.exercises.workbook import check_text
 from playground.lessons import LESSONS
 from playground.play.lesson_program import LessonProgram
-from playground.tools.run.lesson_command import read_values
+from playground.tools.run.command import read_values
 from playground.ui import terminal
 from playground.ui.rendering import render_markdown
 from playground.world.launcher.pool import keeping_worlds

@@ -12,7 +12,7 @@ import pytest
 from programs import Outcome
 
 from playground.lessons.lesson_row import Lesson
-from playground.tools.run.lesson_command import lesson_command
+from playground.tools.run.command import lesson_command
 from playground.training import prepare
 
 Ask = Callable[..., Outcome]
