@@ -59,13 +59,14 @@ def __getattr__(name: str) -> object:
     every run of whoever has it installed, for the sake of the plugin."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from playground import world  # says what this machine lacks, if it has no ranks
+    from playground import world
 
+    value = getattr(world, name)  # says what this machine lacks, if it can have no ranks
     if name == "launch":
-        from playground.explain.right.launch import launch  # checks what it runs
+        from playground.explain.right import launch
 
-        return launch
-    return getattr(world, name)
+        return launch.launch
+    return value
 
 
 def load_ipython_extension(shell: object) -> None:
