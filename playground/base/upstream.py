@@ -310,6 +310,9 @@ def read_allocator_again(settings: str) -> None:
 STORE_MAKER = "_create_c10d_store"
 """The function of torch.distributed.rendezvous by which env:// and tcp:// come to a store, given
 host, port, rank, size and timeout (torch 2.15)."""
+DEFAULT_TIMEOUTS = "default_pg_timeout", "default_pg_nccl_timeout"
+"""What torch.distributed.distributed_c10d calls the timeouts of groups that are formed without one
+(torch 2.15)."""
 FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
 """The modules of torch.distributed's functions, and of what is around each of them."""
 

@@ -43,7 +43,7 @@ from playground.exercises.verdict import (
 )
 from playground.tap import Call, Observer, observing
 from playground.tap.replacement import Wrap, replaced
-from playground.world.rank.reports import report
+from playground.world.rank.reports import QUIT, report
 
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
 """Calls of torch.distributed and bytes printed in one case, of which the first are shown."""
@@ -54,7 +54,6 @@ TICK = 0.5
 IMPORTING = 20
 """How many times the deadline an import may take."""
 LEFT_RUNNING = "a thread left running"
-QUIT = "was ended in its debugger"
 LAST_WORDS = 2.0
 """Seconds that threads may go on after the solution has returned."""
 TAKEN = 1.0

@@ -35,8 +35,8 @@ class CommandWorld:
     itself a rank of a world somebody started, the ranks of that world.
 
     `size` None stands for `default_size`; a world that is joined brings its own. `options` are
-    fields of `LaunchConfig`. Raises `UsageError` if there can
-    be no such world; nothing is started before `run`.
+    fields of `LaunchConfig`. Raises `UsageError` if there can be no such world; nothing is started
+    before `run`.
     """
 
     def __init__(

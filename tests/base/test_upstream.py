@@ -234,6 +234,12 @@ def test_what_is_replaced_is_there(owner: object, name: str) -> None:
     assert callable(getattr(owner, name))
 
 
+def test_timeouts_of_groups_that_are_formed_without_one() -> None:
+    first, nccl = (getattr(dist.distributed_c10d, name) for name in upstream.DEFAULT_TIMEOUTS)
+    assert isinstance(first, timedelta)
+    assert nccl is None or isinstance(nccl, timedelta)  # None in a build without nccl
+
+
 def test_what_the_flight_recorder_asks_a_model(group: dist.ProcessGroup) -> None:
     model = DistributedDataParallel(torch.nn.Linear(2, 2))
     assert model._has_rebuilt_buckets is False

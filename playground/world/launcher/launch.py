@@ -124,7 +124,7 @@ class LaunchConfig:
         process_checks.check_working_folder()
         backends.get_backend(self.backend).check(size)
 
-    def prepare_breakpoints(self, size: int) -> Breakpoints | None:
+    def choose_breakpoints(self, size: int) -> Breakpoints | None:
         """What breakpoints do in the ranks. A program that is the only rank is left to Python."""
         if self.debug:
             return Breakpoints(ranks=tuple(self.debug), lifts_timeouts=True)
@@ -176,7 +176,7 @@ def launch(
         config.check(size)
         work = prepare_work(
             fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None,
-            bare=config.bare, breakpoints=config.prepare_breakpoints(size),
+            bare=config.bare, breakpoints=config.choose_breakpoints(size),
         )  # fmt: skip
         with await_preemption(config.grace) as notice:
             for count in itertools.count():

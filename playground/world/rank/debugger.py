@@ -15,16 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+from playground.base.upstream import DEFAULT_TIMEOUTS
 from playground.world.rank.assignment import Breakpoints
 from playground.world.rank.reports import BREAKPOINT, report
 
-TIMEOUTS = "default_pg_timeout", "default_pg_nccl_timeout"
-"""What torch.distributed.distributed_c10d calls the timeouts of groups that are formed without one
-(torch 2.15)."""
 LONG = timedelta(days=11)
 """The timeout of process groups while a rank is debugged: a million seconds, which all backends
 can count in milliseconds."""
-C10D = "torch.distributed.distributed_c10d"
 SKIPPED = [f"playground.{room}.*" for room in ("base", "explain", "play", "tap", "world")]
 """Modules of ours that stepping into a call passes by."""
 python_set_trace, python_input = pdb.set_trace, builtins.input
@@ -74,8 +71,9 @@ def prepare_breakpoints(
         if breakpoints.lifts_timeouts:
             from playground.tap.replacement import Replacement  # torch has been imported by now
 
-            for name in TIMEOUTS:
-                Replacement(sys.modules[C10D], name, lambda _: LONG).install()
+            c10d = sys.modules["torch.distributed.distributed_c10d"]
+            for name in DEFAULT_TIMEOUTS:
+                Replacement(c10d, name, lambda _: LONG).install()
 
 
 def end_tracing() -> None:

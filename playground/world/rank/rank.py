@@ -71,7 +71,7 @@ from playground.world.rank.process import (
     forget_frames,
     run_program,
 )
-from playground.world.rank.reports import report_to
+from playground.world.rank.reports import QUIT, report_to
 from playground.world.rendezvous.environment import RankEnv
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
         return error
     if isinstance(error, BdbQuit):
         advice = str(error)
-        return UsageError(advice) if advice else RankFailed(rank, size, "was ended in its debugger")
+        return UsageError(advice) if advice else RankFailed(rank, size, QUIT)
     whole = traceback.TracebackException.from_exception(error)
     innermost = whole.stack[-1:]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)

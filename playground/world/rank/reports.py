@@ -18,6 +18,8 @@ child processes may have."""
 BREAKPOINT = "breakpoint"
 """What a rank reports, with the line, when it has come to a breakpoint at which a person is
 asked."""
+QUIT = "was ended in its debugger"
+"""What is said of a rank whose debugger a person has left."""
 HUNG_UP = "hung up"
 """What the launcher reports of a rank whose program has closed the line, or has ended its process
 before it has returned: it may have had more to report."""

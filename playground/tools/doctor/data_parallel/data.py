@@ -45,7 +45,7 @@ def find_sampler(script: Script) -> Part:
         )
     if any(isinstance(each, ast.Starred) for each in call.args):
         return Part(name, Status.UNKNOWN, f"{script.at(call)} unpacks its arguments: {rule}")
-    data = call.args[0] if call.args else given["dataset"].value if "dataset" in given else None
+    data = dataset_of(call)
     if data is None:
         return Part(name, Status.UNKNOWN, f"the dataset of {script.at(call)} is not seen: {rule}")
     if base := find_stream(script, call):
@@ -77,11 +77,16 @@ def find_sampler(script: Script) -> Part:
     )
 
 
+def dataset_of(call: ast.Call) -> ast.expr | None:
+    """What a DataLoader is given to load, if that is seen."""
+    named = (each.value for each in call.keywords if each.arg == "dataset")
+    return call.args[0] if call.args else next(named, None)
+
+
 def find_stream(script: Script, call: ast.Call) -> str:
     """The class of streams that a DataLoader's dataset comes from, as the script calls it; empty if
     it is none of the script's own."""
-    data = next((each.value for each in call.keywords if each.arg == "dataset"), None)
-    for made in script.text.makers(call.args[0] if call.args else data):
+    for made in script.text.makers(dataset_of(call)):
         owner = script.text.classes.get(script.text.called(made))
         for base in owner.bases if owner else []:
             if ast.unparse(base).endswith("IterableDataset"):
