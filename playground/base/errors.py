@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playground.explain.hang.diagnosis import Diagnosis
+    from playground.explain.hang.wording import Diagnosis
 
 
 class PlaygroundError(Exception):

@@ -2,7 +2,7 @@
 modules of multiprocessing that are not documented. All of it stands here, each with the version
 whose source it was read from, and `tests/base/test_upstream.py` names what an upgrade breaks.
 
-Methods of torch's that are replaced stand in the tables of `tap` and of `explain.hang.hooks`.
+Methods of torch's that are replaced stand in the tables of `tap` and of `explain.hang`.
 Importing this does not import torch.
 """
 

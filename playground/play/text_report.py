@@ -9,8 +9,8 @@ from html import escape
 from math import prod
 
 from playground.explain.hang import MAKE_DDP, Operation
-from playground.explain.hang.diagnosis import WIDTH, Diagnosis, format_ranks
 from playground.explain.hang.wait_graph import find_width
+from playground.explain.hang.wording import WIDTH, Diagnosis, format_ranks
 from playground.explain.right.report import tell as tell_mistake
 from playground.play.world import Run
 from playground.ui.tables import RANK_COLUMN, Table, numbers

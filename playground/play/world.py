@@ -16,7 +16,9 @@ from typing import Any
 from playground.base.errors import Deadlock, PlaygroundError, RankFailed, UsageError
 from playground.explain.hang import MAKE_DDP, NEW_GROUP, SPLIT_GROUP, Operation
 from playground.explain.hang.box import CAPACITY
-from playground.explain.hang.diagnosis import Diagnosis, find_mismatch, tell
+from playground.explain.hang.diagnosis import tell
+from playground.explain.hang.differences import find_mismatch
+from playground.explain.hang.wording import Diagnosis
 from playground.explain.right import Finding
 from playground.play import cells
 from playground.play.cells import Outcome

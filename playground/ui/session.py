@@ -24,7 +24,7 @@ from playground.ui.options import COMMON, Command, RunOptions, options, pack_opt
 from playground.ui.terminal import Bar
 
 if TYPE_CHECKING:
-    from playground.explain.hang.diagnosis import Diagnosis
+    from playground.explain.hang.wording import Diagnosis
     from playground.ui.tables import Text
     from playground.world.command_world import Around, CommandWorld
     from playground.world.rank.reports import Event, Progress
@@ -75,7 +75,7 @@ class Ending:
 def run_to_its_end(world: CommandWorld, fn: Callable[..., Any], *args: Any, **how: Any) -> Ending:
     """Run a function whose ranks may fail or stand still, and keep what is said about them.
     Arguments: see `CommandWorld.run`."""
-    from playground.explain.hang.diagnosis import Diagnosis
+    from playground.explain.hang.wording import Diagnosis
 
     logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
     results, error = None, None

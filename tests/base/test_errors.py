@@ -22,7 +22,7 @@ from playground.base.errors import (
     UsageError,
 )
 from playground.explain.hang import Kind
-from playground.explain.hang.diagnosis import Diagnosis
+from playground.explain.hang.wording import Diagnosis
 
 DIAGNOSIS = Diagnosis(
     kind=Kind.LOST, culprits=(1,), operation="barrier", line="train.py:1",

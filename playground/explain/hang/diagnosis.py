@@ -6,13 +6,11 @@ stood still.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from playground.explain.hang import (
-    BUFFERS,
     COLLECTIVE,
     FORM_WORLD,
     ISSUED,
@@ -26,35 +24,37 @@ from playground.explain.hang import (
     Operation,
     RankState,
 )
-from playground.explain.hang.sequences import (
-    ORDERED,
-    Calls,
-    Extra,
-    Group,
-    find_extra,
-    group_of,
-    is_same,
-    order_calls,
+from playground.explain.hang.differences import (
+    compose_difference,
+    find_first_difference,
+    find_strays,
+    note_difference,
+    note_surplus,
 )
 from playground.explain.hang.wait_graph import (
-    TO_ROOT,
     Dependency,
     WaitGraph,
     find_difference,
-    find_minority,
     is_at,
     leave_out_renumbered,
     list_known,
     tell_apart,
 )
+from playground.explain.hang.wording import (
+    ABORT,
+    ACTS,
+    Diagnosis,
+    Predicate,
+    compose,
+    detail,
+    draw_last,
+    draw_states,
+    draw_table,
+    format_ranks,
+    has_called,
+    list_cells,
+)
 
-ACTS = {
-    Doing.FINISHED: ("has finished", "have finished"),
-    Doing.STOPPED: ("is stopped", "are stopped"),
-    Doing.IN_PROGRAM: ("is in the program", "are in the program"),
-    Doing.NOT_SEEN: ("is not seen", "are not seen"),
-}
-"""The verbs for one rank that is in no operation, and for several."""
 LATE = {
     Doing.DEAD: Kind.LOST,
     Doing.STOPPED: Kind.SUSPENDED,
@@ -62,106 +62,7 @@ LATE = {
     Doing.NOT_SEEN: Kind.UNSEEN,
 }
 """The kind of the diagnosis if others wait for such a rank."""
-ABORT = "SIGABRT"
-"""In the words on a rank's end: by a backend that has got what it did not expect, most likely."""
 JOINS = "whether other processes join that world"
-WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
-"""Columns: of a text, and the most of each cell of a table if there is no room for more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """Why ranks wait, or what they called differently."""
-
-    kind: Kind
-    culprits: tuple[int, ...]
-    """Ranks, ascending: several where nothing tells which of them is wrong."""
-    operation: str
-    """That a culprit is in, or, if it is in none, that the others wait in."""
-    line: str
-    """Where a culprit is, if known."""
-    proved: bool
-    """Whether ranks wait that cannot be released any more, whatever the others do."""
-    unknown: str
-    """The facts that a proof lacks, if it is probably a deadlock."""
-    sentence: str
-    table: str
-    """The states of ranks: one row per rank, or for several that do the same."""
-    cure: str
-    waits: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Ranks that wait, each with the ranks that it waits for."""
-    difference: str = ""
-    """Where the calls of ranks first differ, if that is not what the sentence says."""
-
-    def __str__(self) -> str:
-        first = [textwrap.fill(f"before that: {self.difference}", WIDTH)] if self.difference else []
-        unknown = [textwrap.fill(f"not known: {self.unknown}", WIDTH)] if self.unknown else []
-        return "\n".join((self.sentence, *first, self.table, *unknown, self.cure))
-
-
-@dataclass(frozen=True, slots=True)
-class Predicate:
-    """A verb with its object, for one rank."""
-
-    one: str
-    """Said of one rank: "is in barrier"."""
-    several: str
-    line: str
-    operation: str = ""
-    is_over: bool = False
-
-    def say(self, ranks: Sequence[int], before: str = "") -> str:
-        """The sentence about these ranks. A line in the same file as the line `before` is told
-        without the file."""
-        place = shorten(self.line.partition(" in ")[0], 24)
-        file, _, number = place.rpartition(":")
-        place = f":{number}" if file and before.startswith(f"{file}:") else place
-        who = shorten(format_ranks(ranks), 16)
-        sentence = f"ranks {who} {self.several}" if len(ranks) > 1 else f"rank {who} {self.one}"
-        return f"{sentence} ({place})" if place else sentence
-
-
-HAS_NOT = Predicate("has not", "have not", "")
-
-
-def has_called(operation: Operation, kind: Kind, more: str = "") -> Predicate:
-    what = detail(operation, kind) + more
-    return Predicate(
-        f"has called {what}", f"have called {what}", operation.line, operation.name, is_over=True
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first place at which ranks have called what does not match."""
-
-    kind: Kind
-    met: Mapping[int, Operation]
-    """The call of each rank there, of those whose call is known."""
-    culprits: frozenset[int]
-    """The ranks that differ from most; all if there is no majority."""
-    extra: Extra | None = None
-    """The calls that some have made there and others have not, if both go on alike."""
-
-    def list_parties(self) -> list[tuple[list[int], Predicate]]:
-        """Ranks and their calls: those of a culprit, and those of another rank."""
-        if extra := self.extra:
-            more = f" and {len(extra.calls) - 1} more" if len(extra.calls) > 1 else ""
-            called = has_called(extra.calls[0], self.kind, more)
-            return [(sorted(extra.callers), called), (sorted(extra.others), HAS_NOT)]
-        acts = {one: has_called(self.met[one], self.kind) for one in sorted(self.met)}
-        other = min(self.culprits)
-        rank = next(
-            one for one in acts if find_difference(self.met[one], self.met[other], strictly=True)
-        )
-        return [
-            ([one for one in acts if acts[one] == acts[some]], acts[some]) for some in (other, rank)
-        ]
-
-    def say(self) -> str:
-        (ranks, called), (others, act) = self.list_parties()
-        between = ", which " if self.extra else " where "
-        return between.join((called.say(ranks), act.say(others, called.line)))
 
 
 def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
@@ -201,41 +102,6 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     return replace(told, table=draw_last(graph))
 
 
-def draw_last(graph: WaitGraph) -> str:
-    """The table of what each rank has called last, which it may not have come out of."""
-    rows = {}
-    for rank, state in sorted(graph.states.items()):
-        rows[rank] = list_cells(graph, rank)
-        last = next((one for one in reversed(state.operations) if not one.raised), None)
-        if last and rank not in graph.waits and state.doing != Doing.FINISHED:
-            rows[rank] = f"{detail(last, Kind.ROOTS)} #{last.index}", last.line, ""
-    return draw_table(rows, {})
-
-
-def note_difference(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
-    """The diagnosis, with the first difference between the calls of ranks if there is one that
-    they have passed."""
-    first = find_first_difference(states)
-    if first is None:
-        return note_surplus(found, states)
-    waits = {state.rank: state.waits_for for state in states}
-    there = {
-        rank
-        for rank, one in first.met.items()
-        if (now := waits[rank]) and is_at(now, one.channel, one.index)
-    }
-    others = first.met.keys() - first.culprits
-    if first.culprits <= there and (others & there or not others) and not first.extra:
-        return found
-    return replace(found, difference=first.say(), cure=first.kind.cure)
-
-
-def note_surplus(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
-    """The diagnosis, with the calls that ranks have made in addition, if their lines tell them."""
-    surplus = find_surplus(states)
-    return replace(found, difference=surplus.say(), cure=surplus.kind.cure) if surplus else found
-
-
 def find_cause(states: Sequence[RankState], is_over: bool = False) -> Diagnosis | None:
     """As `diagnose`, without the first difference. If it `is_over`, an operation has failed, and
     nobody waits any more."""
@@ -269,13 +135,6 @@ def find_unformed(graph: WaitGraph) -> Diagnosis | None:
         act = Predicate(f"is {what}", f"are {what}", one.line, one.name)
         return compose(Kind.TOO_FEW, alike, [(alike, act)], draw_states(graph), None)
     return None
-
-
-def draw_states(graph: WaitGraph) -> str:
-    """A table of the states of all ranks that are seen."""
-    seen = sorted(graph.states.keys() - graph.find_doing(Doing.NOT_SEEN))
-    rows = {one: list_cells(graph, one) for one in seen}
-    return draw_table(rows, {one: graph.states[one].since for one in seen})
 
 
 def find_firm(graph: WaitGraph) -> list[int]:
@@ -320,123 +179,6 @@ def tell(states: Sequence[RankState]) -> str:
     rows = {state.rank: (state.end or state.doing, state.line, "") for state in states}
     since = {state.rank: state.since for state in states}
     return str(diagnose(states) or f"no rank waits\n{draw_table(rows, since)}")
-
-
-def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
-    """The first operation that ranks called differently, although it may have worked; None if none
-    is known."""
-    states = leave_out_renumbered(states)
-    if told := find_strays(states):
-        return told
-    first = find_first_difference(states)
-    if first is None:
-        return None
-    rows = {rank: (detail(one, first.kind), one.line, "") for rank, one in first.met.items()}
-    return compose_difference(first, draw_table(dict(sorted(rows.items())), {}))
-
-
-def find_strays(states: Sequence[RankState]) -> Diagnosis | None:
-    """Messages to ranks that do not exist; None if there are none."""
-    strays = {
-        state.rank: one
-        for state in states
-        if not state.unnamed
-        for one in list_known(state)
-        if one.stranger is not None
-    }
-    if not strays:
-        return None
-    first = min(strays)
-    told = [([first], has_called(strays[first], Kind.STRANGER))]
-    rows = {one: (detail(strays[one], Kind.ROOTS), strays[one].line, "") for one in strays}
-    return compose(Kind.STRANGER, strays, told, draw_table(rows, {}), None)
-
-
-def compose_difference(first: Difference, table: str) -> Diagnosis:
-    culprits, parties = first.culprits, first.list_parties()
-    told = compose(first.kind, culprits, parties, table, None)
-    return replace(told, sentence=textwrap.fill(first.say(), WIDTH))
-
-
-def find_first_difference(states: Iterable[RankState]) -> Difference | None:
-    """The earliest of the operations that ranks have called differently."""
-    graph = WaitGraph(state for state in states if not state.unnamed)
-    orders = {rank: order_calls(state) for rank, state in graph.states.items()}
-    placed: dict[tuple[Group, int], dict[int, Operation]] = {}
-    meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
-    for rank, state in graph.states.items():
-        for group, calls in orders[rank].items():
-            for place, one in calls.items():
-                placed.setdefault((group, place), {})[rank] = one
-        for one in list_known(state):
-            key: tuple[object, ...] = one.channel, one.index
-            if one.kind != COLLECTIVE:
-                sender, receiver = (rank, one.peer) if one.kind == SEND else (one.peer, rank)
-                if graph.count(receiver, (RECEIVE, one.group, None, one.tag, one.number)):
-                    continue  # a receive from anyone may have got any of them
-                key = sender, receiver, one.group, one.tag, one.number, one.index
-            elif one.channel[0] in ORDERED:
-                continue
-            meetings.setdefault(key, {})[rank] = one
-    found = [
-        (min(one.issued for one in met.values()), met, at)
-        for at, met in [*placed.items(), *((None, met) for met in meetings.values())]
-    ]
-    for _, met, at in sorted(found, key=lambda each: each[0]):
-        some = next(iter(met))
-        if any(find_difference(met[some], one, strictly=True) for one in met.values()):
-            culprits = find_minority(met, strictly=True)
-            other = min(culprits)
-            kinds = (find_difference(one, met[other], strictly=True) for one in met.values())
-            first = Difference(next(filter(None, kinds)), met, frozenset(culprits))
-            if at is None:
-                return first
-            return look_for_extra(first, {rank: orders[rank][at[0]] for rank in met}, at[1])
-    return None
-
-
-def find_surplus(states: Iterable[RankState]) -> Difference | None:
-    """Calls that ranks which wait have made in addition to those of ranks that have finished. Each
-    of them met a later call of the same kind there, so only their lines tell them."""
-    graph = WaitGraph(state for state in states if not state.unnamed)
-    orders = {rank: order_calls(state) for rank, state in graph.states.items()}
-    for rank, one in graph.waits.items():
-        group = group_of(one.operation.channel)
-        mine = orders[rank].get(group, {})
-        for other in sorted(graph.find_doing(Doing.FINISHED)):
-            theirs = orders[other].get(group, {})
-            common = sorted(mine.keys() & theirs.keys())
-            differ = [at for at in common if not is_same(mine[at], theirs[at])]
-            calls = {rank: mine, other: theirs}
-            if differ and (extra := find_extra(calls, {rank}, {other}, differ[0])):
-                met = {each: orders[each].get(group, {}).get(differ[0]) for each in graph.states}
-                callers, others = (
-                    frozenset(one for one, call in met.items() if call and is_same(call, its))
-                    for its in (mine[differ[0]], theirs[differ[0]])
-                )
-                extra = replace(extra, callers=callers, others=others)
-                return Difference(kind_of(extra), {}, callers, extra)
-    return None
-
-
-def look_for_extra(first: Difference, calls: Mapping[int, Calls], place: int) -> Difference:
-    """The difference as calls that some ranks have made in addition, if it is one."""
-    other = first.met[min(first.culprits)]
-    some = {rank for rank, one in first.met.items() if not find_difference(one, other)}
-    rest = first.met.keys() - some
-    ways = [(some, rest), (rest, some)] if some and rest else []
-    found = [find_extra(calls, callers, others, place) for callers, others in ways]
-    extra = min(filter(None, found), key=lambda each: each.weight, default=None)
-    if extra is None:
-        return first
-    return replace(first, kind=kind_of(extra), extra=extra)
-
-
-def kind_of(extra: Extra) -> Kind:
-    names = {one.name for one in extra.calls}
-    if names == {BUFFERS} and len(extra.callers) <= len(extra.others):
-        return Kind.ALONE
-    return Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT
 
 
 def explain(
@@ -612,117 +354,3 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
 def are_models(one: Operation, other: Operation) -> bool:
     """Whether two operations are the same part of DDP, for different models."""
     return one.name in OF_DDP and find_difference(one, other) == Kind.MODELS
-
-
-def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
-    """A rank's state, its line, and the ranks that it waits for."""
-    state, wait = graph.states[rank], graph.waits.get(rank)
-    if wait is None:
-        return (state.doing == Doing.DEAD and state.end) or state.doing, state.line, ""
-    told = (
-        Kind.WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else Kind.ROOTS
-    )
-    doing = f"{detail(wait.operation, told)} #{wait.operation.index}"
-    awaited = format_ranks(wait.missing)
-    if wait.any_one and len(wait.missing) > 1:
-        awaited = f"any of {awaited}"
-    return doing, wait.operation.line, awaited
-
-
-def detail(operation: Operation, kind: Kind) -> str:
-    """An operation, with what matters for this kind of diagnosis."""
-    name, peer, shape = operation.name, operation.peer, list(operation.shape)
-    if operation.kind != COLLECTIVE:
-        whom = "anyone" if peer is None else f"rank {peer}"
-        if operation.stranger is not None:
-            whom = f"rank {operation.stranger} of {len(operation.group)}"
-        name += f" {'to' if operation.kind == SEND else 'from'} {whom}"
-    elif kind == Kind.ROOTS and peer is not None:
-        name += f" {'to' if name in TO_ROOT else 'from'} rank {peer}"
-    members = format_ranks(operation.members)
-    more = {
-        Kind.PARTIAL_GROUP: f" of ranks {members}" if members else "",
-        Kind.UNWAITED: " and not waited for it" if operation.kind == SEND else "",
-        Kind.STRANGER: ", which does not exist" if operation.stranger is not None else "",
-        Kind.STORES: f" at {operation.dtype or 'the place that was launched'}",
-        Kind.SHAPES: f" of shape {shape}",
-        Kind.ABORTED: f" of shape {shape}" if shape else "",
-        Kind.DTYPES: f" of {operation.dtype}",
-        Kind.SIZES: f" of {operation.dtype}{shape}",
-        Kind.GROUPS: f" of group {operation.number} (ranks {format_ranks(operation.group)})",
-        Kind.WRONG_TAG: f" with tag {operation.tag}",
-        Kind.MODELS: f" of model {operation.tag}" if name in OF_DDP and operation.tag > 0 else "",
-    }
-    return name + more.get(kind, "")
-
-
-def compose(
-    kind: Kind, culprits: Iterable[int], parties: Sequence[tuple[Sequence[int], Predicate]],
-    table: str,
-    unknown: str | None,
-) -> Diagnosis:  # fmt: skip
-    """A diagnosis of what one party does, and another that waits for it, if there is one. `unknown`
-    is what a proof lacks; None if nobody is blocked."""
-    act = parties[0][1]
-    said = [
-        some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks
-    ]
-    sentence = (" while " if unknown is None and not act.is_over else " where ").join(said)
-    if unknown is not None:
-        sentence = f"deadlock: {sentence}"
-    if unknown:
-        sentence = f"probably a {sentence}"
-    return Diagnosis(
-        kind=kind,
-        culprits=tuple(sorted(culprits)),
-        operation=next((some.operation for _, some in parties if some.operation), ""),
-        line=act.line,
-        proved=unknown == "",
-        unknown=unknown or "",
-        sentence=textwrap.fill(sentence, WIDTH),
-        table=table,
-        cure=kind.cure,
-    )
-
-
-def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:
-    """States of ranks, their lines, whom they wait for, and since when. Ranks that do the same
-    share a row."""
-    alike: dict[tuple[str, str, str], list[int]] = {}
-    for rank, cells in rows.items():
-        alike.setdefault(cells, []).append(rank)
-    lines = [("rank", "does", "since", "where", "waits for")]
-    for (doing, where, awaited), ranks in alike.items():
-        longest = max((since[rank] for rank in ranks if rank in since), default=None)
-        seconds = "" if longest is None else f"{longest:.{1 if longest < 1000 else 0}f} s"
-        lines.append((format_ranks(ranks), doing, seconds, where, awaited))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    room = WIDTH - 2 * (len(widths) - 1)
-    for column in (4, 0, 1, 3):
-        excess = max(0, sum(widths) - room)
-        widths[column] = max(widths[column] - excess, min(widths[column], WIDTHS[column]))
-    table = (
-        [shorten(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)]
-        for line in lines
-    )
-    return "\n".join("  ".join(line).rstrip() for line in table)
-
-
-def shorten(text: str, width: int) -> str:
-    """A line of a program loses its function first, then the beginning of the file's name."""
-    if len(text) > width:
-        text = re.sub(r"(:\d+) in .*", r"\1", text)
-    if len(text) > width:
-        return "…" + text[1 - width :] if re.search(r":\d+$", text) else text[: width - 1] + "…"
-    return text
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """0-2, 5"""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

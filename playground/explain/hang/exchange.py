@@ -16,8 +16,10 @@ from playground.base.untrusted import unpickle
 from playground.explain.hang import UNASKED, Doing, Operation, RankState
 from playground.explain.hang.activity import Activity, compare, look
 from playground.explain.hang.box import LATEST, Box, View
-from playground.explain.hang.diagnosis import Diagnosis, diagnose, find_mismatch
+from playground.explain.hang.diagnosis import diagnose
+from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge
+from playground.explain.hang.wording import Diagnosis
 
 if TYPE_CHECKING:
     import torch.distributed as dist

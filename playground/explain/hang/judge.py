@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from playground.explain.hang import RankState
-from playground.explain.hang.diagnosis import Diagnosis, diagnose
+from playground.explain.hang.diagnosis import diagnose
+from playground.explain.hang.wording import Diagnosis
 
 
 class Judge:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from playground.explain.hang.diagnosis import format_ranks
+from playground.explain.hang.wording import format_ranks
 from playground.explain.right import Finding, RankFacts
 
 WIDTH = 80

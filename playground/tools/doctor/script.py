@@ -22,25 +22,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from playground.base.errors import (
-    TIMED_OUT,
-    PeerDisconnected,
-    RankFailed,
-    RankTimeout,
-    UsageError,
-)
+from playground.base.errors import TIMED_OUT, PeerDisconnected, RankFailed, RankTimeout, UsageError
 from playground.base.files import temporary_folder
 from playground.base.threads import OurThread
-from playground.explain.hang import (
-    MAKE_DDP,
-    RECEIVE,
-    UNASKED,
-    Kind,
-    Operation,
-    RankState,
-)
+from playground.explain.hang import MAKE_DDP, RECEIVE, UNASKED, Kind, Operation, RankState
 from playground.explain.hang.box import SWITCH, View, find_boxes
-from playground.explain.hang.diagnosis import Diagnosis, diagnose, find_mismatch
+from playground.explain.hang.diagnosis import diagnose
+from playground.explain.hang.differences import find_mismatch
+from playground.explain.hang.wording import Diagnosis
 from playground.explain.right import Finding as Mistake
 from playground.explain.right.checked import Checked
 from playground.explain.right.reading import read_ranks

@@ -14,13 +14,10 @@ from playground.base.errors import TIMED_OUT, PeerDisconnected, PlaygroundError,
 from playground.base.frames import is_program
 from playground.explain.hang import UNASKED, Doing, Operation, RankState
 from playground.explain.hang.box import CAPACITY, LATEST
-from playground.explain.hang.diagnosis import (
-    Diagnosis,
-    diagnose,
-    explain_failure,
-    find_mismatch,
-)
+from playground.explain.hang.diagnosis import diagnose, explain_failure
+from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge
+from playground.explain.hang.wording import Diagnosis
 from playground.world.launcher.rank_handle import RankHandle
 
 INTERVAL = 0.25

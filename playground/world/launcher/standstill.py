@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from playground.explain.hang import Kind
 from playground.explain.hang.activity import RUNNABLE
 from playground.explain.hang.box import process_status
-from playground.explain.hang.diagnosis import Diagnosis
+from playground.explain.hang.wording import Diagnosis
 from playground.world.launcher.rank_handle import RankHandle
 
 LIMIT = 8.0

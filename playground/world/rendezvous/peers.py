@@ -35,8 +35,9 @@ from playground.base.threads import OurThread
 from playground.base.untrusted import unpickle
 from playground.explain.hang import Doing, Kind
 from playground.explain.hang.box import CAPACITY, View, find_boxes
-from playground.explain.hang.diagnosis import Diagnosis, explain_failure
+from playground.explain.hang.diagnosis import explain_failure
 from playground.explain.hang.exchange import Exchange
+from playground.explain.hang.wording import Diagnosis
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.rendezvous import Server, address_towards
 from playground.world.rendezvous.store import connect_as_client

@@ -36,11 +36,8 @@ from playground.explain.hang import (
     Operation,
     RankState,
 )
-from playground.explain.hang.diagnosis import (
-    diagnose,
-    explain_failure,
-    find_mismatch,
-)
+from playground.explain.hang.diagnosis import diagnose, explain_failure
+from playground.explain.hang.differences import find_mismatch
 
 SUM, BARRIER = collective("all_reduce"), collective("barrier")
 ROOT_0, ROOT_1 = collective("broadcast", peer=0), collective("broadcast", peer=1)

@@ -26,7 +26,7 @@ from playground.base.untrusted import (
     expect_text,
     parse_json,
 )
-from playground.explain.hang.diagnosis import Diagnosis
+from playground.explain.hang.wording import Diagnosis
 from playground.explain.replay.record import (
     KINDS,
     SCHEMA,

@@ -1,0 +1,223 @@
+"""What ranks have called differently, whether or not anything stood still: the first place at which
+their calls do not match.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from playground.explain.hang import (
+    BUFFERS,
+    COLLECTIVE,
+    OF_DDP,
+    RECEIVE,
+    SEND,
+    Doing,
+    Kind,
+    Operation,
+    RankState,
+)
+from playground.explain.hang.sequences import (
+    ORDERED,
+    Calls,
+    Extra,
+    Group,
+    find_extra,
+    group_of,
+    is_same,
+    order_calls,
+)
+from playground.explain.hang.wait_graph import (
+    WaitGraph,
+    find_difference,
+    find_minority,
+    is_at,
+    leave_out_renumbered,
+    list_known,
+)
+from playground.explain.hang.wording import (
+    HAS_NOT,
+    WIDTH,
+    Diagnosis,
+    Predicate,
+    compose,
+    detail,
+    draw_table,
+    has_called,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place at which ranks have called what does not match."""
+
+    kind: Kind
+    met: Mapping[int, Operation]
+    """The call of each rank there, of those whose call is known."""
+    culprits: frozenset[int]
+    """The ranks that differ from most; all if there is no majority."""
+    extra: Extra | None = None
+    """The calls that some have made there and others have not, if both go on alike."""
+
+    def list_parties(self) -> list[tuple[list[int], Predicate]]:
+        """Ranks and their calls: those of a culprit, and those of another rank."""
+        if extra := self.extra:
+            more = f" and {len(extra.calls) - 1} more" if len(extra.calls) > 1 else ""
+            called = has_called(extra.calls[0], self.kind, more)
+            return [(sorted(extra.callers), called), (sorted(extra.others), HAS_NOT)]
+        acts = {one: has_called(self.met[one], self.kind) for one in sorted(self.met)}
+        other = min(self.culprits)
+        rank = next(
+            one for one in acts if find_difference(self.met[one], self.met[other], strictly=True)
+        )
+        return [
+            ([one for one in acts if acts[one] == acts[some]], acts[some]) for some in (other, rank)
+        ]
+
+    def say(self) -> str:
+        (ranks, called), (others, act) = self.list_parties()
+        between = ", which " if self.extra else " where "
+        return between.join((called.say(ranks), act.say(others, called.line)))
+
+
+def note_difference(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
+    """The diagnosis, with the first difference between the calls of ranks if there is one that
+    they have passed."""
+    first = find_first_difference(states)
+    if first is None:
+        return note_surplus(found, states)
+    waits = {state.rank: state.waits_for for state in states}
+    there = {
+        rank
+        for rank, one in first.met.items()
+        if (now := waits[rank]) and is_at(now, one.channel, one.index)
+    }
+    others = first.met.keys() - first.culprits
+    if first.culprits <= there and (others & there or not others) and not first.extra:
+        return found
+    return replace(found, difference=first.say(), cure=first.kind.cure)
+
+
+def note_surplus(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
+    """The diagnosis, with the calls that ranks have made in addition, if their lines tell them."""
+    surplus = find_surplus(states)
+    return replace(found, difference=surplus.say(), cure=surplus.kind.cure) if surplus else found
+
+
+def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
+    """The first operation that ranks called differently, although it may have worked; None if none
+    is known."""
+    states = leave_out_renumbered(states)
+    if told := find_strays(states):
+        return told
+    first = find_first_difference(states)
+    if first is None:
+        return None
+    rows = {rank: (detail(one, first.kind), one.line, "") for rank, one in first.met.items()}
+    return compose_difference(first, draw_table(dict(sorted(rows.items())), {}))
+
+
+def find_strays(states: Sequence[RankState]) -> Diagnosis | None:
+    """Messages to ranks that do not exist; None if there are none."""
+    strays = {
+        state.rank: one
+        for state in states
+        if not state.unnamed
+        for one in list_known(state)
+        if one.stranger is not None
+    }
+    if not strays:
+        return None
+    first = min(strays)
+    told = [([first], has_called(strays[first], Kind.STRANGER))]
+    rows = {one: (detail(strays[one], Kind.ROOTS), strays[one].line, "") for one in strays}
+    return compose(Kind.STRANGER, strays, told, draw_table(rows, {}), None)
+
+
+def compose_difference(first: Difference, table: str) -> Diagnosis:
+    culprits, parties = first.culprits, first.list_parties()
+    told = compose(first.kind, culprits, parties, table, None)
+    return replace(told, sentence=textwrap.fill(first.say(), WIDTH))
+
+
+def find_first_difference(states: Iterable[RankState]) -> Difference | None:
+    """The earliest of the operations that ranks have called differently."""
+    graph = WaitGraph(state for state in states if not state.unnamed)
+    orders = {rank: order_calls(state) for rank, state in graph.states.items()}
+    placed: dict[tuple[Group, int], dict[int, Operation]] = {}
+    meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
+    for rank, state in graph.states.items():
+        for group, calls in orders[rank].items():
+            for place, one in calls.items():
+                placed.setdefault((group, place), {})[rank] = one
+        for one in list_known(state):
+            key: tuple[object, ...] = one.channel, one.index
+            if one.kind != COLLECTIVE:
+                sender, receiver = (rank, one.peer) if one.kind == SEND else (one.peer, rank)
+                if graph.count(receiver, (RECEIVE, one.group, None, one.tag, one.number)):
+                    continue  # a receive from anyone may have got any of them
+                key = sender, receiver, one.group, one.tag, one.number, one.index
+            elif one.channel[0] in ORDERED:
+                continue
+            meetings.setdefault(key, {})[rank] = one
+    found = [
+        (min(one.issued for one in met.values()), met, at)
+        for at, met in [*placed.items(), *((None, met) for met in meetings.values())]
+    ]
+    for _, met, at in sorted(found, key=lambda each: each[0]):
+        some = next(iter(met))
+        if any(find_difference(met[some], one, strictly=True) for one in met.values()):
+            culprits = find_minority(met, strictly=True)
+            other = min(culprits)
+            kinds = (find_difference(one, met[other], strictly=True) for one in met.values())
+            first = Difference(next(filter(None, kinds)), met, frozenset(culprits))
+            if at is None:
+                return first
+            return look_for_extra(first, {rank: orders[rank][at[0]] for rank in met}, at[1])
+    return None
+
+
+def find_surplus(states: Iterable[RankState]) -> Difference | None:
+    """Calls that ranks which wait have made in addition to those of ranks that have finished. Each
+    of them met a later call of the same kind there, so only their lines tell them."""
+    graph = WaitGraph(state for state in states if not state.unnamed)
+    orders = {rank: order_calls(state) for rank, state in graph.states.items()}
+    for rank, one in graph.waits.items():
+        group = group_of(one.operation.channel)
+        mine = orders[rank].get(group, {})
+        for other in sorted(graph.find_doing(Doing.FINISHED)):
+            theirs = orders[other].get(group, {})
+            common = sorted(mine.keys() & theirs.keys())
+            differ = [at for at in common if not is_same(mine[at], theirs[at])]
+            calls = {rank: mine, other: theirs}
+            if differ and (extra := find_extra(calls, {rank}, {other}, differ[0])):
+                met = {each: orders[each].get(group, {}).get(differ[0]) for each in graph.states}
+                callers, others = (
+                    frozenset(one for one, call in met.items() if call and is_same(call, its))
+                    for its in (mine[differ[0]], theirs[differ[0]])
+                )
+                extra = replace(extra, callers=callers, others=others)
+                return Difference(kind_of(extra), {}, callers, extra)
+    return None
+
+
+def look_for_extra(first: Difference, calls: Mapping[int, Calls], place: int) -> Difference:
+    """The difference as calls that some ranks have made in addition, if it is one."""
+    other = first.met[min(first.culprits)]
+    some = {rank for rank, one in first.met.items() if not find_difference(one, other)}
+    rest = first.met.keys() - some
+    ways = [(some, rest), (rest, some)] if some and rest else []
+    found = [find_extra(calls, callers, others, place) for callers, others in ways]
+    extra = min(filter(None, found), key=lambda each: each.weight, default=None)
+    if extra is None:
+        return first
+    return replace(first, kind=kind_of(extra), extra=extra)
+
+
+def kind_of(extra: Extra) -> Kind:
+    names = {one.name for one in extra.calls}
+    if names == {BUFFERS} and len(extra.callers) <= len(extra.others):
+        return Kind.ALONE
+    return Kind.SKIPPED if names <= {*OF_DDP} else Kind.ABSENT

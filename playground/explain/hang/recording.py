@@ -1,0 +1,189 @@
+"""In a rank: its flight recorder, and what its process groups have counted themselves.
+
+A group's own count of collectives, where it has one, tells whether all of them came by here. What
+came otherwise, or cannot be read, makes the rank unknown: see `wait_graph`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import get_ident
+from typing import Any
+from weakref import ref
+
+from playground.base.upstream import count_collectives, is_registered, read_timeout
+from playground.explain.hang import BACKWARD, BUCKETS, COLLECTIVE, STRANGERS
+from playground.explain.hang.box import MAIN, Box, Known
+from playground.tap import Recorder, number_of, ranks_of
+
+ZERO = timedelta(0)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many operations a group has counted itself, besides those that are counted by this
+    process's box."""
+
+    group: ref[Any]
+    known: int
+    inside: int = 0
+    """How many collectives with others inside are under way: these are not counted one by one."""
+    places: set[int] = field(default_factory=set)
+    """The places of its counts in the box."""
+
+
+class Recording(Recorder):
+    """Operations of this process are written to `box`, if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.box: Box | None = None
+        self.timeout = ZERO
+        """The world's, which ends before any longer one does."""
+        self.limited: set[int] = set()
+        """Ids of the groups whose operations have, or may have, a limit that ends before the
+        world's."""
+        self.tallies: dict[int, Tally] = {}
+        """By the id of the group, of those that count."""
+        self.alive: dict[int, ref[Any]] = {}
+        """The groups that have been seen, by id: what is known by the id of a group goes with
+        it."""
+
+    def is_limit(self, timeout: timedelta | None) -> bool:
+        """Whether a timeout ends before the world's, so that the program may go on."""
+        return timeout is not None and ZERO < timeout < self.timeout
+
+    def read_group(self, group: Any, is_new: bool = False) -> None:
+        """Read the timeout of a group and, if it `is_new`, how many collectives it took to make
+        it."""
+        box, key = self.box, id(group)
+        if box is None:
+            return
+        timeout = read_timeout(group)
+        if timeout is not None and timeout >= self.timeout:
+            self.limited.discard(key)
+        else:
+            self.limited.add(key)
+        if key in self.alive and not is_new:
+            return
+
+        def forget(_: Any) -> None:  # another may get its id
+            if self.alive.pop(key, None):
+                self.tallies.pop(key, None)
+                if self.box:
+                    self.box.known.clear()
+
+        self.alive[key] = ref(group, forget)
+        if not is_registered(group):
+            box.doubt("which ranks a group has that torch.distributed did not register")
+            return
+        counted = count_collectives(group)
+        if counted is not None:
+            self.tallies[key] = Tally(ref(group), counted if is_new else 0)
+
+    def describe(
+        self, box: Box, key: Any, group: Any, kind: str, name: str, dtype: Any, peer: Any, tag: int
+    ) -> Known:
+        """From now on, operations like this are known by `key`. `peer` is a number in the group;
+        None is anyone."""
+        self.read_group(group)
+        ranks = ranks_of(group)
+        if peer is not None:
+            # torch refuses a root that is none, and waits for a message for ever
+            no_rank = None if kind == COLLECTIVE else STRANGERS + peer
+            peer = dict(enumerate(ranks)).get(peer, no_rank)
+        known = box.describe(key, (kind, name, ranks, dtype, peer, tag, number_of(group), ()))
+        if tally := self.tallies.get(id(group)):
+            tally.places.add(known[1])
+        return known
+
+    def check_groups(self) -> None:
+        """Doubt what this rank is said to have called if its groups have counted more
+        operations."""
+        for key, tally in [*self.tallies.items()]:
+            if not tally.inside and self.find_unseen(key) > 0 and self.box:
+                self.box.doubt("what it has called by other ways than Python's")
+
+    def find_unseen(self, key: int) -> int:
+        """How many more operations this group has counted than this rank has been seen to call."""
+        tally, box = self.tallies.get(key), self.box
+        group = tally.group() if tally else None
+        counted = None if group is None else count_collectives(group)
+        if tally is None or box is None or counted is None:
+            return 0
+        return counted - tally.known - sum(box.words[place] for place in [*tally.places])
+
+    def count_as_known(self, key: int) -> None:
+        """What this group has counted by now is known."""
+        if tally := self.tallies.get(key):
+            tally.known += self.find_unseen(key)
+
+    @contextlib.contextmanager
+    def counted_apart(self, key: int) -> Iterator[None]:
+        """What the group counts in this block is what the block knows of."""
+        self.check_groups()
+        tally = self.tallies.get(key)
+        if tally:
+            tally.inside += 1
+        try:
+            yield
+        finally:
+            if tally:
+                tally.inside -= 1
+                self.count_as_known(key)
+
+    @contextlib.contextmanager
+    def main_thread_in(self, box: Box, call: int) -> Iterator[None]:
+        """If this is the main thread, it is in this operation."""
+        is_main, before = get_ident() == box.main_thread, box.words[MAIN]
+        if is_main:
+            box.words[MAIN] = call
+        try:
+            yield
+        finally:
+            if is_main:
+                box.words[MAIN] = before
+
+    @contextlib.contextmanager
+    def around(self, box: Box, name: str, group: Any, model: int) -> Iterator[list[int]]:
+        """Record a collective of the group's model of this number, as `inside`. Of a kind that may
+        be none, the block clears the list if it was one."""
+        key = id(group)
+        self.read_group(group)
+        with self.counted_apart(key):
+            limited, may_be_none = key in self.limited, name in (BUCKETS, BACKWARD)
+            with self.inside(
+                box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model
+            ) as calls:
+                yield calls
+
+    @contextlib.contextmanager
+    def inside(
+        self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...],
+        number: int = 0,
+        limited: bool = False, may_be_none: bool = False, model: int = 0,
+        place: str = "",
+    ) -> Iterator[list[int]]:  # fmt: skip
+        """Record a collective of these ranks that takes as long as this block, in which there may
+        be others. If it `may_be_none`, it is taken back unless the block clears the list that it is
+        in."""
+        key = name, ranks, members, number, model
+        known = box.known.get(key) or box.describe(
+            key, (COLLECTIVE, name, ranks, place, None, model, number, members)
+        )
+        call = box.call(known, 4, limited)
+        is_main, around = get_ident() == box.main_thread, box.around
+        if is_main:
+            box.around = box.words[MAIN] = call
+        calls = [call]
+        try:
+            yield calls
+        finally:
+            if is_main:
+                box.around = box.words[MAIN] = around
+            box.end(call)
+            if may_be_none and calls:
+                box.take_back(call, known)

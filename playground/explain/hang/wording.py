@@ -1,0 +1,217 @@
+"""A diagnosis, and its words: a sentence, the table of what ranks do, and the fix."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from playground.explain.hang import COLLECTIVE, OF_DDP, SEND, Doing, Kind, Operation
+from playground.explain.hang.wait_graph import TO_ROOT, WaitGraph
+
+ACTS = {
+    Doing.FINISHED: ("has finished", "have finished"),
+    Doing.STOPPED: ("is stopped", "are stopped"),
+    Doing.IN_PROGRAM: ("is in the program", "are in the program"),
+    Doing.NOT_SEEN: ("is not seen", "are not seen"),
+}
+"""The verbs for one rank that is in no operation, and for several."""
+ABORT = "SIGABRT"
+"""In the words on a rank's end: by a backend that has got what it did not expect, most likely."""
+WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
+"""Columns: of a text, and the most of each cell of a table if there is no room for more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Why ranks wait, or what they called differently."""
+
+    kind: Kind
+    culprits: tuple[int, ...]
+    """Ranks, ascending: several where nothing tells which of them is wrong."""
+    operation: str
+    """That a culprit is in, or, if it is in none, that the others wait in."""
+    line: str
+    """Where a culprit is, if known."""
+    proved: bool
+    """Whether ranks wait that cannot be released any more, whatever the others do."""
+    unknown: str
+    """The facts that a proof lacks, if it is probably a deadlock."""
+    sentence: str
+    table: str
+    """The states of ranks: one row per rank, or for several that do the same."""
+    cure: str
+    waits: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Ranks that wait, each with the ranks that it waits for."""
+    difference: str = ""
+    """Where the calls of ranks first differ, if that is not what the sentence says."""
+
+    def __str__(self) -> str:
+        first = [textwrap.fill(f"before that: {self.difference}", WIDTH)] if self.difference else []
+        unknown = [textwrap.fill(f"not known: {self.unknown}", WIDTH)] if self.unknown else []
+        return "\n".join((self.sentence, *first, self.table, *unknown, self.cure))
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate:
+    """A verb with its object, for one rank."""
+
+    one: str
+    """Said of one rank: "is in barrier"."""
+    several: str
+    line: str
+    operation: str = ""
+    is_over: bool = False
+
+    def say(self, ranks: Sequence[int], before: str = "") -> str:
+        """The sentence about these ranks. A line in the same file as the line `before` is told
+        without the file."""
+        place = shorten(self.line.partition(" in ")[0], 24)
+        file, _, number = place.rpartition(":")
+        place = f":{number}" if file and before.startswith(f"{file}:") else place
+        who = shorten(format_ranks(ranks), 16)
+        sentence = f"ranks {who} {self.several}" if len(ranks) > 1 else f"rank {who} {self.one}"
+        return f"{sentence} ({place})" if place else sentence
+
+
+HAS_NOT = Predicate("has not", "have not", "")
+
+
+def has_called(operation: Operation, kind: Kind, more: str = "") -> Predicate:
+    what = detail(operation, kind) + more
+    return Predicate(
+        f"has called {what}", f"have called {what}", operation.line, operation.name, is_over=True
+    )
+
+
+def draw_last(graph: WaitGraph) -> str:
+    """The table of what each rank has called last, which it may not have come out of."""
+    rows = {}
+    for rank, state in sorted(graph.states.items()):
+        rows[rank] = list_cells(graph, rank)
+        last = next((one for one in reversed(state.operations) if not one.raised), None)
+        if last and rank not in graph.waits and state.doing != Doing.FINISHED:
+            rows[rank] = f"{detail(last, Kind.ROOTS)} #{last.index}", last.line, ""
+    return draw_table(rows, {})
+
+
+def draw_states(graph: WaitGraph) -> str:
+    """A table of the states of all ranks that are seen."""
+    seen = sorted(graph.states.keys() - graph.find_doing(Doing.NOT_SEEN))
+    rows = {one: list_cells(graph, one) for one in seen}
+    return draw_table(rows, {one: graph.states[one].since for one in seen})
+
+
+def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
+    """A rank's state, its line, and the ranks that it waits for."""
+    state, wait = graph.states[rank], graph.waits.get(rank)
+    if wait is None:
+        return (state.doing == Doing.DEAD and state.end) or state.doing, state.line, ""
+    told = (
+        Kind.WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else Kind.ROOTS
+    )
+    doing = f"{detail(wait.operation, told)} #{wait.operation.index}"
+    awaited = format_ranks(wait.missing)
+    if wait.any_one and len(wait.missing) > 1:
+        awaited = f"any of {awaited}"
+    return doing, wait.operation.line, awaited
+
+
+def detail(operation: Operation, kind: Kind) -> str:
+    """An operation, with what matters for this kind of diagnosis."""
+    name, peer, shape = operation.name, operation.peer, list(operation.shape)
+    if operation.kind != COLLECTIVE:
+        whom = "anyone" if peer is None else f"rank {peer}"
+        if operation.stranger is not None:
+            whom = f"rank {operation.stranger} of {len(operation.group)}"
+        name += f" {'to' if operation.kind == SEND else 'from'} {whom}"
+    elif kind == Kind.ROOTS and peer is not None:
+        name += f" {'to' if name in TO_ROOT else 'from'} rank {peer}"
+    members = format_ranks(operation.members)
+    more = {
+        Kind.PARTIAL_GROUP: f" of ranks {members}" if members else "",
+        Kind.UNWAITED: " and not waited for it" if operation.kind == SEND else "",
+        Kind.STRANGER: ", which does not exist" if operation.stranger is not None else "",
+        Kind.STORES: f" at {operation.dtype or 'the place that was launched'}",
+        Kind.SHAPES: f" of shape {shape}",
+        Kind.ABORTED: f" of shape {shape}" if shape else "",
+        Kind.DTYPES: f" of {operation.dtype}",
+        Kind.SIZES: f" of {operation.dtype}{shape}",
+        Kind.GROUPS: f" of group {operation.number} (ranks {format_ranks(operation.group)})",
+        Kind.WRONG_TAG: f" with tag {operation.tag}",
+        Kind.MODELS: f" of model {operation.tag}" if name in OF_DDP and operation.tag > 0 else "",
+    }
+    return name + more.get(kind, "")
+
+
+def compose(
+    kind: Kind, culprits: Iterable[int], parties: Sequence[tuple[Sequence[int], Predicate]],
+    table: str,
+    unknown: str | None,
+) -> Diagnosis:  # fmt: skip
+    """A diagnosis of what one party does, and another that waits for it, if there is one. `unknown`
+    is what a proof lacks; None if nobody is blocked."""
+    act = parties[0][1]
+    said = [
+        some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks
+    ]
+    sentence = (" while " if unknown is None and not act.is_over else " where ").join(said)
+    if unknown is not None:
+        sentence = f"deadlock: {sentence}"
+    if unknown:
+        sentence = f"probably a {sentence}"
+    return Diagnosis(
+        kind=kind,
+        culprits=tuple(sorted(culprits)),
+        operation=next((some.operation for _, some in parties if some.operation), ""),
+        line=act.line,
+        proved=unknown == "",
+        unknown=unknown or "",
+        sentence=textwrap.fill(sentence, WIDTH),
+        table=table,
+        cure=kind.cure,
+    )
+
+
+def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:
+    """States of ranks, their lines, whom they wait for, and since when. Ranks that do the same
+    share a row."""
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for rank, cells in rows.items():
+        alike.setdefault(cells, []).append(rank)
+    lines = [("rank", "does", "since", "where", "waits for")]
+    for (doing, where, awaited), ranks in alike.items():
+        longest = max((since[rank] for rank in ranks if rank in since), default=None)
+        seconds = "" if longest is None else f"{longest:.{1 if longest < 1000 else 0}f} s"
+        lines.append((format_ranks(ranks), doing, seconds, where, awaited))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    room = WIDTH - 2 * (len(widths) - 1)
+    for column in (4, 0, 1, 3):
+        excess = max(0, sum(widths) - room)
+        widths[column] = max(widths[column] - excess, min(widths[column], WIDTHS[column]))
+    table = (
+        [shorten(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)]
+        for line in lines
+    )
+    return "\n".join("  ".join(line).rstrip() for line in table)
+
+
+def shorten(text: str, width: int) -> str:
+    """A line of a program loses its function first, then the beginning of the file's name."""
+    if len(text) > width:
+        text = re.sub(r"(:\d+) in .*", r"\1", text)
+    if len(text) > width:
+        return "…" + text[1 - width :] if re.search(r":\d+$", text) else text[: width - 1] + "…"
+    return text
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """0-2, 5"""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
