@@ -253,7 +253,9 @@ def test_the_guard_sees_what_is_put_in_the_place_of_torchs(
 
 
 REPLACING = {
-    "playground.tap",  # observes torch.distributed, for the flight recorder too
+    "playground.tap.tap",  # observes torch.distributed, for the flight recorder too
+    "playground.tap.inside",
+    "playground.tap.training",
     # What changes the meaning, which no observer can:
     "playground.world.rank.forming",  # a program may form the world that it is in
     "playground.world.rank.debugger",  # no timeout ends the wait for a rank that is debugged

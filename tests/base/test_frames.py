@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from playground.base.frames import (
-    PACKAGE,
-    add_program,
-    is_program,
-    is_raised_by_torch,
-    is_standard,
-)
+from playground.base.frames import PACKAGE, add_program, is_program, is_raised_by_torch, is_standard
 
 STDLIB = sysconfig.get_path("stdlib")
 
@@ -65,7 +59,7 @@ def define(code: str, file: str, module: str) -> Callable[..., object]:
 
 PROGRAM = define("def call(work=lambda: torch.zeros(-1)): work()", "train.py", "train")
 TORCH = define("def call(work=lambda: torch.zeros(-1)): work()", "nn.py", "torch.nn")
-TAP = define("def call(): torch.zeros(-1)", f"{PACKAGE}tap/__init__.py", "playground.tap")
+TAP = define("def call(): torch.zeros(-1)", f"{PACKAGE}tap/tap.py", "playground.tap.tap")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from torch.distributed import ProcessGroup, Work
 
 from playground import launch
 from playground.explain.hang.box import SWITCH
-from playground.tap import METHODS, Call, Observer, _tap, number_of, observing
+from playground.tap import METHODS, Call, Observer, number_of, observing
 from playground.tap.replacement import replaced
+from playground.tap.tap import _tap
 from playground.testing import World
 
 

@@ -18,8 +18,8 @@ from playground.base.event_log import NONE
 from playground.base.upstream import FUNCTIONAL, resolve_group
 from playground.explain.hang import COLLECTIVE
 from playground.explain.hang.recording import Recording
-from playground.tap import record_also
 from playground.tap.replacement import calling
+from playground.tap.tap import record_also
 
 FUNCTIONS = {
     "all_reduce": "all_reduce",

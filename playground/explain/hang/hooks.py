@@ -34,17 +34,11 @@ from playground.explain.hang.box import MAIN, MAY_GIVE_UP, Box, Known
 from playground.explain.hang.ddp import DDPCalls
 from playground.explain.hang.functional import FunctionalCalls
 from playground.explain.hang.recording import ZERO, Recording
-from playground.tap import (
-    MESSAGES,
-    METHODS,
-    ROOT_AT,
-    Recorded,
-    number_of,
-    ranks_of,
-    record,
-    root_of,
-)
+from playground.tap import MESSAGES, METHODS, number_of, ranks_of
+from playground.tap.methods import ROOT_AT, root_of
+from playground.tap.observer import Recorded
 from playground.tap.replacement import calling
+from playground.tap.tap import record
 
 LIMITED = "barrier", "monitored_barrier"
 """Collectives that functions of torch.distributed give a timeout."""

@@ -17,7 +17,8 @@ from weakref import ref
 from playground.base.upstream import count_collectives, is_registered, read_timeout
 from playground.explain.hang import BACKWARD, BUCKETS, COLLECTIVE, STRANGERS
 from playground.explain.hang.box import MAIN, Box, Known
-from playground.tap import Recorder, number_of, ranks_of
+from playground.tap import number_of, ranks_of
+from playground.tap.observer import Recorder
 
 ZERO = timedelta(0)
 

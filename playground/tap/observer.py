@@ -1,0 +1,99 @@
+"""Who is told of calls: an `Observer` of all that is known of them, a `Recorder` of the least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from playground.tap.call import Call
+from playground.tap.replacement import Wrap
+
+
+class Observer:
+    """Is told what this rank calls, from `observing` on: see the module's docstring."""
+
+    looks_at_calls = True
+    """Whether it is told of calls."""
+    looks_inside = False
+    """Whether it is also told what torch does by itself: of its calls in C++ `begun`, `returned`
+    and `completed`, and `waiting` and `waited` where Python sees them; of waits for work that torch
+    keeps to itself; and of backward passes."""
+
+    looks_at_ends = True
+    """Who looks inside: whether it needs `completed` of the calls of Python's, which costs each of
+    them a callback."""
+
+    def begun(self, call: Call) -> None: ...
+
+    def returned(self, call: Call) -> None: ...
+
+    def waiting(self, calls: Sequence[Call]) -> None: ...
+
+    def waited(self, calls: Sequence[Call]) -> None: ...
+
+    def done(self, calls: Sequence[Call]) -> None: ...
+
+    def failed(self, calls: Sequence[Call], error: BaseException) -> None: ...
+
+    def dropped(self, calls: Sequence[Call]) -> None: ...
+
+    def completed(self, call: Call) -> None:
+        """Who looks inside: the backend has done an asynchronous call. In a thread of the
+        backend's, which must not wait; on a GPU, its stream waits for the call."""
+
+    def backward_begun(self, root: Any) -> None:
+        """Who looks inside or at training: a backward pass begins in this thread, from this tensor
+        or these."""
+
+    def backward_ended(self) -> None:
+        """Who looks inside or at training: it has ended, and so has what it started and did not
+        hand out."""
+
+    looks_at_training = False
+    """Whether it is also told what follows, and of backward passes."""
+
+    def model_wrapped(self, model: DistributedDataParallel) -> None:
+        """Who looks at training: a model has been wrapped, and its replicas are equal."""
+
+    def model_called(self, model: DistributedDataParallel, args: Sequence[Any]) -> None:
+        """Who looks at training: the forward pass of a wrapped model begins."""
+
+    def model_loaded(self, module: nn.Module) -> None:
+        """Who looks at training: a module's `load_state_dict` has returned."""
+
+    def samples_drawn(self, sampler: DistributedSampler[Any]) -> None:
+        """Who looks at training: an iteration over a sampler begins."""
+
+    def batch_loaded(self, iterator: Any, batch: Any) -> None:
+        """Who looks at training: an iterator of a data loader returns a batch."""
+
+    def file_saved(self, file: Any, saved: Any) -> None:
+        """Who looks at training: `torch.save` has written this into a file, given by its path or
+        open."""
+
+    def file_loaded(self, file: Any) -> None:
+        """Who looks at training: `torch.load` is about to read a file, given by its path or
+        open."""
+
+
+class Recorder:
+    """Is told of each call nearest to torch's own method, and has to be fast: it is asked once what
+    to call in the method's place. This one records nothing."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[Any, str], Wrap] = {}
+        """Further functions that it replaces, by owner and name."""
+
+    def wrap_operation(self, method: str, real: Callable[..., Any]) -> Recorded:
+        return lambda group, given, args, kwargs: real(group, *args, **kwargs)
+
+    def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        return real
+
+
+Recorded = Callable[[Any, "Sequence[Any] | None", tuple[object, ...], dict[str, object]], Any]
+"""Makes a call: of the group, the arguments as `by_position` has them, and those as given."""
