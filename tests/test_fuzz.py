@@ -39,7 +39,9 @@ def write_file(folder: Path, files: Files) -> None:
 
 def make_recording() -> Files:
     """What two ranks have recorded: a ring, a step of training with a bucket, a thread's lane."""
-    from playground.explain.replay.record import (
+    from playground.explain.replay.record.layout import LANE_CODES, LOG, RUN
+    from playground.explain.replay.record.recorder import Recorder
+    from playground.explain.replay.record.recording import (
         BACKGROUND,
         BUCKET,
         COLLECTIVE,
@@ -51,8 +53,6 @@ def make_recording() -> Files:
         SEND,
         VALUES,
     )
-    from playground.explain.replay.record.layout import LANE_CODES, LOG, RUN
-    from playground.explain.replay.record.recorder import Recorder
     from playground.explain.replay.record.run import describe_run
 
     with tempfile.TemporaryDirectory() as name:

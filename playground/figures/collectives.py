@@ -13,17 +13,22 @@ from math import cos, pi, sin
 from typing import TYPE_CHECKING
 
 from playground.base.remote import remote
-from playground.explain.replay.analyse import (
-    HeldValues,
-    MatchedMessage,
-    Vector,
-    holdings_of,
-    match_messages,
-    ref_of,
-    to_logical_time,
+from playground.explain.replay.analyse.holdings import HeldValues, Vector, holdings_of
+from playground.explain.replay.analyse.logical_time import to_logical_time
+from playground.explain.replay.analyse.matching import MatchedMessage, match_messages
+from playground.explain.replay.analyse.timeline import ref_of
+from playground.explain.replay.record.recording import COMPUTE, PHASE
+from playground.explain.replay.render.bands import (
+    Band,
+    Panel,
+    arrow,
+    bands_scene,
+    box,
+    meant_arrows,
+    panels_scene,
 )
-from playground.explain.replay.record import COMPUTE, PHASE
-from playground.explain.replay.render import (
+from playground.explain.replay.render.bars import add_key
+from playground.explain.replay.render.scene import (
     ALPHA,
     ARROW,
     BOX,
@@ -32,16 +37,8 @@ from playground.explain.replay.render import (
     LANE,
     MARGIN,
     WIDTH,
-    Band,
     Mark,
-    Panel,
     Scene,
-    add_key,
-    arrow,
-    bands_scene,
-    box,
-    meant_arrows,
-    panels_scene,
 )
 from playground.explain.replay.render.timeline import format_values, lay_out, message_title
 from playground.figures.figure import Evidence, FigureRun, figure

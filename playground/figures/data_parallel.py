@@ -12,20 +12,18 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from playground.base.remote import remote
-from playground.explain.replay.analyse import ref_of
-from playground.explain.replay.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
-from playground.explain.replay.render import (
-    Band,
-    Mark,
-    Panel,
-    Scene,
-    add_bars,
-    add_key,
-    arrow,
-    box,
-    panels_scene,
-    piece,
+from playground.explain.replay.analyse.timeline import ref_of
+from playground.explain.replay.record.recording import (
+    BACKGROUND,
+    COMPUTE,
+    MOVE,
+    PHASE,
+    Event,
+    read_move,
 )
+from playground.explain.replay.render.bands import Band, Panel, arrow, box, panels_scene
+from playground.explain.replay.render.bars import add_bars, add_key, piece
+from playground.explain.replay.render.scene import Mark, Scene
 from playground.explain.replay.render.timeline import shape_text, title_of
 from playground.figures.figure import Evidence, FigureRun, figure
 from playground.ui.units import format_bytes

@@ -15,8 +15,8 @@ from pathlib import Path
 from playground.base.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.base.files import temporary_folder
 from playground.base.remote import ROOT, remote
-from playground.explain.replay.record import Recording
 from playground.explain.replay.record.layout import EVENTS, VALUES, write_zip
+from playground.explain.replay.record.recording import Recording
 from playground.explain.replay.record.run import (
     TEXT,
     Recorded,
@@ -29,7 +29,8 @@ from playground.explain.replay.record.run import (
 from playground.figures.catalogue import FIGURES, RUNS
 from playground.figures.figure import ChangingRun, FigureRun
 from playground.figures.training import elastic_run
-from playground.tools.failures.page import PROGRAMS, SIZE, find
+from playground.tools.failures.page import SIZE
+from playground.tools.failures.programs import PROGRAMS, find
 from playground.world.launcher.launch import launch
 
 FOLDER = Path(__file__).parent / "recordings"

@@ -10,27 +10,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.base.remote import remote
-from playground.explain.replay.record import BUCKET, COLLECTIVE, GRADIENT, Event, RankRecording
-from playground.explain.replay.render import (
+from playground.explain.replay.record.recording import (
+    BUCKET,
+    COLLECTIVE,
+    GRADIENT,
+    Event,
+    RankRecording,
+)
+from playground.explain.replay.render.bands import (
+    Band,
+    bands_scene,
+    box,
+    meant_arrows,
+    panels_scene,
+)
+from playground.explain.replay.render.bars import add_bars, add_key, add_lanes, bar, piece
+from playground.explain.replay.render.scene import (
     ALPHA,
     BOX,
     BUCKETS,
     CELL,
     LANE,
     WIDTH,
-    Band,
     Mark,
     Scene,
     TimeAxis,
-    add_bars,
-    add_key,
-    add_lanes,
-    bands_scene,
-    bar,
-    box,
-    meant_arrows,
-    panels_scene,
-    piece,
 )
 from playground.explain.replay.render.timeline import LABELS, lay_out
 from playground.figures.collectives import DASHED

@@ -19,8 +19,10 @@ from functools import partial
 from pathlib import Path
 
 from playground.base.files import temporary_folder
-from playground.explain.right import Finding, RankFacts, file_name
 from playground.explain.right.calls import RULES_OF_CALLS
+from playground.explain.right.facts import RankFacts
+from playground.explain.right.finding import Finding
+from playground.explain.right.log import file_name
 from playground.explain.right.reading import count_written, read_ranks
 from playground.explain.right.rules import TOLD_AT_THE_END, find_mistakes
 from playground.play import cells

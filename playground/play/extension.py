@@ -40,7 +40,7 @@ from playground.ui.units import plural
 from playground.world.backends import BACKENDS
 
 if TYPE_CHECKING:
-    from playground.explain.replay.record import Recording
+    from playground.explain.replay.record.recording import Recording
 
 HELP = """\
 Every cell runs on all ranks, with rank, size, torch, dist, device; what begins with % does not:

@@ -17,9 +17,9 @@ from playground.base.files import temporary_folder
 from playground.base.untrusted import printable
 from playground.explain.hang import COLLECTIVE, Operation
 from playground.explain.replay.files import RENDERED, amount, check_ending, render
-from playground.explain.replay.play import render_page
-from playground.explain.replay.record import Event, RankRecording, Recording, SourceLine
+from playground.explain.replay.play.player import render_page
 from playground.explain.replay.record.layout import RUN, START, TABLES, Files
+from playground.explain.replay.record.recording import Event, RankRecording, Recording, SourceLine
 from playground.explain.replay.record.run import (
     RECORDED,
     SECOND,

@@ -19,7 +19,7 @@ from playground.explain.hang.box import CAPACITY
 from playground.explain.hang.diagnosis import tell
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.wording import Diagnosis
-from playground.explain.right import Finding
+from playground.explain.right.finding import Finding
 from playground.play import cells
 from playground.play.cells import Outcome
 from playground.play.checking import CellCheck

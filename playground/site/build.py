@@ -25,15 +25,15 @@ from playground.base.errors import PlaygroundError, UsageError
 from playground.base.files import make_folder, write_file
 from playground.base.remote import ROOT, file_of
 from playground.exercises.exercise import CATALOGUE, FOLDER, Exercise
-from playground.explain.replay.play import read_script, read_style, render_player
-from playground.explain.replay.record import Recording
+from playground.explain.replay.play.player import read_script, read_style, render_player
+from playground.explain.replay.record.recording import Recording
 from playground.figures.runs import FIGURE_OF, find_run
 from playground.lessons import PARTS, PATH
 from playground.site import SITE
-from playground.site.calculators import FILES, place_calculators
+from playground.site.calculators.pages import FILES, place_calculators
 from playground.site.chapters import CHAPTERS
 from playground.site.symptoms import place_symptoms
-from playground.tools.failures.page import PROGRAMS, find, read_body
+from playground.tools.failures.programs import PROGRAMS, find, read_body
 from playground.ui.options import FILE
 from playground.ui.session import Session, session_command
 

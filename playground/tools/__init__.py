@@ -16,14 +16,13 @@ class Tool:
     command: Remote
 
 
-OTHERS = {"break": "failures.page:command", "why": "failures.page:why_command"}
-"""Commands that are not that of a page in a folder of their name: a keyword of Python cannot be
-imported."""
+FOLDERS = {"break": "failures"}
+"""Folders that have not the name of their command: a keyword of Python cannot be imported."""
 TOOLS = {
     name: Tool(
         name=name,
         purpose=purpose,
-        command=remote("playground.tools." + OTHERS.get(name, f"{name}.page:command")),
+        command=remote(f"playground.tools.{FOLDERS.get(name, name)}.page:command"),
     )
     for name, purpose in (
         ("run", "run your own script on ranks, as torchrun does: a hang or a failure is explained"),

@@ -15,8 +15,9 @@ from fixtures import Fork, Run
 from processes import ENOUGH, by_hand, free_port
 from test_readme import fenced_blocks
 
-from playground.explain.right import CERTAIN, HINT, Finding, early, run
+from playground.explain.right import early, run
 from playground.explain.right.early import RECENT, EarlyTeller
+from playground.explain.right.finding import HINT, SURE, Finding
 from playground.explain.right.gathering import receive_logs
 from playground.explain.right.observer import checked
 from playground.explain.right.reading import read_ranks
@@ -100,7 +101,7 @@ def test_what_is_certain_is_told_while_the_script_runs(script: str, fork_program
 def test_hints_and_what_a_later_step_may_answer_are_not_told_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = (("D5-skip", CERTAIN), ("D4-later", CERTAIN), ("D2-nosync-all", HINT))
+    names = (("D5-skip", SURE), ("D4-later", SURE), ("D2-nosync-all", HINT))
     found = [Finding(name, level, name, (0,), 0, "", "x", "x") for name, level in names]
     monkeypatch.setattr(early, "find_mistakes", lambda facts: found)
     teller = EarlyTeller(tmp_path, 1)
@@ -113,7 +114,7 @@ def test_hints_and_what_a_later_step_may_answer_are_not_told_before_the_end(
 
 def test_only_what_was_told_long_ago_is_told_again() -> None:
     teller = EarlyTeller(Path(), 2)
-    now, long_ago, never = (Finding(name, CERTAIN, "", (0,), 0, "", "", "") for name in "abc")
+    now, long_ago, never = (Finding(name, SURE, "", (0,), 0, "", "", "") for name in "abc")
     teller.told["a", (0,)] = time.monotonic()
     teller.told["b", (0,)] = time.monotonic() - RECENT
     assert [*map(teller.is_recent, (now, long_ago, never))] == [True, False, False]

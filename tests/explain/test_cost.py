@@ -20,7 +20,8 @@ from torch.distributed import ProcessGroup, Work
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import Task
-from playground.explain.cost import Amounts, Place, Profile, RankCosts, Row, read_ranks, say_share
+from playground.explain.cost.log import read_ranks
+from playground.explain.cost.profile import Amounts, Place, Profile, RankCosts, Row, say_share
 from playground.explain.cost.report import to_json, to_page
 from playground.tap import METHODS
 from playground.testing import World
@@ -199,7 +200,7 @@ def test_a_process_that_a_rank_forks_is_not_measured(world: Worlds, tmp_path: Pa
 
 
 def test_a_rank_that_was_ended_while_it_waits_has_waited(world: Worlds, tmp_path: Path) -> None:
-    from playground.explain.cost import file_name
+    from playground.explain.cost.log import file_name
     from playground.explain.cost.meter import CostLog, Meter
 
     log = CostLog(tmp_path / file_name(0))

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from gpus import COLD, hold_the_gpu
 
-from playground.explain.cost import Profile, read_ranks
+from playground.explain.cost.log import read_ranks
+from playground.explain.cost.profile import Profile
 from playground.testing import World
 from playground.world import device
 

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from ranks import needs_native_calls
 from silent_mistakes import Wrong
 
-from playground.explain.right import Finding, RankFacts
+from playground.explain.right.facts import RankFacts
+from playground.explain.right.finding import Finding
 from playground.explain.right.reading import read_ranks
 from playground.explain.right.report import tell
 from playground.explain.right.rules import find_mistakes

@@ -12,31 +12,19 @@ from typing import Any
 import pytest
 
 from playground.base.event_log import LogReader
-from playground.explain import right
-from playground.explain.right import (
+from playground.explain.right.facts import (
     BACKWARD,
     BUCKET,
     CALLED,
-    CERTAIN,
-    ENDED,
-    FAILED,
-    FORMAT,
     FORWARD,
     GAPS,
-    HINT,
     IN_GRAPH,
     JOINS,
     LOADED,
-    NO_GRADIENT,
-    PROBABLE,
-    RUNNING,
-    STATE,
-    THREADS,
     Batch,
     Draw,
     Event,
     FileUse,
-    Finding,
     Layout,
     Look,
     Misuse,
@@ -44,6 +32,17 @@ from playground.explain.right import (
     Optimizer,
     Overwritten,
     RankFacts,
+)
+from playground.explain.right.finding import HINT, PROBABLE, SURE, Finding
+from playground.explain.right.log import (
+    ENDED,
+    FAILED,
+    FORMAT,
+    NO_GRADIENT,
+    RUNNING,
+    STATE,
+    THREADS,
+    UNKNOWN,
     file_name,
     is_looked_at,
 )
@@ -146,7 +145,7 @@ def test_a_finding_names_ranks_step_line_reason_and_remedy() -> None:
     said = " ".join(tell(found).split())
     words = "wrong [D1-bypass]: the replicas of a model drift apart"
     assert said.startswith(f"playground: probably {words}")
-    certain = replace(found, level=CERTAIN)
+    certain = replace(found, level=SURE)
     assert " ".join(tell(certain).split()).startswith(f"playground: {words}")
     unsure = replace(found, level=HINT)
     assert " ".join(tell(unsure).split()).startswith(f"playground: perhaps {words}")
@@ -156,7 +155,7 @@ def test_a_finding_names_ranks_step_line_reason_and_remedy() -> None:
     assert max(map(len, tell(found).splitlines())) <= 80
 
 
-UNKNOWN = {
+NOT_KNOWN = {
     "a rank's log says so": [
         replace(each, unknown="x" * each.rank) for each in facts_of(BYPASS)
     ],
@@ -194,7 +193,7 @@ UNKNOWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("facts", UNKNOWN.values(), ids=UNKNOWN.keys())
+@pytest.mark.parametrize("facts", NOT_KNOWN.values(), ids=NOT_KNOWN.keys())
 def test_what_is_unknown_is_no_finding(facts: list[RankFacts]) -> None:
     assert rules_of(facts) == []
 
@@ -224,7 +223,7 @@ def test_the_cause_is_read_from_what_came_before_the_step(
     events: list[Event], rule: str, is_certain: bool
 ) -> None:
     [found] = find_mistakes(facts_of([drifting(rank, *events) for rank in RANKS]))
-    assert (found.rule, found.level) == (rule, CERTAIN if is_certain else PROBABLE)
+    assert (found.rule, found.level) == (rule, SURE if is_certain else PROBABLE)
 
 
 def test_what_came_before_the_step_is_a_hint_at_most_if_it_is_not_known_whole() -> None:
@@ -537,8 +536,8 @@ def test_a_full_log_ends_at_one_moment(tmp_path: Path) -> None:
     log = RankLog(tmp_path / file_name(0))
     log.tell(THREADS)
     log.add_step(0, 1)
-    log.tell(right.UNKNOWN, "x" * FORMAT.text)  # has no room
-    log.tell(right.UNKNOWN, "it is short, and comes later")
+    log.tell(UNKNOWN, "x" * FORMAT.text)  # has no room
+    log.tell(UNKNOWN, "it is short, and comes later")
     log.add_step(0, 2)
     log.state[STATE] = ENDED
     [facts] = read_ranks(tmp_path, 1)
@@ -550,7 +549,7 @@ def test_a_full_log_ends_at_one_moment(tmp_path: Path) -> None:
 
 def test_certain_findings_come_first() -> None:
     findings = [
-        Finding(rule, CERTAIN if certain else HINT, "what", (0,), since, "", "why", "fix")
+        Finding(rule, SURE if certain else HINT, "what", (0,), since, "", "why", "fix")
         for rule, certain, since in (("a", False, 0), ("b", True, 5), ("c", True, 1))
     ]
     facts = facts_of([drifting(0)] * 2)
@@ -605,7 +604,7 @@ def laid_out(strides: Sequence[int] = (1, 2), **changes: Any) -> list[RankFacts]
 
 def test_one_call_has_one_layout_on_all_ranks() -> None:
     [found] = find_mistakes(laid_out())
-    assert (found.rule, found.level, found.where) == ("G2-strides", CERTAIN, "train.py:20")
+    assert (found.rule, found.level, found.where) == ("G2-strides", SURE, "train.py:20")
     assert "rank 0: (3, 1), rank 1: (1, 2)" in found.why
     assert rules_of(laid_out((3, 1))) == []
     assert rules_of(laid_out(clock=4)) == []  # another call

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from playground.base.remote import ROOT
-from playground.explain.replay.analyse import ref_of
-from playground.explain.replay.record import COMPUTE, MOVE, PHASE
-from playground.explain.replay.render import ARROW, BOX, STYLES, Mark, Scene
+from playground.explain.replay.analyse.timeline import ref_of
+from playground.explain.replay.record.recording import COMPUTE, MOVE, PHASE
+from playground.explain.replay.render.scene import ARROW, BOX, STYLES, Mark, Scene
 from playground.explain.replay.render.svg import to_svg
 from playground.figures.catalogue import FIGURES, RUNS, TUTORIALS
 from playground.figures.command import chapter_files

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from playground.explain.replay.record import MAIN, Event, Recording
+from playground.explain.replay.record.recording import MAIN, Event, Recording
 from playground.explain.replay.record.run import read_recording
 from playground.figures import runs
 

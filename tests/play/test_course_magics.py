@@ -15,8 +15,8 @@ import pytest
 
 from playground.base.errors import UsageError
 from playground.exercises.exercise import CATALOGUE
-from playground.explain.replay.analyse import match_messages
-from playground.explain.replay.record import COMPUTE, Recording
+from playground.explain.replay.analyse.matching import match_messages
+from playground.explain.replay.record.recording import COMPUTE, Recording
 from playground.lessons import LESSONS
 from playground.play import cells
 from playground.play.course_magics import begin_exercise, find_program, judge, with_data

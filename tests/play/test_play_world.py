@@ -23,7 +23,7 @@ from playground.explain.hang import Kind
 from playground.play import cells, world as play_world
 from playground.play.text_report import describe_end, describe_values
 from playground.play.world import PlayWorld, Run
-from playground.tools.failures.page import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
+from playground.tools.failures.programs import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
 from playground.world.launcher import deadlock_watch
 
 SIZE = 3

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import settings, strategies as st
 from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play
 
-from playground.explain.replay.record import Recording
+from playground.explain.replay.record.recording import Recording
 
 few = settings(max_examples=15)
 SIZES = (4, 4096, 65536)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from playground.explain.replay import record
-from playground.explain.replay.record import (
+from playground.explain.replay.record import recording as record
+from playground.explain.replay.record.recording import (
     COLLECTIVE,
     RECEIVE,
     SEND,

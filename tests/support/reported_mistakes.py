@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from playground.explain.right import CERTAIN, HINT, PROBABLE
+from playground.explain.right.finding import HINT, PROBABLE, SURE
 
 
 def begin_by_hand(net: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
@@ -133,8 +133,8 @@ WRONG = (
     Wrong(loss_reduced, "M7-loss", HINT),
     Wrong(head_without_optimizer, "O2-unowned", HINT),
     Wrong(more_parts_than_ranks, "S9-replicas", HINT),
-    Wrong(other_layout, "G2-strides", CERTAIN),
-    Wrong(transposed_on_one_rank, "G2-strides", CERTAIN),
+    Wrong(other_layout, "G2-strides", SURE),
+    Wrong(transposed_on_one_rank, "G2-strides", SURE),
     Wrong(broadcast_from_the_wrong_rank, "R1-source", PROBABLE),
     Wrong(reduced_early_and_late, "P1-shift", HINT),
 )

@@ -34,7 +34,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from playground.explain.right import CERTAIN, HINT, PROBABLE, Level
+from playground.explain.right.finding import HINT, PROBABLE, SURE, Level
 
 WIDTH, STEPS = 6, 5
 
@@ -684,7 +684,7 @@ def part_saved() -> None:
 class Wrong:
     program: Callable[[], None]
     rule: str
-    level: Level = CERTAIN
+    level: Level = SURE
     marked: Callable[..., None] | None = None
     """The function that has the marked line, if it is another."""
 

@@ -15,17 +15,15 @@ from fixtures import Run
 from playground.base.remote import file_of
 from playground.explain.replay.record.run import read_recording
 from playground.site.chapters import CHAPTERS
-from playground.tools.failures.page import (
+from playground.tools.failures.page import Outcome, find_problem, run
+from playground.tools.failures.programs import (
     DEADLOCK,
     EXPECTED_BY_MODULE,
     PROGRAMS,
     SILENT,
     TIMEOUT,
-    Outcome,
     find,
-    find_problem,
     read_body,
-    run,
 )
 from playground.world.command_world import CommandWorld
 

@@ -26,7 +26,7 @@ from terminal import open_terminal
 
 from playground.base.files import temporary_folder
 from playground.base.remote import file_of
-from playground.tools.failures.page import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
+from playground.tools.failures.programs import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
 
 HEAD = """
 import os, signal, sys, time

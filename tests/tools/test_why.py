@@ -16,10 +16,8 @@ from processes import ENOUGH
 from programs import SCRIPT
 
 from playground.explain.hang import Doing
-from playground.explain.hang.box import (
-    find_boxes,
-)
-from playground.tools.failures.page import list_family
+from playground.explain.hang.box import find_boxes
+from playground.tools.why.page import list_family
 
 STANDS_STILL = """
 import os, time, torch, torch.distributed as dist

@@ -20,7 +20,7 @@ from playground.algorithms.link import Link
 from playground.algorithms.messages import Watcher, executed_by
 from playground.algorithms.traffic import sent_by
 from playground.base.event_log import NONE, EventLog, Table, map_file
-from playground.explain.cost import (
+from playground.explain.cost.log import (
     BEGAN,
     CALLS,
     ENDED,

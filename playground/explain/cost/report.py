@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 
 from playground.base.files import LARGEST_PROGRAM
-from playground.explain.cost import Amounts, Place, Profile, Row
+from playground.explain.cost.profile import Amounts, Place, Profile, Row
 from playground.ui.session import to_document
 from playground.ui.tables import RANK_COLUMN, Column, Texts, figures, tabulate
 from playground.ui.units import format_seconds, plural

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from playground.base.errors import UsageError
 from playground.base.files import write_file
-from playground.explain.replay.analyse import to_logical_time
-from playground.explain.replay.play import render_page
-from playground.explain.replay.record import Recording
-from playground.explain.replay.render import Scene
+from playground.explain.replay.analyse.logical_time import to_logical_time
+from playground.explain.replay.play.player import render_page
+from playground.explain.replay.record.recording import Recording
 from playground.explain.replay.render.chrome import to_chrome
+from playground.explain.replay.render.scene import Scene
 from playground.explain.replay.render.svg import to_svg
 from playground.explain.replay.render.text_report import to_words
 from playground.explain.replay.render.timeline import lay_out

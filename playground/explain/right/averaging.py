@@ -18,19 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from playground.explain.right import (
-    BACKWARD,
-    CALLED,
-    CERTAIN,
-    HINT,
-    NO_GRADIENT,
-    PROBABLE,
-    Event,
-    Finding,
-    Level,
-    Look,
-    RankFacts,
-)
+from playground.explain.right.facts import BACKWARD, CALLED, Event, Look, RankFacts
+from playground.explain.right.finding import HINT, PROBABLE, SURE, Finding, Level
+from playground.explain.right.log import NO_GRADIENT
 from playground.explain.right.replicas import ROUNDING, Replica, Team, find_teams
 
 EXCHANGES = {"send", "recv", "isend", "irecv", "all_to_all", "all_to_all_single"}
@@ -104,7 +94,7 @@ class Averaging:
 
     def finding(
         self, rule: str, replicas: Sequence[Replica], what: str, where: str, why: str, fix: str,
-        level: Level = CERTAIN,
+        level: Level = SURE,
     ) -> Finding:  # fmt: skip
         told = [self.names[each.name] for each in replicas]
         kind = self.team.first.optimizer.kind.rpartition(".")[2]
@@ -358,7 +348,7 @@ def find_order(seen: Averaging) -> Finding | None:
         "calls meet in the order in which they are made, and the ranks go through the parameters "
         "in another order",
         "go through the parameters in the same order on all ranks: a set has none",
-        level=CERTAIN
+        level=SURE
         if all(
             bool(sights := seen.replicas[place].sights) and sights[0].are_equal
             for place in exchanged

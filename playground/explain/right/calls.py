@@ -45,22 +45,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from playground.explain.right import (
+from playground.explain.right.facts import (
     CALLED,
-    CERTAIN,
     COPY,
     CUT,
     GAPS,
-    HINT,
     LOST,
-    PROBABLE,
     UNWAITED,
     WRITTEN,
-    Finding,
     Layout,
     Look,
     RankFacts,
 )
+from playground.explain.right.finding import HINT, PROBABLE, SURE, Finding
 from playground.explain.right.replicas import find_teams
 
 TOLD = {
@@ -103,7 +100,7 @@ TOLD[LOST] = TOLD[COPY] = (
 )
 RULES_OF_CALLS = {rule for rule, *_ in TOLD.values()} | {"G2-strides"}
 """Those that need a call, and nothing of what came before it."""
-LEVELS = {GAPS: CERTAIN, LOST: CERTAIN, WRITTEN: PROBABLE}
+LEVELS = {GAPS: SURE, LOST: SURE, WRITTEN: PROBABLE}
 """How sure it is, by the kind of misuse; of others, a hint. What `set_` gives another memory counts
 as written, too."""
 
@@ -149,7 +146,7 @@ def find_other_layouts(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         forms = ", ".join(f"rank {rank}: {tuple(seen[rank].strides)}" for rank in sorted(seen))
         yield Finding(
             rule="G2-strides",
-            level=CERTAIN,
+            level=SURE,
             what=f"the ranks give {operation} tensors whose elements are in another order in "
             "memory",
             ranks=tuple(sorted(seen)),

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from playground.base.event_log import NONE
 from playground.base.upstream import count_collectives, is_carried_by_gloo
-from playground.explain.right import CUT, GAPS, LAYOUT, MESSAGES, MISUSE, UNWAITED, WRITTEN
+from playground.explain.right.facts import CUT, GAPS, UNWAITED, WRITTEN
 from playground.explain.right.fingerprint import find_fingerprint, has_gaps
+from playground.explain.right.log import LAYOUT, MESSAGES, MISUSE
 from playground.explain.right.source import find_loss, puts_back
 from playground.explain.right.watcher import Notes, SeesCalls, guarded, is_whole
 from playground.tap import MESSAGES as SENDING, METHODS, Call

@@ -5,14 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from playground.explain.right import (
-    CALLED,
-    HINT,
-    Event,
-    Finding,
-    Look,
-    RankFacts,
-)
+from playground.explain.right.facts import CALLED, Event, Look, RankFacts
+from playground.explain.right.finding import HINT, Finding
 from playground.explain.right.replicas import find_teams
 
 LEAST_LOOKS = 2

@@ -10,18 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from playground.explain.right import (
-    BUCKET,
-    FIRST_STEPS,
-    FORWARD,
-    HINT,
-    PROBABLE,
-    Draw,
-    Finding,
-    Look,
-    Prints,
-    RankFacts,
-)
+from playground.explain.right.facts import BUCKET, FORWARD, Draw, Look, RankFacts
+from playground.explain.right.finding import HINT, PROBABLE, Finding
+from playground.explain.right.log import FIRST_STEPS, Prints
 from playground.explain.right.replicas import find_teams
 
 LEAST_LOOKS = 3

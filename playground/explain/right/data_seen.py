@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler, Subset
 
 from playground.base.upstream import count_batches, count_collectives, count_workers, sampler_of
-from playground.explain.right import BATCH, DRAW, SAMPLES, SHARES, Prints
 from playground.explain.right.fingerprint import find_fingerprint, find_row_fingerprints
+from playground.explain.right.log import BATCH, DRAW, SAMPLES, SHARES, Prints
 from playground.explain.right.watcher import Notes, Watcher, guarded, tensors_in
 
 MOST_DRAWS = 32

@@ -20,23 +20,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from playground.explain.right import (
+from playground.explain.right.facts import (
     BACKWARD,
     CALLED,
-    CERTAIN,
     FORWARD,
-    HINT,
     JOINS,
     LOADED,
-    NO_GRADIENT,
-    PROBABLE,
     Event,
-    Finding,
-    Level,
     Look,
     Model,
     RankFacts,
 )
+from playground.explain.right.finding import HINT, PROBABLE, SURE, Finding, Level
+from playground.explain.right.log import NO_GRADIENT
 from playground.explain.right.replicas import (
     AFTER,
     BEFORE,
@@ -145,7 +141,7 @@ class Cause:
     why: str
     fix: str
     where: str = ""
-    level: Level = CERTAIN
+    level: Level = SURE
 
 
 Rule = Callable[[Drift], "Cause | None"]
@@ -237,7 +233,7 @@ def find_skip(drift: Drift) -> Cause | None:
         "let all ranks decide alike whether to make a step: all_reduce what the decision depends "
         "on",
         drift.where(drift.looks[0].line),
-        level=CERTAIN if drift.train_together else HINT,
+        level=SURE if drift.train_together else HINT,
     )
 
 
@@ -274,7 +270,7 @@ def find_write(drift: Drift) -> Cause | None:
             "load on all ranks, or before DistributedDataParallel wraps the model: it sends what "
             "rank 0 has",
             facts.where(loads[loading[0]][-1].line),
-            level=CERTAIN if drift.train_together else HINT,
+            level=SURE if drift.train_together else HINT,
         )
     if loading:
         return None
@@ -284,7 +280,7 @@ def find_write(drift: Drift) -> Cause | None:
         "change the parameters of all ranks alike, or before DistributedDataParallel wraps the "
         "model",
         drift.where(drift.model.line if previous.when == MADE else drift.looks[0].line),
-        level=CERTAIN if drift.train_together else HINT,
+        level=SURE if drift.train_together else HINT,
     )
 
 
@@ -425,7 +421,7 @@ def find_settings(drift: Drift) -> Cause | None:
         f"the gradients are equal, and hyperparameters of the optimizer differ ({'; '.join(told)})",
         "step schedulers, and set hyperparameters, on all ranks alike",
         drift.where(drift.looks[0].line),
-        level=CERTAIN if drift.train_together else HINT,
+        level=SURE if drift.train_together else HINT,
     )
 
 
@@ -449,7 +445,7 @@ def find_state(drift: Drift) -> Cause | None:
         "differ after it: the state of the optimizer differs",
         "load the state of the optimizer on all ranks",
         drift.where(drift.looks[0].line),
-        level=CERTAIN
+        level=SURE
         if drift.train_together
         and all(
             look.optimizer.kind.startswith("torch.optim.") and not look.has_hooks
@@ -588,7 +584,7 @@ def find_other_orders(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         others = tuple(rank for rank, found in same.items() if found.names != model.names)
         yield Finding(
             rule="D11-order",
-            level=CERTAIN,
+            level=SURE,
             what="the parameters of a model have another order on some ranks, and "
             "DistributedDataParallel averages them by their position",
             ranks=others,

@@ -15,7 +15,8 @@ from types import TracebackType
 import click
 
 from playground.base.threads import OurThread
-from playground.explain.right import Finding, file_name
+from playground.explain.right.finding import Finding
+from playground.explain.right.log import file_name
 from playground.explain.right.reading import count_written, read_ranks
 from playground.explain.right.report import tell
 from playground.explain.right.rules import TOLD_AT_THE_END, find_mistakes

@@ -6,13 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from playground.explain.right import (
-    HINT,
-    PROBABLE,
-    FileUse,
-    Finding,
-    RankFacts,
-)
+from playground.explain.right.facts import FileUse, RankFacts
+from playground.explain.right.finding import HINT, PROBABLE, Finding
 
 
 def find_shared_file(facts: Sequence[RankFacts]) -> Iterator[Finding]:

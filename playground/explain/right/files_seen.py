@@ -8,7 +8,7 @@ from stat import S_ISREG
 from typing import Any
 
 from playground.base.upstream import count_collectives, list_groups
-from playground.explain.right import FILE
+from playground.explain.right.log import FILE
 from playground.explain.right.watcher import Notes, Watcher, describe_shard, guarded, tensors_in
 from playground.tap import ranks_of
 

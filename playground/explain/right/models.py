@@ -6,18 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from playground.explain.right import (
+from playground.explain.right.averaging import Averaging, is_drifting
+from playground.explain.right.facts import (
     BACKWARD,
     CALLED,
     FORWARD,
-    HINT,
     IN_GRAPH,
     Event,
-    Finding,
     Look,
     RankFacts,
 )
-from playground.explain.right.averaging import Averaging, is_drifting
+from playground.explain.right.finding import HINT, Finding
 from playground.explain.right.replicas import find_teams
 
 LEAST_LOOKS = 3

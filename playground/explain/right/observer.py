@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from playground.explain.right import ENDED, FAILED, file_name
 from playground.explain.right.calls_seen import CallWatcher
 from playground.explain.right.data_seen import DataWatcher
 from playground.explain.right.files_seen import FileWatcher
+from playground.explain.right.log import ENDED, FAILED, file_name
 from playground.explain.right.training_seen import Between, TrainingWatcher
 from playground.explain.right.watcher import Notes, RankLog
 from playground.tap import observing

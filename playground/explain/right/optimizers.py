@@ -5,17 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from playground.explain.right import (
-    BACKWARD,
-    CALLED,
-    ENDED,
-    HINT,
-    NO_GRADIENT,
-    PROBABLE,
-    Finding,
-    Look,
-    RankFacts,
-)
+from playground.explain.right.facts import BACKWARD, CALLED, Look, RankFacts
+from playground.explain.right.finding import HINT, PROBABLE, Finding
+from playground.explain.right.log import ENDED, NO_GRADIENT
 from playground.explain.right.replicas import ROUNDING, find_teams
 
 LEAST_LOOKS = 3

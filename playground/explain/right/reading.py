@@ -11,7 +11,23 @@ from pathlib import Path
 from playground.base.event_log import BEGUN, USED, LogReader, read_lines
 from playground.base.untrusted import expect_int, expect_list, expect_text
 from playground.explain.hang.sources import Line
-from playground.explain.right import (
+from playground.explain.right.facts import (
+    Batch,
+    Draw,
+    Event,
+    FileUse,
+    Late,
+    Layout,
+    Look,
+    Misuse,
+    Model,
+    Optimizer,
+    Overwritten,
+    RankFacts,
+    Samples,
+    Shares,
+)
+from playground.explain.right.log import (
     BATCH,
     DRAW,
     FILE,
@@ -34,20 +50,6 @@ from playground.explain.right import (
     THREADS,
     UNKNOWN,
     UNOWNED,
-    Batch,
-    Draw,
-    Event,
-    FileUse,
-    Late,
-    Layout,
-    Look,
-    Misuse,
-    Model,
-    Optimizer,
-    Overwritten,
-    RankFacts,
-    Samples,
-    Shares,
     file_name,
 )
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from playground.explain.right import CALLED, ENDED, Event, Look, RankFacts
+from playground.explain.right.facts import CALLED, Event, Look, RankFacts
+from playground.explain.right.log import ENDED
 
 MADE, BEFORE, AFTER, END = "made", "before", "after", "end"
 """When a parameter is looked at: when its model was wrapped, before a step and after it, and when

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Sequence
 
 from playground.explain.hang.wording import format_ranks
-from playground.explain.right import Finding, RankFacts
+from playground.explain.right.facts import RankFacts
+from playground.explain.right.finding import Finding
 
 WIDTH = 80
 

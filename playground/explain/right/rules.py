@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from playground.explain.right import Finding, Level, RankFacts
 from playground.explain.right.averaging import find_averaging
 from playground.explain.right.calls import find_misuses, find_other_layouts, find_shifted
 from playground.explain.right.clipping import find_clipped
 from playground.explain.right.data import RULES as DATA
 from playground.explain.right.drift import find_drifts
+from playground.explain.right.facts import RankFacts
 from playground.explain.right.files import find_early_load, find_overwritten, find_shared_file
+from playground.explain.right.finding import Finding, Level
 from playground.explain.right.models import RULES as MODELS
 from playground.explain.right.optimizers import RULES as OPTIMIZERS
 from playground.explain.right.replicas import AllFacts

@@ -17,9 +17,11 @@ import click
 from playground.base.files import common_folder, temporary_folder
 from playground.base.remote import remote
 from playground.explain import HINTS, STRICT
-from playground.explain.right import HINT, Finding, RankFacts, file_name
 from playground.explain.right.checked import NEEDED, Checked
 from playground.explain.right.early import SHARE_IN_A_RANK, EarlyTeller
+from playground.explain.right.facts import RankFacts
+from playground.explain.right.finding import HINT, Finding
+from playground.explain.right.log import file_name
 from playground.explain.right.reading import has_ended, read_ranks
 from playground.explain.right.report import tell_all
 from playground.explain.right.rules import find_mistakes

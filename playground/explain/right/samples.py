@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from playground.explain.right import (
-    HINT,
-    Finding,
-    RankFacts,
-    Samples,
-)
+from playground.explain.right.facts import RankFacts, Samples
+from playground.explain.right.finding import HINT, Finding
 from playground.explain.right.replicas import find_teams
 
 DISTINCT = 0.99

@@ -8,15 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from playground.explain.right import (
-    CALLED,
-    ENDED,
-    HINT,
-    PROBABLE,
-    Finding,
-    Look,
-    RankFacts,
-)
+from playground.explain.right.facts import CALLED, Look, RankFacts
+from playground.explain.right.finding import HINT, PROBABLE, Finding
+from playground.explain.right.log import ENDED
 from playground.explain.right.replicas import find_teams
 
 LEAST_LOOKS = 2

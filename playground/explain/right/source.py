@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from playground.explain.right import COPY, LOST
+from playground.explain.right.facts import COPY, LOST
 
 COPIES = {"half", "float", "double", "bfloat16", "to", "type", "cpu", "cuda"}
 """Methods of tensors that return a copy, if there is something to change."""

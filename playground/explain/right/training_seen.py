@@ -31,28 +31,30 @@ from playground.base.upstream import (
     is_joining,
     local_of,
 )
-from playground.explain.right import (
+from playground.explain.right.facts import (
     BACKWARD,
     BUCKET,
     CALLED,
-    ENDED,
-    FINAL,
     FORWARD,
     IN_GRAPH,
     JOINS,
-    LATE,
     LOADED,
+    Look,
+)
+from playground.explain.right.fingerprint import find_fingerprint, read_values
+from playground.explain.right.log import (
+    ENDED,
+    FINAL,
+    LATE,
     LOOK,
     MODEL,
     NO_GRADIENT,
     OVERWRITTEN,
     RESTORED,
     UNOWNED,
-    Look,
     Prints,
     is_looked_at,
 )
-from playground.explain.right.fingerprint import find_fingerprint, read_values
 from playground.explain.right.watcher import (
     Notes,
     SeesCalls,

@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from playground.base.event_log import NONE, EventLog, Table, map_file
 from playground.base.upstream import hide_from_compiler, local_of
 from playground.explain.lines import Lines
-from playground.explain.right import FORMAT, FULL, LINE, OPTIMIZER, STATE, STEP, THREADS, UNKNOWN
+from playground.explain.right.log import (
+    FORMAT,
+    FULL,
+    LINE,
+    OPTIMIZER,
+    STATE,
+    STEP,
+    THREADS,
+    UNKNOWN,
+)
 from playground.tap import Call, Observer, observing
 
 MOST_TENSORS = 8

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from playground.explain.right import RankFacts
+from playground.explain.right.facts import RankFacts
 from playground.explain.right.report import explain_unknown
 from playground.ui.units import plural
 

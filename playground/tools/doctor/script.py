@@ -30,8 +30,8 @@ from playground.explain.hang.box import SWITCH, View, find_boxes
 from playground.explain.hang.diagnosis import diagnose
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.wording import Diagnosis
-from playground.explain.right import Finding as Mistake
 from playground.explain.right.checked import Checked
+from playground.explain.right.finding import Finding as Mistake
 from playground.explain.right.reading import read_ranks
 from playground.explain.right.rules import find_mistakes
 from playground.explain.starts import folder_of_last_start

@@ -1,35 +1,37 @@
-"""The commands `break`, for programs that go wrong, what is expected of each and its cure, and
-`why`. Does not import torch."""
+"""The command `break`: it runs a program that goes wrong, and then its fix. Does not import
+torch."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
-import os
-import shlex
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import click
 
-from playground.base.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
+from playground.base.errors import PlaygroundError, RankFailed, UsageError
 from playground.base.files import temporary_folder
-from playground.base.remote import ROOT, Remote, file_of, remote
-from playground.explain.hang import UNASKED, Doing, Kind, RankState, diagnosis
-from playground.explain.hang.box import View, find_boxes, process_status
+from playground.base.remote import ROOT, Remote, file_of
 from playground.explain.right.checked import Checked
 from playground.explain.right.report import tell
 from playground.explain.right.run import find_mistakes_of
 from playground.tools import TOOLS
+from playground.tools.failures.programs import (
+    ERRORS,
+    EXPECTED_BY_MODULE,
+    FAILURE,
+    PROGRAMS,
+    SILENT,
+    TIMEOUT,
+    find,
+    read_body,
+)
 from playground.ui.options import ALL, OneOf
-from playground.ui.session import Session, run_to_its_end, session_command, to_document
+from playground.ui.session import Session, run_to_its_end, session_command
 from playground.ui.tables import RANK_COLUMN, Column, Table, Texts
 from playground.ui.text import bad, good, heading, prose
 from playground.world.command_world import CommandWorld, run_as_it_is
-from playground.world.rank.process import find_lifelines
 from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT
 
 TOOL = TOOLS["break"]
@@ -37,118 +39,6 @@ SIZE = 3
 """The fewest ranks among which one can be told to be the odd one out, and the default."""
 STALL = 1.5
 """Seconds of silence after which a rank that is slow or stopped is named."""
-BETWEEN_LOOKS = 0.3
-"""Seconds: a rank that makes no progress meanwhile stands still."""
-COMPUTING = 3
-"""Hundredths of a second of CPU time between two looks of a rank that computes: one that waits
-takes none."""
-DEADLOCK = "deadlock"
-TIMEOUT = "timeout"
-FAILURE = "failure"
-SILENT = "wrong values"
-ERRORS = {DEADLOCK: Deadlock, TIMEOUT: RankTimeout, FAILURE: RankFailed}
-"""Exceptions that `launch` raises, by symptom: of several that fit, the first."""
-Ranks = Callable[[int], Sequence[int]]
-Values = Callable[[int], Sequence[object]]
-"""A value for each rank of a world of this size."""
-
-
-def only(rank: int) -> Ranks:
-    return lambda size: [rank]
-
-
-def all_but_first(size: int) -> Sequence[int]:
-    return range(1, size)
-
-
-def on_all(value: Callable[[int], object]) -> Values:
-    """The same value on each rank."""
-    return lambda size: [value(size)] * size
-
-
-TOTAL = on_all(lambda size: size * (size + 1) / 2)
-"""The sum of rank + 1 over all ranks."""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """How a program goes wrong, and what each rank of its cure returns."""
-
-    symptom: str
-    right: Values
-    words: str = ""
-    """The kind of the diagnosis; of a failure, words of it; of silent training, the rule that names
-    the mistake."""
-    culprits: Ranks = range
-    """The ranks that are named; of a failure, those that may be the first to fail."""
-    restarts: int = 0
-    """How often the cure is restarted."""
-
-
-EXPECTED_BY_MODULE = {
-    "calls": {
-        "other-order": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(1)),
-        "absent-rank": Expected(DEADLOCK, TOTAL, Kind.ENDED, all_but_first),
-        "unequal-batches": Expected(DEADLOCK, on_all(lambda n: sum(range(2 * n))), Kind.ENDED,
-                                    all_but_first),
-        "other-shape": Expected(DEADLOCK, on_all(lambda n: 4 * n - 1), Kind.SHAPES, only(1)),
-        "other-dtype": Expected(SILENT, on_all(lambda n: 7 * n), Kind.DTYPES, only(1)),
-        "wrong-root": Expected(DEADLOCK, on_all(lambda n: 1), Kind.ROOTS, range),
-        "partial-group": Expected(DEADLOCK, TOTAL, Kind.PARTIAL_GROUP, lambda n: [n - 1]),
-        "send-send": Expected(DEADLOCK, lambda n: [n, *range(1, n)], Kind.SENDS, range),
-        "wrong-tag": Expected(DEADLOCK, lambda n: [1, 1, *range(3, n + 1)], Kind.WRONG_TAG,
-                              lambda n: [0, 1]),
-        "message-size": Expected(FAILURE, lambda n: [4, 4, *range(12, 4 * n + 1, 4)], "SIGABRT",
-                                 only(1)),
-    },
-    "training": {
-        "unused-parameters": Expected(FAILURE, on_all(lambda n: (n + 1) / 2),
-                                      "not used in producing loss"),
-        "forgotten-set-epoch": Expected(SILENT, on_all(lambda n: 3)),
-        "same-seed": Expected(SILENT, on_all(lambda n: n)),
-        "all-download": Expected(SILENT, on_all(lambda n: 4000)),
-        "nan": Expected(SILENT, on_all(lambda n: (n * (n + 1) / 2 - 2) / (n - 1))),
-    },
-    "silent": {
-        "bypassed-wrapper": Expected(SILENT, on_all(lambda n: 0.0), "D1-bypass"),
-        "no-sync-last": Expected(SILENT, on_all(lambda n: 0.0), "D2-nosync-last"),
-        "unfrozen-late": Expected(SILENT, on_all(lambda n: 0.0), "D3-unfrozen"),
-        "other-start": Expected(SILENT, on_all(lambda n: 0.0), "M1-start"),
-        "reduce-to-one": Expected(SILENT, on_all(lambda n: 0.0), "M6-reduce"),
-        "summed-again": Expected(SILENT, on_all(lambda n: -1.0), "M11-twice"),
-        "not-divided": Expected(SILENT, on_all(lambda n: -1.0), "M9-sum"),
-        "optimizer-of-a-copy": Expected(SILENT, on_all(lambda n: True), "O1-nograd"),
-        "sampler-seeds": Expected(SILENT, on_all(lambda n: 12 * n), "S2-seed"),
-        "lost-result": Expected(SILENT, on_all(lambda n: 6.0 * n), "L0-lost"),
-    },
-    "processes": {
-        "killed": Expected(FAILURE, on_all(lambda n: 2 * n * (n + 1)), "SIGKILL", only(1),
-                           restarts=1),
-        "stopped": Expected(TIMEOUT, TOTAL, Kind.SUSPENDED, only(1)),
-        "straggler": Expected(TIMEOUT, on_all(lambda n: 20 * n), Kind.STRAGGLER, only(1)),
-        "collective-in-finally": Expected(DEADLOCK, on_all(lambda n: n - 1), Kind.IN_FINALLY,
-                                          only(1)),
-    },
-}  # fmt: skip
-"""Expectations of the programs of each module on n ranks, by the name that the command takes."""
-PROGRAMS = {
-    name: expected for rows in EXPECTED_BY_MODULE.values() for name, expected in rows.items()
-}
-
-
-def find(name: str, suffix: str = "") -> Remote:
-    """The function of a program; with the suffix "_cured", of its cure."""
-    module = next(module for module, rows in EXPECTED_BY_MODULE.items() if name in rows)
-    return remote(f"playground.tools.failures.{module}:{name.replace('-', '_')}{suffix}")
-
-
-def read_body(function: Remote) -> dict[int, str]:
-    """Its lines of code, by number: without its head and its docstring."""
-    text = file_of(function.module).read_text(encoding="utf-8")
-    node = next(each for each in ast.parse(text).body if getattr(each, "name", "") == function.name)
-    assert isinstance(node, ast.FunctionDef)
-    first = node.body[ast.get_docstring(node) is not None].lineno
-    return dict(enumerate(text.splitlines()[first - 1 : node.end_lineno], first))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,142 +204,3 @@ def outcome_texts(outcome: Outcome) -> Texts:
     elif outcome.told:
         said = [prose(bad(f"{name}:")), outcome.told]
     return [*said, "", "The cure:", *cure, "", table]
-
-
-def find_worlds(pid: int) -> list[list[View]]:
-    """The flight recorders of each world that process `pid` has started, or is a rank of; of those
-    on this host. Raises `UsageError` if there is none."""
-    if not Path(f"/proc/{pid}").exists():
-        raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
-    worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
-    if not worlds:
-        raise UsageError(
-            describe_unrecorded(pid)
-            or f"process {pid} has started no ranks that may be looked at: start a script by "
-            "python -m playground run -n 2 SCRIPT.py, or examine it by python -m playground doctor "
-            "SCRIPT.py"
-        )
-    boxes = [*find_boxes(int(entry) for entry in os.listdir("/proc") if entry.isdigit())]
-    return [[box for box in boxes if box.world == world] for world in sorted(worlds)]
-
-
-@dataclass(frozen=True)
-class UnrecordedRank:
-    """A rank that keeps no flight recorder, by what the system says of it."""
-
-    pid: int
-    environ: Mapping[str, str]
-    words: Sequence[str]
-    """Its command line, without the interpreter."""
-
-
-def find_unrecorded(pid: int) -> Iterator[UnrecordedRank]:
-    """The ranks in the family of process `pid`, by the variables that torchrun sets."""
-    for member in list_family(pid):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-            start, words = (
-                Path(f"/proc/{member}/{file}").read_bytes().decode(errors="replace").split("\0")
-                for file in ("environ", "cmdline")
-            )
-            environ = {name: value for name, _, value in (entry.partition("=") for entry in start)}
-            if {"RANK", "WORLD_SIZE"} <= environ.keys() and words[1:-1]:
-                words = words[1:-1]
-                yield UnrecordedRank(member, environ, words[words[0] == "-u" :])
-
-
-def describe_unrecorded(pid: int) -> str:
-    """What is seen from outside of such ranks, and the commands that tell more; empty if there is
-    none."""
-    if not (ranks := [*find_unrecorded(pid)]):
-        return ""
-    before = [process_status(rank.pid) for rank in ranks]
-    time.sleep(BETWEEN_LOOKS)
-    seen = (
-        f"rank {rank.environ['RANK']} (process {rank.pid}) "
-        f"{describe_activity(was, process_status(rank.pid))}"
-        for rank, was in zip(ranks, before, strict=True)
-    )
-    first = ranks[0]
-    words = shlex.join(first.words)
-    folder = os.path.realpath(f"/proc/{first.pid}/cwd")
-    there = f"cd {shlex.quote(folder)} && " if folder != os.getcwd() else ""
-    size = first.environ.get("LOCAL_WORLD_SIZE", first.environ["WORLD_SIZE"])
-    ways = [
-        f"for who waits for whom, start it by: {there}python -m playground run -n {size} {words}"
-    ]
-    if first.words[0] != "-m":
-        ways.append(f"to examine the script: {there}python -m playground doctor {words}")
-    ways.append(f"for a rank's stack: py-spy dump --pid {first.pid}")
-    told = "; ".join([", ".join(seen).capitalize(), *ways])
-    return f"torchrun alone gives a script no flight recorder. {told}"
-
-
-def describe_activity(before: Sequence[bytes], now: Sequence[bytes]) -> str:
-    """What a process does, by two looks at its status: the state, and ticks of CPU time."""
-    if not (before and now):
-        return "has ended"
-    if now[0] == b"T":
-        return "is stopped"
-    ticks = sum(map(int, now[11:13])) - sum(map(int, before[11:13]))
-    return "computes" if ticks >= COMPUTING else "waits"
-
-
-def list_family(pid: int) -> Iterator[int]:
-    """A process, and those that it has started: its fork server, too, which is no child of it, but
-    ends with it."""
-    children: dict[int, list[int]] = {}
-    needing: dict[str, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (status := process_status(int(entry))):
-            children.setdefault(int(status[1]), []).append(int(entry))
-            for pipe in find_lifelines(int(entry))[1]:
-                needing.setdefault(pipe, []).append(int(entry))
-    family = [pid]
-    for member in family:
-        yield member
-        kept = [other for pipe in find_lifelines(member)[0] for other in needing.get(pipe, [])]
-        new = dict.fromkeys([*children.get(member, []), *kept])
-        family += [other for other in new if other not in family]
-
-
-def look_twice(boxes: Sequence[View]) -> list[RankState]:
-    """The state of each rank. One that goes on between two looks is in the program. From outside,
-    no deadlock is proved: its launcher does that."""
-    before = [box.progress for box in boxes]
-    time.sleep(BETWEEN_LOOKS)
-    return [
-        replace(box.read_since(was), may_act=UNASKED)
-        for box, was in zip(boxes, before, strict=True)
-    ]
-
-
-def tell_more(states: Sequence[RankState], boxes: Sequence[View]) -> Iterator[str]:
-    """The commands that show where ranks are that are in no operation: their flight recorders do
-    not tell."""
-    for state, box in zip(states, boxes, strict=True):
-        if state.doing == Doing.IN_PROGRAM:
-            yield f"where rank {state.rank} is: py-spy dump --pid {box.pid}"
-
-
-@session_command(
-    "why",
-    click.argument("pid", type=click.IntRange(min=1)),
-    only=("as_json",),
-    short_help=TOOLS["why"].purpose,
-)
-def why_command(session: Session, pid: int) -> None:
-    """Say who waits for whom in the run of process PID: that of `python -m playground`, of a script
-    that calls `launch()`, of pytest, of a torchrun of one of our commands, or any rank's. The run
-    goes on undisturbed.
-
-    Not seen from here: ranks on other hosts. Of a script that torchrun alone has started, it says
-    which ranks compute, and the commands that tell more.
-    """
-    views = find_worlds(pid)
-    worlds = [look_twice(boxes) for boxes in views]
-    found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
-    told = "\n\n".join(
-        "\n".join([diagnosis.tell(ranks), *tell_more(ranks, boxes)])
-        for ranks, boxes in zip(worlds, views, strict=True)
-    )
-    click.echo(to_document({"worlds": found}) if session.run.as_json else told)

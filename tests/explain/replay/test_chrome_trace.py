@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from recordings import Receive, Send, Wait, play, ring, training
 
-from playground.explain.replay.record import Recording
+from playground.explain.replay.record.recording import Recording
 from playground.explain.replay.render.chrome import to_chrome
 
 

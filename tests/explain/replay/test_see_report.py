@@ -9,7 +9,7 @@ import pytest
 from recordings import Call, Receive, Wait, on_gpus, play, recording_of, ring, training
 from widths import too_wide
 
-from playground.explain.replay.record import Recording
+from playground.explain.replay.record.recording import Recording
 from playground.explain.replay.render.text_report import recording_texts
 from playground.ui.rendering import render
 

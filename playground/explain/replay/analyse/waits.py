@@ -12,16 +12,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from playground.explain.replay.analyse import (
-    Lane,
-    Lookup,
-    Timeline,
-    covered,
-    match_collectives,
-    match_messages,
-    ref_of,
-)
-from playground.explain.replay.record import (
+from playground.explain.replay.analyse.matching import match_collectives, match_messages
+from playground.explain.replay.analyse.timeline import Lane, Lookup, Timeline, covered, ref_of
+from playground.explain.replay.record.recording import (
     COLLECTIVE,
     COMPUTE,
     MAIN,

@@ -23,9 +23,16 @@ from playground.algorithms.messages import (
 )
 from playground.algorithms.traffic import bytes_of
 from playground.base.event_log import NONE
-from playground.explain.replay.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
 from playground.explain.replay.record.distributed import CallRecorder, values_of
 from playground.explain.replay.record.recorder import Recorder
+from playground.explain.replay.record.recording import (
+    COLLECTIVE,
+    COMPUTE,
+    PHASE,
+    RECEIVE,
+    SEND,
+    VALUES,
+)
 from playground.tap import ranks_of
 
 EXCHANGE = messages.exchange.__code__

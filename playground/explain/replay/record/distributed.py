@@ -12,9 +12,9 @@ import torch
 from playground.algorithms.traffic import bytes_of
 from playground.base.event_log import NONE
 from playground.explain.hang import STRANGERS
-from playground.explain.replay.record import COLLECTIVE, RECEIVE, SEND, VALUES
 from playground.explain.replay.record.layout import MAX_VALUES
 from playground.explain.replay.record.recorder import Recorder
+from playground.explain.replay.record.recording import COLLECTIVE, RECEIVE, SEND, VALUES
 from playground.tap import MESSAGES, Call, Observer
 
 FARTHEST = STRANGERS // 2 - 1

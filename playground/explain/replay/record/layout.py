@@ -20,7 +20,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 from playground.base.errors import UsageError
 from playground.base.event_log import BEGUN, OWN, Format, LogReader
 from playground.base.files import replacing
-from playground.explain.replay.record import BACKGROUND, MAIN
+from playground.explain.replay.record.recording import BACKGROUND, MAIN
 
 RECORD = struct.Struct("<5q9i2B2x")
 """The binary format of an `EventRecord`. The kind is its mark: a record without one is

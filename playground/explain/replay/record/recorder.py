@@ -16,7 +16,7 @@ from typing import Any
 
 from playground.base.event_log import HEADER, NONE, EventLog, Format, Table, map_file
 from playground.explain.hang.sources import Sources
-from playground.explain.replay.record import BACKGROUND, KINDS, MAIN, WAIT, layout
+from playground.explain.replay.record import layout
 from playground.explain.replay.record.layout import (
     LANE_CODES,
     LOG,
@@ -25,6 +25,7 @@ from playground.explain.replay.record.layout import (
     SPAN,
     VALUES_USED,
 )
+from playground.explain.replay.record.recording import BACKGROUND, KINDS, MAIN, WAIT
 
 pack_into = RECORD.pack_into
 LENGTH, WORDS, HALVES = RECORD.size, RECORD.size // 8, RECORD.size // 4

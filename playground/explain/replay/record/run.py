@@ -27,7 +27,9 @@ from playground.base.untrusted import (
     parse_json,
 )
 from playground.explain.hang.wording import Diagnosis
-from playground.explain.replay.record import (
+from playground.explain.replay.record import layout
+from playground.explain.replay.record.layout import HEADER, RECORD, EventRecord, Files, file_name
+from playground.explain.replay.record.recording import (
     KINDS,
     SCHEMA,
     Event,
@@ -35,9 +37,7 @@ from playground.explain.replay.record import (
     Recording,
     SourceLine,
     Standstill,
-    layout,
 )
-from playground.explain.replay.record.layout import HEADER, RECORD, EventRecord, Files, file_name
 from playground.explain.starts import folder_of_this_start
 from playground.world.rank.assignment import call
 

@@ -22,7 +22,9 @@ from torch.optim.optimizer import (
 from playground.algorithms.traffic import bytes_of
 from playground.base.event_log import NONE
 from playground.base.upstream import hide_from_compiler
-from playground.explain.replay.record import (
+from playground.explain.replay.record.layout import LANE_CODES
+from playground.explain.replay.record.recorder import Recorder
+from playground.explain.replay.record.recording import (
     BUCKET,
     COMPUTE,
     GRADIENT,
@@ -31,8 +33,6 @@ from playground.explain.replay.record import (
     PHASE,
     name_of_move,
 )
-from playground.explain.replay.record.layout import LANE_CODES
-from playground.explain.replay.record.recorder import Recorder
 from playground.tap import Call, Observer, observing
 from playground.tap.replacement import replaced
 

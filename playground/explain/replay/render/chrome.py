@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 from math import isfinite
 
-from playground.explain.replay.analyse import match_messages
-from playground.explain.replay.record import (
+from playground.explain.replay.analyse.matching import match_messages
+from playground.explain.replay.record.recording import (
     COMPUTE,
     GRADIENT,
     MAIN,

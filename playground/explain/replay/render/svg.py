@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from xml.sax.saxutils import escape, quoteattr
 
-from playground.explain.replay.render import (
+from playground.explain.replay.render.scene import (
     ARROW,
     BOX,
     CELL,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from playground.explain.replay.analyse import Lane, match_messages, ref_of
+from playground.explain.replay.analyse.matching import match_messages
+from playground.explain.replay.analyse.timeline import Lane, ref_of
 from playground.explain.replay.analyse.waits import (
     CAUSES,
     LATE,
@@ -15,7 +16,7 @@ from playground.explain.replay.analyse.waits import (
     WaitState,
     seconds_by_cause,
 )
-from playground.explain.replay.record import MAIN, SEND, Event, Recording
+from playground.explain.replay.record.recording import MAIN, SEND, Event, Recording
 from playground.ui.rendering import render
 from playground.ui.tables import RANK_COLUMN, Column, Table
 from playground.ui.text import Prose, bad, heading, prose

@@ -8,20 +8,12 @@ from collections.abc import Sequence
 from heapq import nlargest
 from math import isfinite
 
-import playground.explain.replay.record as record
-from playground.explain.replay.analyse import Lane, MatchedMessage, Ref, match_messages, ref_of
-from playground.explain.replay.record import BACKGROUND, MAIN, Event, Recording
-from playground.explain.replay.render import (
-    ARROW,
-    BAR,
-    CELL,
-    ROW,
-    Scene,
-    TimeAxis,
-    add_key,
-    add_lane,
-    shorten,
-)
+import playground.explain.replay.record.recording as record
+from playground.explain.replay.analyse.matching import MatchedMessage, match_messages
+from playground.explain.replay.analyse.timeline import Lane, Ref, ref_of
+from playground.explain.replay.record.recording import BACKGROUND, MAIN, Event, Recording
+from playground.explain.replay.render.bars import ROW, add_key, add_lane
+from playground.explain.replay.render.scene import ARROW, BAR, CELL, Scene, TimeAxis, shorten
 from playground.ui.units import format_bytes, plural
 
 LABELS = 9 * CELL[0]

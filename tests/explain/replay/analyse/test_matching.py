@@ -8,8 +8,8 @@ from drawn_programs import few, recordings
 from hypothesis import given, strategies as st
 from recordings import Call, Receive, Send, Wait, play, recording_of
 
-from playground.explain.replay.analyse import match_collectives, match_messages
-from playground.explain.replay.record import RECEIVE, SEND, Recording
+from playground.explain.replay.analyse.matching import match_collectives, match_messages
+from playground.explain.replay.record.recording import RECEIVE, SEND, Recording
 
 
 @few

@@ -31,9 +31,9 @@ from recordings import (
 
 import playground.explain.replay.analyse.waits as analysis
 from playground.algorithms import load_all_reduce
-from playground.explain.replay.analyse import covered
+from playground.explain.replay.analyse.timeline import covered
 from playground.explain.replay.analyse.waits import Blamer, Waits
-from playground.explain.replay.record import (
+from playground.explain.replay.record.recording import (
     BACKGROUND,
     COLLECTIVE,
     WAIT,

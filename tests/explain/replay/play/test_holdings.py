@@ -14,9 +14,10 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 from recordings import Action, Begin, End, Instant, Receive, Send, Wait, play, ring
 
-from playground.explain.replay.analyse import holdings_of
-from playground.explain.replay.play import MAX_NUMBERS, render_page, to_columns, to_json, to_numbers
-from playground.explain.replay.record import COLLECTIVE, VALUES, Recording
+from playground.explain.replay.analyse.holdings import holdings_of
+from playground.explain.replay.play.columns import MAX_NUMBERS, to_columns, to_numbers
+from playground.explain.replay.play.player import render_page, to_json
+from playground.explain.replay.record.recording import COLLECTIVE, VALUES, Recording
 
 
 def held(recording: Recording, rank: int) -> list[tuple[float, ...]]:

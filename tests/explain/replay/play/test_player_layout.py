@@ -10,10 +10,11 @@ from browser import MISSING, Browser
 from player_sizes import check_sizes
 from recordings import Action, Begin, Call, Compute, End, Receive, Send, Wait, play, ring
 
-from playground.explain.replay.analyse import to_logical_time
+from playground.explain.replay.analyse.logical_time import to_logical_time
 from playground.explain.replay.files import render
-from playground.explain.replay.play import render_player, to_columns
-from playground.explain.replay.record import BUCKET, COLLECTIVE, COMPUTE, PHASE, Recording
+from playground.explain.replay.play.columns import to_columns
+from playground.explain.replay.play.player import render_player
+from playground.explain.replay.record.recording import BUCKET, COLLECTIVE, COMPUTE, PHASE, Recording
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 NUMBERS = 64

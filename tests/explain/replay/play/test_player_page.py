@@ -11,32 +11,17 @@ from typing import Any
 import pytest
 import torch
 from browser import MISSING, Browser
-from recordings import (
-    Action,
-    Begin,
-    Call,
-    Compute,
-    End,
-    Receive,
-    Send,
-    Wait,
-    on_gpus,
-    play,
-    ring,
-)
+from recordings import Action, Begin, Call, Compute, End, Receive, Send, Wait, on_gpus, play, ring
 
 from playground.algorithms import load_all_reduce
-from playground.explain.replay.analyse import (
-    Timeline,
-    holdings_of,
-    match_messages,
-    ref_of,
-    to_logical_time,
-)
+from playground.explain.replay.analyse.holdings import holdings_of
+from playground.explain.replay.analyse.logical_time import to_logical_time
+from playground.explain.replay.analyse.matching import match_messages
+from playground.explain.replay.analyse.timeline import Timeline, ref_of
 from playground.explain.replay.files import render
-from playground.explain.replay.record import COLLECTIVE, PHASE, Event, Recording
+from playground.explain.replay.record.recording import COLLECTIVE, PHASE, Event, Recording
 from playground.explain.replay.record.run import Recorded, read_recording
-from playground.explain.replay.render import BOX
+from playground.explain.replay.render.scene import BOX
 from playground.explain.replay.render.svg import TITLE_HEIGHT, to_svg
 from playground.figures.collectives import moving
 from playground.figures.figure import Evidence

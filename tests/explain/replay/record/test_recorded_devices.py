@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from playground.explain.replay.record import BACKGROUND, COMPUTE, MOVE, PHASE, Recording, read_move
+from playground.explain.replay.record.recording import (
+    BACKGROUND,
+    COMPUTE,
+    MOVE,
+    PHASE,
+    Recording,
+    read_move,
+)
 from playground.explain.replay.record.run import Recorded, read_recording
 from playground.lessons.data_parallel.lesson import data_parallel
 from playground.lessons.devices import find_devices, place, track_memory

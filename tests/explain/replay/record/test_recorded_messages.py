@@ -18,8 +18,15 @@ from gpus import COLD
 from playground import Deadlock
 from playground.algorithms import ALGORITHMS, load_all_reduce, messages
 from playground.algorithms.cost_model import ELEMENT, Task
-from playground.explain.replay.analyse import match_messages
-from playground.explain.replay.record import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
+from playground.explain.replay.analyse.matching import match_messages
+from playground.explain.replay.record.recording import (
+    COLLECTIVE,
+    RECEIVE,
+    SEND,
+    WAIT,
+    Event,
+    Recording,
+)
 from playground.explain.replay.record.run import Recorded, read_recording
 from playground.explain.replay.render.chrome import to_chrome
 from playground.explain.replay.render.text_report import recording_texts

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from playground.algorithms import load_all_reduce
-from playground.explain.replay.record import (
+from playground.explain.replay.record.recording import (
     BUCKET,
     COLLECTIVE,
     COMPUTE,

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from playground.explain.replay.record import (
+from playground.explain.replay.record.layout import HEADER, LOG, MAX_VALUES, RECORD, read_folder
+from playground.explain.replay.record.recorder import Recorder
+from playground.explain.replay.record.recording import (
     COMPUTE,
     GRADIENT,
     PHASE,
@@ -22,8 +24,6 @@ from playground.explain.replay.record import (
     WAIT,
     RankRecording,
 )
-from playground.explain.replay.record.layout import HEADER, LOG, MAX_VALUES, RECORD, read_folder
-from playground.explain.replay.record.recorder import Recorder
 from playground.explain.replay.record.run import merge, read_recording
 
 

@@ -25,7 +25,6 @@ from fixtures import Run
 from playground import launch
 from playground.algorithms import load_all_reduce
 from playground.explain.replay.files import RENDERED, render
-from playground.explain.replay.record import COLLECTIVE, SCHEMA, SEND
 from playground.explain.replay.record.layout import (
     HEADER,
     LOG,
@@ -38,6 +37,7 @@ from playground.explain.replay.record.layout import (
     write_zip,
 )
 from playground.explain.replay.record.recorder import Recorder
+from playground.explain.replay.record.recording import COLLECTIVE, SCHEMA, SEND
 from playground.explain.replay.record.run import (
     Recorded,
     collect,

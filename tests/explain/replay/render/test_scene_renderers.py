@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from hypothesis import given, settings, strategies as st
 from recordings import ring
 
-from playground.explain.replay.render import ARROW, BAR, BOX, LANE, STYLES, TEXT, Mark, Scene
+from playground.explain.replay.render.scene import ARROW, BAR, BOX, LANE, STYLES, TEXT, Mark, Scene
 from playground.explain.replay.render.svg import to_svg
 from playground.explain.replay.render.timeline import lay_out
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, ring
 
-from playground.explain.replay.analyse import Timeline, to_logical_time
-from playground.explain.replay.render import ARROW, BAR, LANE, Mark, Scene
+from playground.explain.replay.analyse.logical_time import to_logical_time
+from playground.explain.replay.analyse.timeline import Timeline
+from playground.explain.replay.render.scene import ARROW, BAR, LANE, Mark, Scene
 from playground.explain.replay.render.timeline import lay_out
 
 
