@@ -28,7 +28,7 @@ from playground.exercises.exercise import CATALOGUE, CORE
 from playground.lessons import LESSONS, PARTS, PATH
 from playground.lessons.lesson_row import Lesson
 from playground.site import chapters
-from playground.site.build import EXCERPT
+from playground.site.code import EXCERPT
 
 pytest_plugins = ["pytester"]
 

@@ -11,8 +11,8 @@ from test_readme import fenced_blocks
 
 from playground.base.remote import ROOT
 from playground.lessons import PARTS, PATH
-from playground.site.build import EXCERPT, line_of
 from playground.site.chapters import CHAPTERS
+from playground.site.code import EXCERPT, line_of
 
 FOLDER = CHAPTERS["glossary"].parent
 LESSONS = {lesson.name: CHAPTERS[lesson.name] for lesson in PATH}

@@ -16,7 +16,7 @@ from browser import MISSING, Browser
 from zero_formulas import stage_bytes_sent, times_held
 
 from playground.explain.replay.play.player import read_style
-from playground.site.build import HERE
+from playground.site.addresses import HERE
 from playground.site.calculators.formulas import CALCULATORS
 from playground.site.calculators.pages import FILES, place_calculators
 from playground.site.chapters import CHAPTERS

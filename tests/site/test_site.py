@@ -26,8 +26,10 @@ from playground.base.errors import PlaygroundError
 from playground.exercises.exercise import CATALOGUE
 from playground.figures import runs
 from playground.lessons import LESSONS, PARTS
-from playground.site import build
-from playground.site.build import PLAYED, TEXTS, write_site
+from playground.site import code
+from playground.site.addresses import TEXTS
+from playground.site.build import write_site
+from playground.site.pages import PLAYED, Site
 from playground.site.symptoms import place_symptoms
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -127,10 +129,12 @@ def test_an_excerpt_leads_to_the_line_where_it_begins(site: Path) -> None:
     found = 0
     for name in LESSONS:
         text = (site / f"{name}.html").read_text()
-        for at, code in EXCERPTS.findall(text):
+        for at, excerpt in EXCERPTS.findall(text):
             line = re.search(rf'id="lesson\.py-{at}" data-n="{at}">(.*?)\n', text)
             assert line, f"{name}:{at}"
-            assert re.sub("<.*?>", "", line[1]).strip() == re.sub("<.*?>", "", code), f"{name}:{at}"
+            assert re.sub("<.*?>", "", line[1]).strip() == re.sub("<.*?>", "", excerpt), (
+                f"{name}:{at}"
+            )
             found += 1
     assert found > 2 * len(LESSONS)
 
@@ -189,7 +193,7 @@ def test_a_run_that_a_chapter_plays_opens_where_it_says(
     before = [event.name for event in recording.ranks[0].events[:opens]]
     assert recording.ranks[0].events[opens].name == "all_gather_into_tensor"
     assert before.count("all_reduce") == 3  # the steps of the method before it
-    shown = build.Site(lambda *_: None)
+    shown = Site(lambda *_: None)
     shown.sections.append(["", "", ""])
     for words, reason in (
         ("zero board from scatter", "zero board has no scatter 1"),
@@ -265,13 +269,13 @@ def test_a_run_moves_with_its_lines_and_is_refused_when_they_have_changed(
 def test_code_that_is_not_the_source_s_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(code, "ROOT", tmp_path)
     (tmp_path / "lesson.py").write_text("def f():\n    return 1\n")
     (tmp_path / "README.md").write_text(
         "From [lesson.py](lesson.py):\n\n```python\ndef f():\n    return 2\n```\n"
     )
     with pytest.raises(PlaygroundError, match=r"README.md shows code that lesson.py lacks: def f"):
-        build.read_text(tmp_path / "README.md")
+        code.read_text(tmp_path / "README.md")
 
 
 @in_browser
