@@ -1,4 +1,4 @@
-"""What a rank holds and sends in a training step, by ZeRO's stages and by torch's own ways.
+"""What a rank holds and sends in a training step, by ZeRO's stages.
 
 Bytes are counted as torch's dispatcher sees operations and collectives: storages that are alive, at
 the size they have now (zero-3 resizes them), of floating-point numbers only. Memory that an
@@ -15,15 +15,9 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from playground.figures.ways import CountedStep, WaysSettings
-from playground.training.activations import Checkpoint
+from playground.figures.counted_step import CountedStep, CountSettings
 from playground.training.sharding import BytesSent
 from playground.training.step import training_step
 from playground.training.sync import GradSync
@@ -40,82 +34,21 @@ from playground.training.zero_sync import SYNCS
 from playground.world import device
 
 
-class Recomputed(nn.Module):
-    """Keeps its first input alone for backward, which must need a gradient; the others must not."""
-
-    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        def forward(x: Tensor) -> Tensor:
-            # a cached cast of `x`, a leaf in backward, would add up its gradients in bfloat16
-            with torch.autocast(
-                x.device.type, torch.bfloat16, enabled=is_autocast, cache_enabled=False
-            ):
-                return run(x, *others)
-
-        is_autocast = torch.is_autocast_enabled(x.device.type)
-        run = super().forward
-        return Checkpoint.apply(forward, x)
-
-
-def recompute(module: nn.Module) -> None:
-    """Let the forward of a module be that of `Recomputed`, around its own."""
-    module.__class__ = type("Recomputed", (Recomputed, type(module)), {})
-
-
-class TorchZero1(GradSync):
-    """DistributedDataParallel with torch's own ZeroRedundancyOptimizer."""
-
-    def optimizer(self, new_optimizer: Callable[..., Any]) -> Any:
-        return ZeroRedundancyOptimizer(
-            self.model.parameters(), torch.optim.AdamW, lr=LR, fused=True
-        )
-
-
-def in_ddp(model: nn.Module) -> nn.Module:
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
-
-
-def in_fsdp(model: nn.Module, **dtypes: torch.dtype) -> GradSync:
-    """Each child of the model as a unit. `dtypes`: fields of `MixedPrecisionPolicy`."""
-    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    policy = MixedPrecisionPolicy(**dtypes)
-    for unit in model.children():
-        fully_shard(unit, mesh=mesh, mp_policy=policy)
-    return GradSync(fully_shard(model, mesh=mesh, mp_policy=policy))
-
-
-TORCH_SYNCS: dict[str, Callable[..., GradSync]] = {
-    "torch-ddp": lambda model: GradSync(in_ddp(model)),
-    "torch-zero-1": lambda model: TorchZero1(in_ddp(model)),
-    "torch-fsdp": in_fsdp,
-}
-
-
-def new_model(settings: WaysSettings, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+def new_model(settings: CountSettings) -> nn.Sequential:
     config = GPTConfig(layers=settings.layers, width=settings.width)
-    model = new_gpt(config, settings.seed).to(device(), dtype)
-    if settings.checkpoint_activations:
-        for block in model[1:-1]:
-            recompute(block)
-    return model
+    return new_gpt(config, settings.seed).to(device())
 
 
 class Trainer:
-    """This rank's model and optimizer, by one way."""
+    """This rank's model, trained by a gradient synchronisation, and its optimizer."""
 
-    def __init__(
-        self, way: str, settings: WaysSettings, dtype: torch.dtype = torch.float32
-    ) -> None:
-        self.model = new_model(settings, dtype)
+    def __init__(self, model: nn.Module, new_sync: Callable[[nn.Module], GradSync]) -> None:
+        self.model = model
         self.taken = 0
         """Number of steps."""
         self.losses: list[Tensor] = []
         """Those of this rank's shards of batches, by step."""
-        self.dtype = dtype
-        dtypes = {}
-        if settings.dtype == "bfloat16":
-            reduced = getattr(torch, settings.reduce_dtype) if dtype == torch.float32 else dtype
-            dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": reduced}
-        self.sync = (SYNCS | TORCH_SYNCS)[way](self.model, **dtypes)
+        self.sync = new_sync(model)
         self.optimizer = self.sync.optimizer(partial(torch.optim.AdamW, lr=LR, fused=True))
 
     def step(
@@ -125,31 +58,20 @@ class Trainer:
         set_lr(self.optimizer, self.taken)
         self.taken += 1
         tokens, targets = (each.chunk(dist.get_world_size())[dist.get_rank()] for each in batch)
-        losses = [lambda: copying_loss(self.sync.model(tokens).to(self.dtype), targets)]
-        self.losses.append(
-            training_step(self.optimizer, losses, self.sync, last=last, moment=moment)
+        loss = training_step(
+            self.optimizer,
+            lambda: copying_loss(self.sync.model(tokens), targets),
+            self.sync,
+            last=last,
+            moment=moment,
         )
+        self.losses.append(loss)
 
     def parameters(self) -> list[Tensor]:
         """All memory that holds parameters, replicated or in shards."""
         flat_params = getattr(self.sync, "flat_params", ())
         flat = (tensor for each in flat_params for tensor in (each.data, each.shard))
         return [*self.model.parameters(), *flat]
-
-    def masters(self) -> list[Tensor]:
-        """The parameters that the optimizer steps for, of all ranks together, in order. All must
-        call this."""
-        if self.dtype == next(self.model.parameters()).dtype:
-            return [
-                param.full_tensor() if isinstance(param, DTensor) else param
-                for param in self.model.parameters()
-            ]
-        gathered = []
-        for flat in getattr(self.sync, "flat_params", ()):
-            whole = flat.shard.new_empty(flat.data.shape)
-            dist.all_gather_into_tensor(whole, flat.shard.detach())
-            gathered.append(whole[: flat.numel])
-        return gathered
 
     def state(self) -> list[Tensor]:
         """The optimizer's tensors, without single numbers."""
@@ -194,14 +116,18 @@ class ByteCounter(BytesSent):
         return result
 
 
-def count_ways(rank: int, size: int, settings: WaysSettings) -> list[CountedStep]:
-    """The bytes of each way, on this rank."""
-    return [count(way, settings) for way in settings.ways]
+def count_methods(rank: int, size: int, settings: CountSettings) -> list[CountedStep]:
+    """The bytes of each method, on this rank."""
+    return [count(method, SYNCS[method], settings) for method in settings.methods]
 
 
-def count(way: str, settings: WaysSettings) -> CountedStep:
+def count(
+    method: str, new_sync: Callable[[nn.Module], GradSync], settings: CountSettings
+) -> CountedStep:
     """Count the bytes of this rank in a step, the second."""
-    trainer = Trainer(way, settings)
+    model = new_model(settings)
+    model_bytes = sum(param.nbytes for param in model.parameters())
+    trainer = Trainer(model, new_sync)
     counter = ByteCounter()
     series: dict[str, list[int]] = {}
     held: dict[str, int] = {}
@@ -222,13 +148,13 @@ def count(way: str, settings: WaysSettings) -> CountedStep:
         trainer.step(second, moment)
         series["step"] += counter.take_series()
     return CountedStep(
-        way=way,
+        method=method,
         parameters=held["parameters"],
         gradients=held["together"] - held["parameters"] - held["optimizer"],
         optimizer=held["optimizer"],
         held=held["together"],
         peak=max(map(max, series.values())),
         sent=round(counter.sent),
-        model_bytes=sum(param.nbytes for param in new_model(settings).parameters()),
+        model_bytes=model_bytes,
         series=series,
     )

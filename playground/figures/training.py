@@ -38,8 +38,8 @@ from playground.explain.replay.render.scene import (
 )
 from playground.explain.replay.render.timeline import LABELS, lay_out
 from playground.figures.collectives import DASHED
+from playground.figures.counted_step import CountedStep, CountSettings
 from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
-from playground.figures.ways import CountedStep, WaysSettings
 from playground.training import prepare
 from playground.training.step_settings import LadderResult, LadderSettings, Rung
 from playground.ui.units import format_bytes
@@ -105,12 +105,12 @@ SERVER = FigureRun(
 )
 SERVER_LOSSES = FigureRun("server losses", remote("playground.figures.ranks:server_losses"), 5)
 METHODS = {"ddp": "data_parallel", "zero-1": "zero1", "zero-2": "zero2", "zero-3": "zero3"}
-"""By way, the name of its function in the program of zero."""
+"""By name of the gradient synchronisation, the function in the program of zero."""
 ZERO = FigureRun(
     "zero",
-    remote("playground.figures.counting:count_ways"),
+    remote("playground.figures.counting:count_methods"),
     4,
-    (WaysSettings(ways=tuple(METHODS), layers=6),),
+    (CountSettings(methods=tuple(METHODS), layers=6),),
 )
 ROUTED = FigureRun(
     "experts",
@@ -412,15 +412,15 @@ def hosts(run: Evidence) -> Scene:
 
 @figure("zero", "lessons/zero/figures/step", ZERO)
 def bytes_over_a_step(run: Evidence) -> Scene:
-    ways: Sequence[CountedStep] = run.results[0]
-    most = max(way.peak for way in ways)
+    steps: Sequence[CountedStep] = run.results[0]
+    most = max(step.peak for step in steps)
     scene = Scene("The bytes that one rank holds over a training step, by four methods")
     width = (WIDTH - 2 * CELL[0]) / COLUMNS
-    for way in ways:
+    for step in steps:
         y = scene.bottom + CELL[1]
-        method = METHODS[way.way]
-        scene.write(f"{method}: at most {format_bytes(round(way.peak))}", CELL[0], y)
-        held = [(nbytes, what) for what, part in way.series.items() for nbytes in part]
+        method = METHODS[step.method]
+        scene.write(f"{method}: at most {format_bytes(round(step.peak))}", CELL[0], y)
+        held = [(nbytes, what) for what, part in step.series.items() for nbytes in part]
         for column in range(COLUMNS):
             first, end = (len(held) * each // COLUMNS for each in (column, column + 1))
             nbytes, what = max(held[first : max(1, end)] or held[-1:], key=lambda each: each[0])
@@ -431,7 +431,7 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     add_key(scene, {style: style for style in PHASES.values()})
     return scene.with_caption(
         f"After each operation, counted on one of {len(run.results)} ranks; parameters of "
-        f"{format_bytes(round(ways[0].model_bytes))}, one sequence for each rank."
+        f"{format_bytes(round(steps[0].model_bytes))}, one sequence for each rank."
     )
 
 

@@ -27,6 +27,7 @@ CHAPTERS |= {
     tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md")
     for tool in TOOLS.values()
 }
+CHAPTERS["why"] = CHAPTERS["break"]
 CHAPTERS |= {
     page.stem: page
     for chapter in [*CHAPTERS.values()]

@@ -1,8 +1,8 @@
 """ZeRO for any training: what a rank need not hold, and what is sent instead.
 
 As the program of zero does it, and besides: several dtypes, units that are not used, gradients that
-add up, a unit that is gathered while the one before computes, and a compute dtype. A test holds
-both equal to one process. Sources: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al.,
+add up, and a unit that is gathered while the one before computes. A test holds both equal to one
+process. Sources: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al.,
 FSDP, 2023, arXiv 2304.11277
 """
 
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from playground.training.averaging import buckets, trainable_parameters, views_of
 
@@ -39,20 +39,11 @@ class FlatParameter:
             view.copy_(param.detach())
             param.data = view
         self.shard = nn.Parameter(self.shard_of(self.data))
-        self.reduce_dtype = self.data.dtype
         self.gathering: Any = None  # the all-gather that is under way
         self.expect_grad()
 
     def shard_of(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.chunk(self.shards)[dist.get_rank() % self.shards]
-
-    def compute_in(self, dtype: torch.dtype, reduce_dtype: torch.dtype) -> None:
-        """Gather parameters in one dtype, reduce gradients in the other. The shard keeps its own:
-        it is the master that the optimizer steps for."""
-        self.data = self.data.to(dtype)
-        self.reduce_dtype = reduce_dtype
-        for param, view in views_of(self.data[: self.numel], self.params).items():
-            param.data = view
 
     def expect_grad(self) -> None:
         """Free the gradient, and expect that of the next backward."""
@@ -63,23 +54,22 @@ class FlatParameter:
     def flatten_grad(self) -> torch.Tensor:
         """Leave in `grad` this rank's part of the mean gradient: zero where backward left None."""
         if self.grad is None:
-            self.grad = torch.empty_like(self.data, dtype=self.reduce_dtype)
+            self.grad = torch.empty_like(self.data)
             self.grad[self.numel :].zero_()
             self.views = views_of(self.grad[: self.numel], self.params)
         for param, view in self.views.items():
             if param.grad is None:
                 view.zero_()
             else:
-                torch.mul(param.grad.to(view.dtype), 1 / dist.get_world_size(), out=view)
-            param.grad = view if view.dtype == param.dtype else None
+                torch.mul(param.grad, 1 / dist.get_world_size(), out=view)
+            param.grad = view
         return self.grad
 
     def gather(self) -> None:
         """Start to gather the shards of all ranks into `data`."""
         if self.is_free:
             self.data.untyped_storage().resize_(self.data.nbytes)
-        shard = self.shard.detach().to(self.data.dtype)
-        self.gathering = dist.all_gather_into_tensor(self.data, shard, async_op=True)
+        self.gathering = dist.all_gather_into_tensor(self.data, self.shard.detach(), async_op=True)
 
     def wait(self) -> None:
         if self.gathering:
@@ -187,7 +177,6 @@ class Zero2(Zero1):
         if self.reducing:
             flat, shard, work = self.reducing
             work.wait()
-            shard = shard.to(flat.shard.dtype)
             flat.shard.grad = shard if flat.shard.grad is None else flat.shard.grad + shard
             flat.expect_grad()
             self.reducing = None
@@ -203,32 +192,19 @@ class Zero3(Zero2):
     """Shard the parameters too: gather a unit's for its forward and its backward, then free them.
 
     The next unit's are on their way meanwhile. All ranks must run the same units in the same order.
-    With a `param_dtype`, units compute in it and get their inputs in it; shards, their gradients
-    and the optimizer's state stay as they are. Gradients are reduced in `reduce_dtype`.
     """
 
-    def __init__(self, model: nn.Module, param_dtype: Any = None, reduce_dtype: Any = None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         # torch 2.13 alone warns of a module whose inputs need no gradients, as an embedding's
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-        self.param_dtype = param_dtype
         for index, (module, _) in enumerate(self.units()):
-            module.register_forward_pre_hook(partial(self.before_forward, index))
+            module.register_forward_pre_hook(lambda *_, i=index: self.gather(i, i + 1))
             module.register_forward_hook(lambda *_, i=index: self.free(i))
             module.register_full_backward_pre_hook(lambda *_, i=index: self.gather(i, i - 1))
         for flat in self.flat_params:
             flat.shard = nn.Parameter(flat.shard.detach().clone())  # it was a view of `data`
-            dtype = param_dtype or flat.data.dtype
-            flat.compute_in(dtype, reduce_dtype or dtype)
             flat.free()
-
-    def before_forward(self, index: int, _: nn.Module, inputs: Any) -> Any:
-        self.gather(index, index + 1)
-        return tree_map(self.cast, inputs) if self.param_dtype else None
-
-    def cast(self, value: Any) -> Any:
-        is_cast = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(self.param_dtype) if is_cast else value
 
     def gather(self, index: int, following: int) -> None:
         """Gather a unit's parameters, and start to gather those of the following unit."""

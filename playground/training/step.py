@@ -5,7 +5,7 @@ The lessons sgd and ddp write it out, as the tutorials do. Whatever else trains 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -15,53 +15,44 @@ import torch.nn.functional as F
 
 from playground.training.sync import GradSync
 
-Losses = Sequence[Callable[[], torch.Tensor]]
-"""Each runs a forward pass."""
+Forward = Callable[[], torch.Tensor]
+"""Runs a forward pass, and returns the loss."""
 Moment = Callable[[str], object]
-"""Hears "forward", "synced" and "step" (the optimizer's) as each of them is done."""
+"""Called with "forward", "synced" and "step" (the optimizer's) as each of them is done."""
 
 
 def training_step(
     optimizer: torch.optim.Optimizer,
-    losses: Losses,
+    forward: Forward,
     sync: GradSync,
     *,
     last: bool = False,
     moment: Moment = lambda name: None,
 ) -> torch.Tensor:
-    """One step of the optimizer, for the sum of the losses. Returns that sum, without its graph.
-
-    Of several losses, as in gradient accumulation, only the last one's backward synchronises.
-    `last` says that what follows is no step.
-    """
-    total = backward(optimizer, losses, sync, moment=moment)
+    """One step of the optimizer. Returns the loss, without its graph. `last` says that what follows
+    is no step."""
+    loss = backward(optimizer, forward, sync, moment=moment)
     optimizer.step()
     moment("step")
     sync.after_step(last)
-    return total
+    return loss
 
 
 def backward(
     optimizer: torch.optim.Optimizer,
-    losses: Losses,
+    forward: Forward,
     sync: GradSync,
     *,
     moment: Moment = lambda name: None,
 ) -> torch.Tensor:
     """All of a training step but the optimizer's part: leaves the synchronised gradients."""
     optimizer.zero_grad()
-    total = None
-    for forward in losses[:-1]:
-        with sync.no_sync():
-            loss = forward()
-            loss.backward()
-        total = loss.detach() if total is None else total + loss.detach()
-    loss = losses[-1]()
+    loss = forward()
     moment("forward")
     loss.backward()
     sync.after_backward()
     moment("synced")
-    return loss.detach() if total is None else total + loss.detach()
+    return loss.detach()
 
 
 def mean_loss_part(

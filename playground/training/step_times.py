@@ -280,7 +280,7 @@ class TimedReplica:
 
         self.inputs = tuple(each[:2] for each in inputs)  # BatchNorm wants two
         self.clock.start()
-        self.loss = training_step(self.optimizer, [loss], self.sync, moment=self.clock.take).item()
+        self.loss = training_step(self.optimizer, loss, self.sync, moment=self.clock.take).item()
         self.clock.take("end")
         moments = ("start", "forward", "gradient", "synced", "step", "end")
         forward, backward, averaging, step, averaging_parameters = self.clock.seconds(*moments)
@@ -299,7 +299,7 @@ class TimedReplica:
                 self.clock, [self.sparse.get(param) for param in params], *params
             )
 
-        backward(self.optimizer, [ready_gradients], self.sync)
+        backward(self.optimizer, ready_gradients, self.sync)
         self.sync.after_step(last=False)
         self.clock.take("end")
         return self.clock.seconds("start", "end")
@@ -356,7 +356,7 @@ def count_messages(
         messages.sent.clear()
         messages.missing.update(params)
         with observing(messages):
-            training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
+            training_step(optimizer, lambda: sync.model(*inputs).sum(), sync)
     return messages.sent
 
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism for what the exercises on tensor are judged by, and a GPT sharded by it.
+"""Tensor parallelism, by which the exercises on tensor are judged.
 
 Where the ranks part, backward adds up their gradients of the common input. Where they meet, forward
 adds up their outputs:
@@ -124,45 +124,3 @@ class RowParallelLinear(nn.Module):
     def forward(self, local: Tensor) -> Tensor:
         output = self.reduce(F.linear(local, self.weight))
         return output if self.bias is None else output + self.bias
-
-
-class VocabParallelEmbedding(nn.Module):
-    """An embedding sharded over the vocabulary: a token's row is on one rank, the others contribute
-    zeros. Raises `IndexError` as `local_index` does."""
-
-    def __init__(self, rows: nn.Embedding) -> None:
-        super().__init__()
-        self.weight = shard(rows.weight, 0)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        index, is_local = local_index(ids, len(self.weight))
-        rows = F.embedding(index, self.weight).where(is_local.unsqueeze(-1), 0)
-        return reduce_from_region(rows)
-
-
-def local_index(ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Where ids are among the `count` of this rank, 0 for those of others; and whether they are its
-    own. Raises `IndexError` for an id that no rank has, on all ranks: none waits for another."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    owner = ids // count
-    if (outside := ids[(owner < 0) | (owner >= size)]).numel():
-        raise IndexError(f"{outside[0].item()} is out of range: ids are 0 to {count * size - 1}")
-    is_local = owner == rank
-    return (ids - rank * count).where(is_local, 0), is_local
-
-
-def shard_gpt(model: nn.Sequential) -> None:
-    """Shard a GPT over the ranks, in place."""
-    embed, *blocks, head = model
-    embed.tokens = VocabParallelEmbedding(embed.tokens)
-    for block in blocks:
-        attention = block.attention
-        attention.query = ColumnParallelLinear(attention.query)  # whole heads
-        attention.key = ColumnParallelLinear(attention.key)
-        attention.value = ColumnParallelLinear(attention.value)
-        attention.output = RowParallelLinear(attention.output)
-        block.up = ColumnParallelLinear(block.up)
-        block.down = RowParallelLinear(block.down)
-    head[1] = ColumnParallelLinear(head[1])
-    for norm in (module for module in model.modules() if isinstance(module, nn.LayerNorm)):
-        norm.register_forward_hook(lambda norm, inputs, output: copy_to_region(output))

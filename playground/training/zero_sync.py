@@ -61,8 +61,8 @@ class Zero3Sync(Zero2Sync, Zero3):
     and leaves it to backward to free. Between two steps a unit holds what was gathered after the
     last one, or nothing."""
 
-    def __init__(self, model: nn.Module, param_dtype: Any = None, reduce_dtype: Any = None) -> None:
-        super().__init__(model, param_dtype, reduce_dtype)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
         self.modules = [module for module, _ in self.units()]
         for module in model.modules():
             module.register_state_dict_post_hook(copy_values)
@@ -80,10 +80,7 @@ class Zero3Sync(Zero2Sync, Zero3):
             super().free(index)
 
     def keep_values(self, *_: object) -> None:
-        """What `load_state_dict` has written, on every rank alike, is for the owners, too. Raises
-        `RuntimeError` with a compute dtype, in which masters have lost digits."""
-        if self.param_dtype:
-            raise RuntimeError("load the state of the model before its parameters are cast")
+        """What `load_state_dict` has written, on every rank alike, is for the owners, too."""
         for flat in self.flat_params:
             if not flat.is_free:
                 flat.shard.detach().copy_(flat.shard_of(flat.data))

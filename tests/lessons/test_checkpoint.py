@@ -16,12 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from fixtures import Worlds
-from sharded_functions import vocab_parallel_cross_entropy
+from sharded_functions import shard_gpt, vocab_parallel_cross_entropy
 
 from playground import RankFailed, launch
 from playground.lessons.checkpoint import lesson
 from playground.training.sharding import METHODS
-from playground.training.tensor_parallel import shard_gpt
 from playground.training.tiny_gpt import GPTConfig, copying, copying_loss, new_gpt
 
 checkpoint: Any = lesson

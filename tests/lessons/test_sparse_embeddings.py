@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from accumulation import step_for_all
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,7 +23,6 @@ from playground.training.sparse_embeddings import (
     ZipfSequences,
     use_sparse_gradients,
 )
-from playground.training.step import training_step
 from playground.training.step_settings import BERT, candidates
 from playground.training.step_times import TimedReplica, count_messages, new_rung
 from playground.training.sync import GradSync
@@ -73,7 +73,7 @@ def compare(rank: int, size: int) -> tuple[float, list[float]]:
             torch.tensor(by_rank[rank], dtype=torch.int64) for by_rank in (*STEPS, STEPS[0])
         ):
             parts = (ids[:1], ids[1:]) if found else (ids,)  # of two, only the last is averaged
-            training_step(optimizer, [partial(sync.model, part) for part in parts], sync)
+            step_for_all(optimizer, [partial(sync.model, part) for part in parts], sync)
             found += [
                 *(param.grad.clone() for param in sync.model.parameters()),
                 flatten(sync.model.parameters()),

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from playground.training import formulas
 from playground.training.activations import Activations, Checkpoint
+from playground.training.tiny_gpt import GPTConfig, batches, copying_loss, new_gpt
 
 
 def test_memory_kept_by_several_operations_counts_once_and_is_given_back() -> None:
@@ -67,6 +68,27 @@ def test_a_checkpoint_keeps_its_input_and_has_one_block_at_the_peak() -> None:
         assert activations.held == 4 * tensor
         x.sum().backward()
     assert activations.peak == 5 * tensor  # the last block's output besides
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gpt_keeps_what_the_formula_says(dtype: torch.dtype, recompute: bool) -> None:
+    """Besides the blocks' activations: those of the head and the loss, the statistics of norms and
+    attention, and token ids."""
+    layers, width, sizes = 2, 48, GPTConfig()
+    embed, *blocks, head = new_gpt(GPTConfig(layers=layers, width=width), 1).to(dtype)
+    [(tokens, targets)] = batches(1, 1, 1234)
+    with Activations(nn.Sequential(embed, *blocks, head)) as activations:
+        hidden = embed(tokens)
+        for block in blocks:
+            hidden = Checkpoint.apply(block, hidden) if recompute else block(hidden)
+        loss = copying_loss(head(hidden).float(), targets)
+        held = activations.held
+    loss.backward()
+    kept = formulas.kept_bytes(sizes.length, width, layers, dtype.itemsize, recompute=recompute)
+    of_head = dtype.itemsize * (2 * width + 2) + 4 * sizes.vocabulary
+    statistics = 0 if recompute else layers * (4 * dtype.itemsize + 4 * sizes.heads)
+    assert held == pytest.approx(kept + sizes.length * (of_head + statistics + 3 * 8), rel=0.001)
 
 
 @pytest.mark.parametrize("ranks", [1, 64])

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from accumulation import step_for_all
 from fixtures import Worlds
 from torch import nn
 
 from playground.algorithms.shared_memory import add_all
 from playground.training import flat_step
 from playground.training.flat_step import FlatStep, new_shared_step
-from playground.training.step import backward, training_step
+from playground.training.step import backward
 from playground.training.sync import new_grad_sync
 
 SYNCS = {"flat": FlatStep, "shared": new_shared_step}
@@ -63,7 +64,7 @@ def train(rank: int, size: int, name: str, steps: int, optimizer: str) -> dict[s
             losses = [
                 lambda model=model, batch=batch: model(batch).square().mean() for batch in batches
             ]
-            training_step(optimizers[each], losses, syncs[each])
+            step_for_all(optimizers[each], losses, syncs[each])
     pairs = zip(models["ours"].parameters(), models["theirs"].parameters(), strict=True)
     flat = torch.cat([param.detach().flatten().double() for param in models["ours"].parameters()])
     strides = models["ours"].conv.weight.stride() == start.conv.weight.stride()
@@ -107,7 +108,7 @@ def be_late(rank: int, size: int) -> tuple[list[float], float]:
         sync: Any = new_shared_step(model) if way == "shared" else new_grad_sync(way, model)
         optimizer = sync.optimizer(OPTIMIZERS["sgd"])
         for step in range(4):
-            backward(optimizer, [partial(loss_of, model, torch.ones(4) + rank + step)], sync)
+            backward(optimizer, partial(loss_of, model, torch.ones(4) + rank + step), sync)
             gradients = model.weight.grad.flatten().chunk(size)[rank]
             found.append((sync.flat_params[0].shard.grad if way == "shared" else gradients).clone())
             if step != 1:

@@ -1,5 +1,5 @@
-"""ZeRO by hand for any training: one process's training by every way, as many bytes and collectives
-as promised, and named failures."""
+"""ZeRO by hand for any training: one process's training by every method, as many bytes and
+collectives as promised, and named failures."""
 
 from __future__ import annotations
 
@@ -12,133 +12,83 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from accumulation import accumulate
 from fixtures import Worlds
-from one_process import EXACT, EXACT_STEPS, Backward, backward_alone, train as train_gpt
+from one_process import EXACT, EXACT_STEPS, backward_alone, train as train_gpt
 from ranks import misbehave
 from sharded_functions import clip_grad_norm
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
-from zero_formulas import WIDTH_OF, stage_bytes_sent, times_held
+from torch_syncs import TORCH_SYNCS
+from zero_formulas import stage_bytes_sent, times_held
 
 from playground.algorithms.cost_model import times_sent
 from playground.algorithms.traffic import Traffic
+from playground.figures.counted_step import CountedStep, CountSettings
 from playground.figures.counting import Trainer, count, new_model
-from playground.figures.ways import CountedStep, WaysSettings
 from playground.tap import observing
-from playground.training.activations import Activations
-from playground.training.formulas import COLLECTIVES_OF_STAGE, kept_bytes
+from playground.training.formulas import COLLECTIVES_OF_STAGE
 from playground.training.replicas import flatten, max_abs_diff
 from playground.training.sharding import METHODS, Zero2, Zero3, train
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, new_grad_sync
-from playground.training.tiny_gpt import GPTConfig, batches, copying_loss, new_gpt
+from playground.training.tiny_gpt import batches
 from playground.training.zero_sync import SYNCS
 from playground.world import PlaygroundError
 
-TORCH = {"torch-ddp": "ddp", "torch-zero-1": "zero-1", "torch-fsdp": "zero-3"}
-"""torch's own ways, and the way whose closed forms hold for each."""
-CASTING = ("zero-3", "torch-fsdp")
-"""The ways that can compute in bfloat16, with float32 shards."""
+ALL_SYNCS: dict[str, Callable[[nn.Module], GradSync]] = {**SYNCS, **TORCH_SYNCS}
 
 
-def small(size: int, **changes: Any) -> WaysSettings:
-    return WaysSettings(ways=(), **{"width": 48, **changes})
+def small(width: int = 48) -> CountSettings:
+    return CountSettings(methods=(), width=width)
 
 
-def check_way(name: str, counts: CountedStep, difference: float, size: int, *dtypes: str) -> None:
-    """What a way of ours holds and sends is its closed form, and it trains as one process does."""
+def check_method(name: str, counts: CountedStep, difference: float, size: int) -> None:
+    """What a method of ours holds and sends is its closed form, and it trains as one process
+    does."""
     assert difference <= EXACT, name
     if name in COLLECTIVES_OF_STAGE:
         assert counts.held == pytest.approx(counts.model_bytes * times_held(name, size), rel=0.02)
-        sent = stage_bytes_sent(name, counts.model_bytes, size, *dtypes)
+        sent = stage_bytes_sent(name, counts.model_bytes, size)
         assert counts.sent == pytest.approx(sent, rel=0.02)
 
 
-def bytes_kept(model: nn.Module, forward: Callable[[], torch.Tensor]) -> int:
-    """The bytes that autograd keeps for backward of `forward`, which runs the model. The next
-    random numbers stay the same."""
-    with torch.random.fork_rng(), Activations(model) as activations:
-        output = forward()
-        held = activations.held
-    del output  # and with it what is kept
-    return held
-
-
-def count_kept(settings: WaysSettings) -> int:
-    """The bytes that autograd keeps for backward of a sequence, in one process."""
-    [(tokens, targets)] = batches(1, 1, settings.seed)
-    model = new_model(settings, getattr(torch, settings.dtype))
-    return bytes_kept(model, lambda: copying_loss(model(tokens).float(), targets))
-
-
-def expect_kept(layers: int, width: int, dtype: str, *, recompute: bool) -> float:
-    """Bytes that autograd keeps for backward of a sequence: the blocks' activations, those of the
-    head and the loss, the statistics of norms and attention, and token ids."""
-    nbytes = WIDTH_OF[dtype]
-    sizes = GPTConfig()
-    blocks = kept_bytes(sizes.length, width, layers, nbytes, recompute=recompute)
-    head = nbytes * (2 * width + 2) + 4 * sizes.vocabulary
-    statistics = 0 if recompute else layers * (4 * nbytes + 4 * sizes.heads)
-    return blocks + sizes.length * (head + statistics + 3 * 8)
-
-
-def compare(way: str, settings: WaysSettings) -> float:
+def compare(name: str, settings: CountSettings) -> float:
     """The largest difference of a loss or parameter from one process with the whole batch, after a
-    few steps in float64. With parameters cast to bfloat16, shards and sums over ranks are
-    float64: one process then computes as many parts of the batch."""
-    trainer = Trainer(way, settings, torch.float64)
+    few steps in float64."""
+    trainer = Trainer(new_model(settings).double(), ALL_SYNCS[name])
     expected_losses, expected_params = train_alone(settings)
     for step, batch in enumerate(
         batches(2 * dist.get_world_size(), EXACT_STEPS, settings.seed), start=1
     ):
         trainer.step(batch, last=step == EXACT_STEPS)
-    params, losses = flatten(trainer.masters()), torch.stack(trainer.losses).double()
+    whole = (
+        param.full_tensor() if isinstance(param, DTensor) else param
+        for param in trainer.model.parameters()
+    )
+    losses = torch.stack(trainer.losses)
     dist.all_reduce(losses)
     losses /= dist.get_world_size()
     return max(
-        max_abs_diff(params, expected_params),
+        max_abs_diff(flatten(whole), expected_params),
         max_abs_diff(losses, losses.new_tensor(expected_losses)),
     )
 
 
 @cache
-def train_alone(settings: WaysSettings) -> tuple[list[float], torch.Tensor]:
+def train_alone(settings: CountSettings) -> tuple[list[float], torch.Tensor]:
     """The losses of one process, by step, and its parameters at the end, flat."""
-    model = new_model(settings, torch.float64)
+    model = new_model(settings).double()
     exact = batches(2 * dist.get_world_size(), EXACT_STEPS, settings.seed)
-    one_backward = (
-        backward_in_bfloat16(model, dist.get_world_size())
-        if settings.dtype == "bfloat16"
-        else backward_alone(model)
-    )
-    return train_gpt(model, one_backward, exact), flatten(model.parameters())
+    return train_gpt(model, backward_alone(model), exact), flatten(model.parameters())
 
 
-def backward_in_bfloat16(model: nn.Module, parts: int) -> Backward:
-    """One process that computes in bfloat16 as many parts of a batch as there are ranks, and adds
-    up their gradients in the type of the model's parameters."""
-
-    def backward(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        losses = []
-        for own_tokens, own_targets in zip(tokens.chunk(parts), targets.chunk(parts), strict=True):
-            cast = copy.deepcopy(model).bfloat16()
-            loss = copying_loss(cast(own_tokens).double(), own_targets)
-            loss.backward()
-            losses.append(loss.detach() / parts)
-            for param, own in zip(model.parameters(), cast.parameters(), strict=True):
-                grad = torch.zeros_like(param) if param.grad is None else param.grad
-                param.grad = grad + own.grad.to(param.dtype) / parts
-        return torch.stack(losses).sum()
-
-    return backward
-
-
-def collectives(name: str, settings: WaysSettings) -> dict[str, int]:
+def collectives(name: str, settings: CountSettings) -> dict[str, int]:
     """Those of the second step, by name."""
-    trainer, (first, second) = Trainer(name, settings), batches(2 * dist.get_world_size(), 2, 1)
+    trainer = Trainer(new_model(settings), ALL_SYNCS[name])
+    first, second = batches(2 * dist.get_world_size(), 2, 1)
     trainer.step(first)
     with CommDebugMode() as mode:
         trainer.step(second)
@@ -152,197 +102,36 @@ def collectives(name: str, settings: WaysSettings) -> dict[str, int]:
     )
 
 
-def by_every_way(
+def by_every_method(
     rank: int, size: int, names: tuple[str, ...]
 ) -> tuple[dict[str, dict[str, int]], dict[str, tuple[CountedStep, float]]]:
-    """The collectives of two ways that must call the same; the bytes of each way, and its
+    """The collectives of two methods that must call the same; the bytes of each method, and its
     difference from one process."""
-    settings = small(size)
+    settings = small()
     calls = {name: collectives(name, settings) for name in ("zero-3", "torch-fsdp")}
-    return calls, {name: (count(name, settings), compare(name, settings)) for name in names}
+    return calls, {
+        name: (count(name, ALL_SYNCS[name], settings), compare(name, settings)) for name in names
+    }
 
 
 @pytest.mark.parametrize(
     "size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))]
 )
-def test_every_way_is_one_training_and_holds_and_sends_what_it_should(
+def test_every_method_is_one_training_and_holds_and_sends_what_it_should(
     size: int, world: Worlds
 ) -> None:
-    names = (*COLLECTIVES_OF_STAGE, "torch-fsdp") if size == 2 else (*COLLECTIVES_OF_STAGE, *TORCH)
-    for calls, found in world(size, timeout=300).run(by_every_way, names):
+    names = (
+        (*COLLECTIVES_OF_STAGE, "torch-fsdp")
+        if size == 2
+        else (*COLLECTIVES_OF_STAGE, *TORCH_SYNCS)
+    )
+    for calls, found in world(size, timeout=300).run(by_every_method, names):
         for name, (counts, difference) in found.items():
-            check_way(name, counts, difference, size)
+            check_method(name, counts, difference, size)
         # which calls none on a single rank
         assert size == 1 or calls["zero-3"] == calls["torch-fsdp"]
         assert sum(calls["zero-3"].values()) == 8 + 4  # of four units
         assert found["zero-3"][0].peak <= 1.05 * found["torch-fsdp"][0].peak
-
-
-CAST: list[dict[str, Any]] = [
-    {"dtype": "bfloat16", "checkpoint_activations": True},
-    {"dtype": "bfloat16", "reduce_dtype": "bfloat16"},
-]
-
-
-def in_bfloat16(
-    rank: int, size: int, ways: tuple[str, ...]
-) -> list[tuple[CountedStep, float, float]]:
-    """Counts and difference by each of `CAST` and way, and what autograd keeps over its closed
-    form."""
-    found = list[tuple[CountedStep, float, float]]()
-    for changes in CAST:
-        settings = small(size, **changes)
-        recompute = settings.checkpoint_activations
-        form = expect_kept(2, 48, "bfloat16", recompute=recompute)
-        found += [
-            (count(way, settings), compare(way, settings), count_kept(settings) / form)
-            for way in ways
-        ]
-    return found
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.stress)])
-def test_shards_are_float32_beside_bfloat16_and_what_is_sent_is_half(
-    size: int, world: Worlds
-) -> None:
-    """One process that computes as many parts of each batch in bfloat16, and adds their gradients
-    up in float64, has the same losses and parameters, though bfloat16 rounds to 8 bits."""
-    ways = CASTING[:1] if size == 2 else CASTING
-    for found in world(size, timeout=300).run(in_bfloat16, ways):
-        dtypes = [each for each in ("float32", "bfloat16") for _ in ways]
-        for (counts, difference, kept), reduce_dtype in zip(found, dtypes, strict=True):
-            check_way("zero-3", counts, difference, size, "bfloat16", reduce_dtype)
-            assert kept == pytest.approx(1, rel=0.001)
-            assert counts.held == pytest.approx(4 * counts.model_bytes / size, rel=0.02)
-            parts = {"float32": 2.0, "bfloat16": 1.5}[reduce_dtype]
-            assert counts.sent == pytest.approx(
-                parts * (size - 1) / size * counts.model_bytes, rel=0.02
-            )
-
-
-def beside_fully_shard(rank: int, size: int) -> dict[str, tuple[float, float]]:
-    """By the type that gradients are reduced in: the largest difference of a master from
-    fully_shard's, and the largest step that one has taken."""
-    found = {}
-    for reduce_dtype in (torch.float32, torch.bfloat16):
-        start = new_gpt(GPTConfig(layers=1, width=48), seed=1)
-        models = [copy.deepcopy(start) for _ in range(2)]
-        policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype)
-        for unit in (*models[1], models[1]):
-            fully_shard(unit, mp_policy=policy)
-        zero = Zero3(models[0], torch.bfloat16, reduce_dtype)
-        methods: list[Any] = [zero, GradSync(models[1])]
-        params: list[Any] = [zero.shards(), list(models[1].parameters())]
-        optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in params]
-        for tokens, targets in batches(2 * size, 4, 1):
-            own = [each.chunk(size)[rank] for each in (tokens, targets)]
-            for model, method, optimizer in zip(models, methods, optimizers, strict=True):
-                optimizer.zero_grad()
-                method.zero_grad()
-                copying_loss(model(own[0]).float(), own[1]).backward()
-                method.after_backward()
-                optimizer.step()
-                method.after_step(last=False)
-        ours = masters(zero)
-        theirs = torch.cat([param.full_tensor().flatten() for param in params[1]])
-        before = torch.cat([param.flatten() for param in start.parameters()])
-        off = (ours - theirs).abs().max().item()
-        found[str(reduce_dtype)] = off, (ours - before).abs().max().item()
-    return found
-
-
-def masters(method: Zero3) -> torch.Tensor:
-    """The shards of all ranks, one after the other."""
-    gathered = []
-    for flat in method.flat_params:
-        whole = torch.empty(flat.data.shape)
-        dist.all_gather_into_tensor(whole, flat.shard.detach())
-        gathered.append(whole[: flat.numel])
-    return torch.cat(gathered)
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.stress)])
-def test_a_compute_dtype_is_fully_shard_s_mixed_precision_policy(size: int, world: Worlds) -> None:
-    """Two ranks have the same bits, whatever is added up: a + b = b + a. Of three, each adds in an
-    order of its own, which rounds otherwise: by some 1e-7 of a gradient in float32, by an eighth of
-    a percent in bfloat16."""
-    for found in world(size).run(beside_fully_shard):
-        if size == 2:
-            assert {off for off, _ in found.values()} == {0.0}
-        else:
-            off, step = found["torch.float32"]
-            assert off <= 1e-6 * step
-            off, step = found["torch.bfloat16"]
-            assert 1e-6 * step < off <= 2**-7 * step
-
-
-def cast_weights(module: nn.Module, dtype: torch.dtype) -> None:
-    """Let the layers of one process compute as those of a compute dtype do: with the weights of
-    Linear and Embedding cast, and all else as it is. The gradient of a cast is float32."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.Embedding):
-            parametrize.register_parametrization(layer, "weight", Cast(dtype), unsafe=True)
-        if isinstance(layer, nn.Linear):
-            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
-        if isinstance(layer, nn.LayerNorm):
-            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
-
-
-class Cast(nn.Module):
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to(self.dtype)
-
-
-def beside_cast_weights(rank: int, size: int, dtype: torch.dtype) -> list[float]:
-    """By step, the largest difference of a master from one process's parameter."""
-    torch.manual_seed(0)
-    linear = partial(nn.Linear, bias=False)
-    ours = nn.Sequential(
-        nn.Embedding(50, 32), nn.LayerNorm(32), linear(32, 64), nn.ReLU(), nn.LayerNorm(64),
-        linear(64, 32), linear(32, 50),
-    )  # fmt: skip
-    refused = SYNCS["zero-3"](copy.deepcopy(ours), dtype)
-    with pytest.raises(RuntimeError, match="load the state of the model before"):
-        refused.model.load_state_dict(ours.state_dict())
-    alone, method = copy.deepcopy(ours), Zero3(ours, dtype)
-    optimizers = [torch.optim.SGD(each, lr=0.01) for each in (alone.parameters(), method.shards())]
-    cast_weights(alone, dtype)
-    found = []
-    for _ in range(3):
-        tokens, labels = torch.randint(50, (2, 6 * size))
-        parts: Any = (
-            (alone, GradSync(alone), tokens, labels),
-            (ours, method, tokens.chunk(size)[rank], labels.chunk(size)[rank]),
-        )
-        for (model, sync, *batch), optimizer in zip(parts, optimizers, strict=True):
-            optimizer.zero_grad()
-            sync.zero_grad()
-            nn.functional.cross_entropy(model(batch[0]).float(), batch[1]).backward()
-            sync.after_backward()
-            optimizer.step()
-            sync.after_step(last=False)
-        params = (dict(alone.named_parameters())[name] for name in names_of(alone))
-        whole = torch.cat([param.detach().flatten() for param in params])
-        found.append((masters(method) - whole).abs().max().item())
-    return found
-
-
-def names_of(alone: nn.Module) -> list[str]:
-    """Its parameters in the order of its layers: a parametrization moves them to the end."""
-    return sorted(dict(alone.named_parameters()), key=lambda name: int(name.split(".")[0]))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_masters_follow_one_process_whose_linear_and_embedding_weights_are_cast(
-    dtype: torch.dtype, world: Worlds
-) -> None:
-    """As an assignment of Stanford's CS336 wants it of FSDP. Ours casts the norms, too."""
-    for found in world(2).run(beside_cast_weights, dtype):
-        assert 0 < max(found) <= 1e-4
 
 
 def train_by_each_method(rank: int, size: int) -> dict[str, tuple[list[float], float]]:
@@ -510,7 +299,7 @@ def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
             takes = name == "zero-3" or rank % 2 == 0  # its ranks run the same layers
             for each, model in models.items():
                 losses = [partial(model, batch, takes) for batch in inputs]
-                backward(optimizers[each], losses, syncs[each])
+                accumulate(optimizers[each], losses, syncs[each])
                 most = 0.05 if step else 1000.0  # which nothing is above
                 if clips and each == "ours":
                     clip_grad_norm(syncs[each].flat_params, most)
@@ -551,7 +340,7 @@ def read_and_write_between_steps(rank: int, size: int) -> dict[str, float]:
         def step(pairs: list[Any] = pairs, optimizers: list[Any] = optimizers) -> None:
             batch = torch.randn(4, 5, dtype=torch.float64)
             for (model, sync), optimizer in zip(pairs, optimizers, strict=True):
-                training_step(optimizer, [partial(model, batch, True)], sync)
+                training_step(optimizer, partial(model, batch, True), sync)
 
         def off(model: nn.Module, theirs: nn.Module = theirs) -> float:
             own = model.state_dict()
@@ -668,7 +457,7 @@ def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], list[bool]]:
     for _ in range(2):
         traffic = Traffic()
         with observing(traffic):
-            backward(optimizer, [lambda: model(inputs)], sync)
+            backward(optimizer, lambda: model(inputs), sync)
         is_free = [all(flat.is_free for flat in sync.flat_params)]
         optimizer.step()
         for last in (False, True):
@@ -703,8 +492,8 @@ def test_a_test_gathers_parameters_once(world: Worlds) -> None:
 
 
 def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:
-    settings = small(size, width=60) if how == "mismatch" and rank == 1 else small(size)
-    trainer = Trainer("zero-3", settings)
+    settings = small(width=60) if how == "mismatch" and rank == 1 else small()
+    trainer = Trainer(new_model(settings), SYNCS["zero-3"])
 
     def misbehave_in_forward(*_: object) -> None:
         if rank == 1:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from accumulation import step_for_all
 from fixtures import Worlds
 from hypothesis import given, strategies as st
 from ranks import small_model
@@ -26,7 +27,6 @@ from playground.training.averaging import buckets, per_parameter
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.grad_syncs import OF_GRADIENTS
 from playground.training.replicas import broadcast_parameters
-from playground.training.step import training_step
 from playground.training.sync import (
     GradSync,
     OverlappedSync,
@@ -282,7 +282,7 @@ def trained(rank: int, size: int, folder: Path, asked: Training) -> list[float]:
                 partial(part_of_loss, sync.model, images, labels, samples)
                 for images, labels, _ in taken
             ]
-            training_step(optimizer, losses, sync, last=step == steps)
+            step_for_all(optimizer, losses, sync, last=step == steps)
     return torch.cat([param.detach().flatten() for param in model.parameters()]).tolist()
 
 

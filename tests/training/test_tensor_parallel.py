@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from fixtures import Worlds
 from one_process import EXACT
-from sharded_functions import vocab_parallel_cross_entropy
+from sharded_functions import VocabParallelEmbedding, shard_gpt, vocab_parallel_cross_entropy
 from torch import nn
 
 from playground.training.tensor_parallel import (
     RowParallelLinear,
-    VocabParallelEmbedding,
     all_gather,
     all_reduce,
     copy_to_region,
@@ -24,7 +23,6 @@ from playground.training.tensor_parallel import (
     reduce_scatter,
     reduce_scatter_to_sequence_region,
     shard,
-    shard_gpt,
 )
 from playground.training.tiny_gpt import GPTConfig, copying, new_gpt
 

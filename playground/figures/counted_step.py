@@ -7,28 +7,22 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaysSettings:
-    """A GPT, and the ways to train it: names of `playground.training.zero_sync.SYNCS`, and of
-    `playground.figures.counting.TORCH_SYNCS`."""
+class CountSettings:
+    """A GPT, and the methods to train it: names of `playground.training.zero_sync.SYNCS`."""
 
-    ways: tuple[str, ...]
+    methods: tuple[str, ...]
     layers: int = 2
     width: int = 96
     """A multiple of the GPT's 12 heads."""
-    dtype: str = "float32"
-    """The type that layers compute in. With bfloat16, shards are float32."""
-    reduce_dtype: str = "float32"
-    """The type that gradients are reduced in, with bfloat16."""
-    checkpoint_activations: bool = False
     seed: int = 1234
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountedStep:
-    """Bytes of a step by one way, on one rank, with one sequence for each rank, so that activations
-    are few."""
+    """Bytes of a step by one method, on one rank, with one sequence for each rank, so that
+    activations are few."""
 
-    way: str
+    method: str
     parameters: float
     """Held before the optimizer's step, as are the next three."""
     gradients: float
