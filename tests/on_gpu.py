@@ -82,13 +82,13 @@ def refused(out: str) -> str:
 
 
 def steps_verdict(out: str) -> str:
-    """How the two best rungs compare with DistributedDataParallel, and how much DDP hides."""
-    rungs = {rung["rung"]: rung for rung in json.loads(out)["rungs"]}
+    """How the two best variants compare with DistributedDataParallel, and how much DDP hides."""
+    variants = {variant["name"]: variant for variant in json.loads(out)["variants"]}
     ratios = [
-        f"{name} {rungs[name]['p50'] / rungs['ddp']['p50']:.2f} x ddp's step"
+        f"{name} {variants[name]['p50'] / variants['ddp']['p50']:.2f} x ddp's step"
         for name in ("flat", "overlapped")
     ]
-    return ", ".join([*ratios, f"ddp hides {rungs['ddp']['hidden']:.0%}"])
+    return ", ".join([*ratios, f"ddp hides {variants['ddp']['hidden']:.0%}"])
 
 
 def bench_verdict(out: str) -> str:

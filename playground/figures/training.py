@@ -41,7 +41,7 @@ from playground.figures.collectives import DASHED
 from playground.figures.counted_step import CountedStep, CountSettings
 from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
 from playground.training import prepare
-from playground.training.step_settings import LadderResult, LadderSettings, Rung
+from playground.training.step_settings import StepResult, StepSettings, Variant
 from playground.ui.units import format_bytes
 
 if TYPE_CHECKING:
@@ -79,18 +79,18 @@ def elastic_run(
 
 SGD_ON_THREE = FigureRun("sgd on three", remote("playground.figures.ranks:sgd_step"), 3)
 FLAT, OVERLAPPED = (
-    FigureRun(rung, remote("playground.figures.ranks:rung_steps"), 2, (rung,), recorded=True)
-    for rung in ("flat", "overlapped")
+    FigureRun(variant, remote("playground.figures.ranks:rung_steps"), 2, (variant,), recorded=True)
+    for variant in ("flat", "overlapped")
 )
 LINK = 0.25
 """Gbit/s of a link on which averaging takes about as long as backward."""
-RUNGS = ("per-parameter", "flat", "bucketed", "overlapped", "ddp")
+VARIANTS = ("per-parameter", "flat", "bucketed", "overlapped", "ddp")
 """What the lesson ladder has: of those that are measured, the ones that are drawn."""
 LADDER = FigureRun(
     "ladder",
     remote("playground.training.step_times:run"),
     2,
-    on_digits(LadderSettings, steps=30, link=LINK),
+    on_digits(StepSettings, steps=30, link=LINK),
 )
 BERT = FigureRun("bert", remote("playground.figures.ranks:bert_steps"), 2, recorded=True)
 ELASTIC = elastic_run("elastic", 4, 480, epochs=2, every=4, kill=7, restarts=2)
@@ -137,27 +137,27 @@ FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {ALPHA} ∂J/∂�
 """Formulas of backward and the optimizer; J is the loss."""
 
 
-def rung_of(run: Evidence, name: str) -> Rung:
-    """Rank 0's measurements on this rung."""
-    result: LadderResult = run.results[0]
-    return next(rung for rung in result.rungs if rung.rung == name)
+def variant_of(run: Evidence, name: str) -> Variant:
+    """Rank 0's measurements on this variant."""
+    result: StepResult = run.results[0]
+    return next(variant for variant in result.variants if variant.name == name)
 
 
 @figure("F3", "tools/bench/figures/backward_step", LADDER)
 def backward_and_step(run: Evidence) -> Scene:
-    rung = rung_of(run, "flat")
+    variant = variant_of(run, "flat")
     scene = Scene("Backward computes the gradient, step applies it")
     for number, (name, formula) in enumerate(FORMULAS.items()):
         look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
         scene.add(BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
     bars = []
     for part in ("forward", "backward", "step"):
-        time = f"{getattr(rung, part) * 1e3:.3g} ms"
-        bars.append((part, [piece(getattr(rung, part), PARTS[part], f"{part}: {time}")], time))
+        time = f"{getattr(variant, part) * 1e3:.3g} ms"
+        bars.append((part, [piece(getattr(variant, part), PARTS[part], f"{part}: {time}")], time))
     add_bars(scene, bars)
     return scene.with_caption(
-        f"backward takes {rung.backward / rung.step:.3g} times as long as step. "
-        f"Medians of steps with one message ({rung.rung}) on {len(run.results)} ranks."
+        f"backward takes {variant.backward / variant.step:.3g} times as long as step. "
+        f"Medians of steps with one message ({variant.name}) on {len(run.results)} ranks."
     )
 
 
@@ -223,16 +223,16 @@ def averaging(run: Evidence, title: str) -> Scene:
     return scene
 
 
-def parts_of(rung: Rung) -> dict[str, float]:
-    """The seconds of the parts of a rung's step."""
-    return {part: getattr(rung, part) for part in PARTS}
+def parts_of(variant: Variant) -> dict[str, float]:
+    """The seconds of the parts of a variant's step."""
+    return {part: getattr(variant, part) for part in PARTS}
 
 
-def pieces_of(rung: Rung, whole: float, *, with_text: bool) -> list[Mark]:
-    """The parts of a rung's step, as shares of `whole` seconds."""
-    shares = {part: seconds / whole for part, seconds in parts_of(rung).items()}
+def pieces_of(variant: Variant, whole: float, *, with_text: bool) -> list[Mark]:
+    """The parts of a variant's step, as shares of `whole` seconds."""
+    shares = {part: seconds / whole for part, seconds in parts_of(variant).items()}
     return [
-        piece(share, PARTS[part], f"{rung.rung}: {part}", f"{share:.2f}" if with_text else "")
+        piece(share, PARTS[part], f"{variant.name}: {part}", f"{share:.2f}" if with_text else "")
         for part, share in shares.items()
     ]
 
@@ -240,10 +240,10 @@ def pieces_of(rung: Rung, whole: float, *, with_text: bool) -> list[Mark]:
 @figure("F14", "tools/bench/figures/step_parts", LADDER)
 def normalised_parts(run: Evidence) -> Scene:
     scene, bars = Scene("What a training step's time goes into"), []
-    for rung in (rung_of(run, name) for name in RUNGS):
-        seconds = sum(parts_of(rung).values())
-        pieces = pieces_of(rung, seconds, with_text=True)
-        bars.append((rung.rung, pieces, f"{seconds * 1e3:.3g} ms"))
+    for variant in (variant_of(run, name) for name in VARIANTS):
+        seconds = sum(parts_of(variant).values())
+        pieces = pieces_of(variant, seconds, with_text=True)
+        bars.append((variant.name, pieces, f"{seconds * 1e3:.3g} ms"))
     add_bars(scene, bars, most=1.0)
     add_key(scene, KEY)
     about = "Shares of each step; communication is what is exposed: not hidden behind backward."
@@ -254,12 +254,12 @@ def normalised_parts(run: Evidence) -> Scene:
 def with_and_without_overlap(run: Evidence) -> Scene:
     scene = Scene("A step without and with overlap")
     for pair in (("bucketed", "overlapped"), ("flat", "ddp")):
-        rungs, bars = [rung_of(run, name) for name in pair], []
-        whole = sum(parts_of(rungs[0]).values())
-        for rung in rungs:
-            share = sum(parts_of(rung).values()) / whole
-            note = f"{share:.2f} ({rung.hidden * 100:3.0f} % hidden)"
-            bars.append((f"{rung.rung:10}", pieces_of(rung, whole, with_text=False), note))
+        variants, bars = [variant_of(run, name) for name in pair], []
+        whole = sum(parts_of(variants[0]).values())
+        for variant in variants:
+            share = sum(parts_of(variant).values()) / whole
+            note = f"{share:.2f} ({variant.hidden * 100:3.0f} % hidden)"
+            bars.append((f"{variant.name:10}", pieces_of(variant, whole, with_text=False), note))
         add_bars(scene, bars, most=1.3)
     add_key(scene, KEY)
     return scene.with_caption(

@@ -1,7 +1,7 @@
 """How gradients are averaged for any model: of several dtypes, with frozen and unused parameters,
 by any all-reduce, in buckets of any size.
 
-The lesson ladder builds the same up rung by rung, for a model without these; a test holds both
+The lesson ladder builds the same up step by step, for a model without these; a test holds both
 equal. Source: Li et al., PyTorch Distributed, 2020, arXiv 2006.15704, section 3.2
 """
 

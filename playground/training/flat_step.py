@@ -1,5 +1,5 @@
-"""Two rungs beyond DistributedDataParallel, for CPUs: the optimizer's step on one flat tensor, and
-zero-1 in memory that the ranks of one host share.
+"""Two gradient synchronisations beyond DistributedDataParallel, for CPUs: the optimizer's step on
+one flat tensor, and zero-1 in memory that the ranks of one host share.
 
 An optimizer steps for each parameter in turn, and what it does around the arithmetic takes longer
 than that for a small model. Where the ranks share memory they need no replica each: the parameters

@@ -1,7 +1,7 @@
 """Gradient synchronisation: every way to keep the replicas of a model equal, by name, naive first.
 
-Importing this does not import torch. A new one is a function or class and an entry here: choices,
-help, ladder and the tests derive from this table.
+Importing this does not import torch. A new one is a function or class and an entry here:
+`bench steps` and the tests derive from this table.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ class GradSyncSpec:
 
 
 DDP, SPARSE = "ddp", "sparse-embeddings"
-"""Those that are compared with these, and no choice of `sync`: DistributedDataParallel, and
-the ladder's rung for embeddings."""
+"""What is measured beside these: DistributedDataParallel, and `SparseEmbeddings` where a model has
+embeddings."""
 ALL_REDUCE = ("all_reduce",)
-# Leave the mean of the gradients in every `param.grad`: rungs of the ladder to
-# DistributedDataParallel.
+# These leave the mean of the gradients in every `param.grad`.
 OF_GRADIENTS = (
     ("per-parameter", remote("playground.training.averaging:per_parameter"), ALL_REDUCE,
      "one all_reduce per parameter, after backward: the tutorial's loop"),

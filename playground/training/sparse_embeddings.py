@@ -1,4 +1,4 @@
-"""The rung beyond DistributedDataParallel for embeddings: of their gradient only the rows in use
+"""A gradient synchronisation for embeddings: of their gradient only the rows in use
 travel.
 
 A batch holds few of the words of a vocabulary; the rows of all others have a gradient of zero.

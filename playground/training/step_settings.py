@@ -29,7 +29,7 @@ TOKENS = PreparedData(
 )  # fmt: skip
 """Token ids, which each rank draws for itself."""
 OF_BERT = {"steps": 10, "batch_size": 16, "bucket_cap": 2 * 2**20}
-"""Defaults for bert, which differ from those of `LadderSettings`."""
+"""Defaults for bert, which differ from those of `StepSettings`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class StepParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung(StepParts):
-    """One rung, or DistributedDataParallel, on all ranks together; its parts are those of the rank
-    that is the last to start averaging."""
+class Variant(StepParts):
+    """A training step with one gradient synchronisation, or with DistributedDataParallel, on all
+    ranks together; its parts are those of the rank that is the last to start averaging."""
 
     alone: float
     """Seconds that the same averaging takes without a backward to hide behind."""
@@ -63,8 +63,7 @@ class Rung(StepParts):
     """Bytes of those that leave before the last gradient is ready."""
     difference_to_ddp: float
     """The largest difference of any parameter from DistributedDataParallel's, on any rank."""
-    rung: str
-    """Its name."""
+    name: str
     p50: float
     """Median seconds of a step, on its slowest rank."""
     loss: float
@@ -73,7 +72,7 @@ class Rung(StepParts):
     """The largest difference of any parameter between a rank and rank 0 (BatchNorm's statistics are
     each rank's own)."""
     speed_to_first: float
-    """How many times as fast as the first rung."""
+    """How many times as fast as the first variant."""
     speed_to_ddp: float
     """How many times as fast as DistributedDataParallel."""
     caveat: str
@@ -82,13 +81,13 @@ class Rung(StepParts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LadderResult:
-    """The measurement of all rungs, the same on every rank."""
+class StepResult:
+    """The measurement of all variants, the same on every rank."""
 
-    rungs: list[Rung]
+    variants: list[Variant]
     """In order; the last is DistributedDataParallel."""
     parts: list[dict[str, StepParts]]
-    """The parts of a step, by rank and by rung's name."""
+    """The parts of a step, by rank and by variant's name."""
     environment: Environment
 
 
@@ -101,23 +100,23 @@ def candidates(model: str, link: float = 0.0) -> dict[str, str]:
     """The candidates for this model by name, with a summary: every gradient synchronisation, in
     order, with one for embeddings where there are any, then DistributedDataParallel. Over a
     simulated link without those that it would not delay."""
-    rungs: dict[str, str] = {}
+    variants: dict[str, str] = {}
     for name, spec in GRAD_SYNCS.items():
         if not (link and name in ON_NO_LINK):
-            rungs[name] = spec.summary
+            variants[name] = spec.summary
         if name == "overlapped" and model == BERT:
-            rungs[SPARSE] = (
+            variants[SPARSE] = (
                 "overlapped, and of an embedding's gradient only the rows that some rank used"
             )
-    return rungs | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
+    return variants | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class LadderSettings:
+class StepSettings:
     """The settings of a measurement. Raises `UsageError` for what cannot be measured."""
 
     model: str = flag("net", "Model to train.", choices=MODELS)
-    steps: int = flag(100, "Number of steps to time on each rung.", least=1)
+    steps: int = flag(100, "Number of steps to time on each variant.", least=1)
     folder: Path
     """Holds the four data files."""
     dataset: str = "digits"
@@ -148,7 +147,7 @@ class LadderSettings:
         in_megabytes=True,
         metavar="MB",
     )
-    """Bytes after which a bucket of gradients is full, in the rungs and in
+    """Bytes after which a bucket of gradients is full, in the variants and in
     DistributedDataParallel."""
 
     def __post_init__(self) -> None:
@@ -179,10 +178,10 @@ class LadderSettings:
 class ByModel:
     """Settings whose defaults depend on the model."""
 
-    steps: int | None = like(LadderSettings, "steps", None, shown_default="100, for bert 10")
+    steps: int | None = like(StepSettings, "steps", None, shown_default="100, for bert 10")
     batch_size: int | None = like(
-        LadderSettings, "batch_size", None, shown_default="128, for bert 16"
+        StepSettings, "batch_size", None, shown_default="128, for bert 16"
     )
     bucket_cap: int | None = like(
-        LadderSettings, "bucket_cap", None, shown_default="0.05, for bert 2"
+        StepSettings, "bucket_cap", None, shown_default="0.05, for bert 2"
     )

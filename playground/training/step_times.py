@@ -1,5 +1,5 @@
-"""The measurement of a rung of the ladder: replicas that train in turn, with a clock on each part
-of a step.
+"""The measurement of training steps with each gradient synchronisation: replicas that train in
+turn, with a clock on each part of a step.
 
 | part     | from       | to                                                                       |
 |----------|------------|--------------------------------------------------------------------------|
@@ -55,10 +55,10 @@ from playground.training.step_settings import (
     BERT,
     MODELS,
     PARTS,
-    LadderResult,
-    LadderSettings,
-    Rung,
     StepParts,
+    StepResult,
+    StepSettings,
+    Variant,
     candidates,
 )
 from playground.training.sync import GradSync, new_grad_sync
@@ -70,7 +70,7 @@ WARM_UP = 3
 """Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the
 first."""
 NewSync = Callable[[nn.Module, AllReduce], GradSync]
-"""Makes the gradient synchronisation of a rung for a model, by that all-reduce."""
+"""Makes the gradient synchronisation of a model, by that all-reduce."""
 Moment = Any
 """Seconds, or an event on a GPU."""
 
@@ -95,7 +95,7 @@ class ResNet18(nn.Module):
         return F.log_softmax(self.layers(x), dim=1)
 
 
-def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int) -> GradSync:
+def build_sync(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int) -> GradSync:
     """The gradient synchronisation of that name for `model`; `bucket_cap` is the bytes of a full
     bucket."""
     if name == SPARSE:
@@ -105,9 +105,9 @@ def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int
     return new_grad_sync(name, model, all_reduce=all_reduce, bucket_cap=bucket_cap)
 
 
-def run(rank: int, size: int, settings: LadderSettings) -> LadderResult:
-    """Train the model on every rung, and in DistributedDataParallel, with a clock on each. All
-    ranks return the same.
+def run(rank: int, size: int, settings: StepSettings) -> StepResult:
+    """Train the model with every gradient synchronisation, and in DistributedDataParallel, with a
+    clock on each. All ranks return the same.
 
     Raises `UsageError` if the ranks were not all given the same settings.
     """
@@ -117,14 +117,14 @@ def run(rank: int, size: int, settings: LadderSettings) -> LadderResult:
     model = MODELS[settings.model]().to(device(), memory_format=torch.channels_last)
     broadcast_parameters(model)
     names = candidates(settings.model, settings.link)
-    rungs = {name: partial(new_rung, name, bucket_cap=settings.bucket_cap) for name in names}
-    return measure(rungs, model, settings)
+    variants = {name: partial(build_sync, name, bucket_cap=settings.bucket_cap) for name in names}
+    return measure(variants, model, settings)
 
 
 def measure(
-    new_syncs: Mapping[str, NewSync], start: nn.Module, settings: LadderSettings
-) -> LadderResult:
-    """Train copies of the model `start`, one on each rung, in turn; the last rung is
+    new_syncs: Mapping[str, NewSync], start: nn.Module, settings: StepSettings
+) -> StepResult:
+    """Train copies of the model `start`, one for each variant, in turn; the last variant is
     DistributedDataParallel. All ranks return the same."""
     rounds = Rounds(settings)
     rounds.advance()
@@ -143,7 +143,7 @@ def measure(
         # in the first round only this: DistributedDataParallel has no buckets before a backward
         rounds.step(replica)
     seconds = time_in_turn(replicas, rounds.step, rounds, settings.seed, WARM_UP - 1)
-    rungs = summarize(replicas, messages, seconds)
+    variants = summarize(replicas, messages, seconds)
     parts = [  # on each rank, of each replica
         {
             replica.name: step_parts(its[:, : len(PARTS)])
@@ -151,7 +151,7 @@ def measure(
         }
         for mine in seconds
     ]
-    return LadderResult(rungs=rungs, parts=parts, environment=environment.describe())
+    return StepResult(variants=variants, parts=parts, environment=environment.describe())
 
 
 class Rounds:
@@ -159,7 +159,7 @@ class Rounds:
     sample comes the first. All batches are whole, so that all steps are alike. Iterating advances
     through the rounds that are left."""
 
-    def __init__(self, settings: LadderSettings) -> None:
+    def __init__(self, settings: StepSettings) -> None:
         self.settings = settings
         self.heartbeat = Heartbeat()
         self.total = WARM_UP + settings.steps
@@ -182,18 +182,18 @@ class Rounds:
         inputs, self.labels, self.samples_per_rank = next(self.batches)
         self.inputs = (inputs,)
         self.number += 1
-        phase = "measuring all rungs side by side"
+        phase = "measuring all variants side by side"
         self.heartbeat.beat(phase=phase, step=self.number, steps=self.total)
 
     def step(self, replica: TimedReplica) -> list[float]:
         """Take this round's step with the replica. Returns the seconds of each of `PARTS`."""
         of_rank = self.number * dist.get_world_size() + dist.get_rank()
         torch.manual_seed(self.settings.seed + 1 + of_rank)
-        report(way=replica.name)
+        report(variant=replica.name)
         return replica.step(self.inputs, self.labels, self.samples_per_rank)
 
 
-def training_set(settings: LadderSettings, limit: int | None = None) -> Images | ZipfSequences:
+def training_set(settings: StepSettings, limit: int | None = None) -> Images | ZipfSequences:
     """The training data of the model: images, or sequences of token ids. `limit` keeps the
     first."""
     return (
@@ -251,7 +251,7 @@ class TimedReplica:
         self.name = name
         self.clock = Clock()
         self.model = copy.deepcopy(start)
-        # before the rung's own: hooks are called in order
+        # before the synchronisation's own: hooks are called in order
         for param in trainable_parameters(self.model):
             param.register_post_accumulate_grad_hook(self.take_gradient)
         self.sync = new_sync(self.model, all_reduce)
@@ -340,9 +340,9 @@ class Message(NamedTuple):
 def count_messages(
     new_sync: NewSync, start: nn.Module, inputs: tuple[torch.Tensor, ...]
 ) -> list[Message]:
-    """The messages of a rank in a step on its shard of a batch, on a rung or with
-    DistributedDataParallel. Counted on a replica that is not timed: DistributedDataParallel shows
-    them only to a communication hook, which would be timed too."""
+    """The messages of a rank in a step on its shard of a batch. Counted on a replica that is not
+    timed: DistributedDataParallel shows them only to a communication hook, which would be timed
+    too."""
     model = copy.deepcopy(start)
     params = trainable_parameters(model)
     messages = StepMessages()
@@ -386,8 +386,8 @@ def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllRe
 
 
 def in_ddp(model: nn.Module, bucket_cap: int) -> GradSync:
-    """DistributedDataParallel, with buckets as full as the rungs', and buffers left to each rank as
-    in the rungs."""
+    """DistributedDataParallel, with buckets as full as the others', and buffers left to each rank
+    as theirs are."""
     # what torch calls it depends on its version
     options = signature(DistributedDataParallel).parameters
     buffers = next(
@@ -421,7 +421,7 @@ def summarize(
     replicas: Sequence[TimedReplica],
     messages: Sequence[Sequence[Message]],
     seconds: torch.Tensor,
-) -> list[Rung]:
+) -> list[Variant]:
     """The result of each replica, in order; the last is the one in DistributedDataParallel.
     `seconds` are those of `time_in_turn`, `messages` those of `count_messages`. All ranks must call
     this; all return the same."""
@@ -429,7 +429,7 @@ def summarize(
     p50 = of_steps.quantile(0.5, dim=1).tolist()
     for replica in replicas:
         replica.sync.after_step(last=True)  # a comparison follows
-    rungs = []
+    variants = []
     for number, (replica, sent) in enumerate(zip(replicas, messages, strict=True)):
         of_parts = seconds[:, number, :, : len(PARTS)]  # [rank, round, part]
         # the rank that came last waited for the shortest time
@@ -442,7 +442,7 @@ def summarize(
         message_count, nbytes, early_bytes = of_ranks.amax(0).tolist()
         loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
         difference, _ = find_largest_difference(replica.model, with_buffers=False)
-        rung = Rung(
+        variant = Variant(
             **vars(parts),
             alone=alone,
             hidden=max(0.0, 1 - parts.exposed / alone) if early_bytes else 0.0,
@@ -450,7 +450,7 @@ def summarize(
             bytes=nbytes,
             early_bytes=early_bytes,
             difference_to_ddp=difference_to_ddp,
-            rung=replica.name,
+            name=replica.name,
             p50=p50[number],
             loss=loss,
             replicas_max_difference=difference,
@@ -458,8 +458,8 @@ def summarize(
             speed_to_ddp=p50[-1] / p50[number],
             caveat=backend_of().describe_overlap() if replica is replicas[-1] else "",
         )
-        rungs.append(rung)
-    return rungs
+        variants.append(variant)
+    return variants
 
 
 def step_parts(seconds: torch.Tensor) -> StepParts:

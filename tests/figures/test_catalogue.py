@@ -19,7 +19,7 @@ from playground.figures.catalogue import FIGURES, RUNS, TUTORIALS
 from playground.figures.command import chapter_files
 from playground.figures.figure import Evidence
 from playground.figures.ranks import SIX
-from playground.figures.training import RUNGS, steps_of_attempts
+from playground.figures.training import VARIANTS, steps_of_attempts
 
 QUICK = ("ring", "collectives", "sgd", "hello", "tensor", "context")
 """Runs of a few milliseconds."""
@@ -119,11 +119,11 @@ def test_the_picture_of_a_chapter_is_what_a_run_draws(name: str, evidence: Any) 
 
 
 NAMED = {
-    "F14": RUNGS,
+    "F14": VARIANTS,
     "F21": SIX,
     "parameter-server": ("synchronous", "asynchronous", "bounded"),
 }
-"""The rungs, collectives and modes that a picture must show, and no other."""
+"""The variants, collectives and modes that a picture must show, and no other."""
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -17,7 +17,7 @@ from test_readme import fenced_blocks
 from playground.base.remote import remote
 from playground.lessons import LESSONS
 from playground.site.chapters import CHAPTERS
-from playground.training.step_settings import LadderSettings
+from playground.training.step_settings import StepSettings
 from playground.world import UsageError
 
 
@@ -39,7 +39,7 @@ def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:
 
 
 SEEDED: dict[str, Any] = {
-    "training.step_times": LadderSettings(folder=Path()),
+    "training.step_times": StepSettings(folder=Path()),
 }
 """Settings of runs, by the module of the run."""
 

@@ -24,7 +24,7 @@ from playground.training.sparse_embeddings import (
     use_sparse_gradients,
 )
 from playground.training.step_settings import BERT, candidates
-from playground.training.step_times import TimedReplica, count_messages, new_rung
+from playground.training.step_times import TimedReplica, build_sync, count_messages
 from playground.training.sync import GradSync
 
 STEPS: list[list[list[int]]] = [
@@ -161,7 +161,7 @@ def messages(rank: int, size: int) -> tuple[list[int], list[int]]:
         return dist.all_reduce(tensor, **options)
 
     ids = torch.tensor([[1, 2, 2, 0], [3, 1 + rank, 0, 0]])
-    new_sync = partial(new_rung, SPARSE, bucket_cap=2**20)
+    new_sync = partial(build_sync, SPARSE, bucket_cap=2**20)
     replica = TimedReplica(SPARSE, model, new_sync, recording, partial(torch.optim.SGD, lr=0.01))
     replica.step((ids,), torch.zeros(2, dtype=torch.int64), 2)
     replica.average_alone()

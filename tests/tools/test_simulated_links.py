@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from playground.tools.bench.data_options import over_links
+from playground.tools.bench.steps import over_links
 from playground.ui.options import RunOptions
 from playground.ui.session import Session
 from playground.world import UsageError

@@ -1,4 +1,4 @@
-"""`bench steps`: all rungs come to one training, its counts are those of the messages, its times
+"""`bench steps`: all variants come to one training, its counts are those of the messages, its times
 add up."""
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import DDP, GRAD_SYNCS
 from playground.training.step_settings import (
     PARTS,
-    LadderSettings,
-    Rung,
+    StepSettings,
+    Variant,
 )
 from playground.training.step_times import (
     WARM_UP,
     StepMessages,
     TimedReplica,
+    build_sync,
     count_messages,
-    new_rung,
     run,
 )
 from playground.world import PlaygroundError
@@ -49,9 +49,9 @@ CONV1 = 1040
 """Those of its first layer, which come last."""
 FIRST = 66_240
 """The bytes of its linear layers, which come first."""
-RUNG = Rung(
+VARIANT = Variant(
     forward=1.0, backward=1.0, exposed=1.0, step=1.0, alone=1.0, hidden=0.0, messages=1, bytes=4,
-    early_bytes=0, difference_to_ddp=0.0, rung="flat", p50=4.0, loss=1.0,
+    early_bytes=0, difference_to_ddp=0.0, name="flat", p50=4.0, loss=1.0,
     replicas_max_difference=0.0, speed_to_first=1.0, speed_to_ddp=1.0, caveat="",
 )  # fmt: skip
 
@@ -70,13 +70,13 @@ def bench(run_cli: Run, few_digits: None) -> Callable[..., Any]:
 
 
 def by_name(document: Any, field: str) -> dict[str, Any]:
-    return {rung["rung"]: rung[field] for rung in document["rungs"]}
+    return {variant["name"]: variant[field] for variant in document["variants"]}
 
 
 def by_itself(
     rank: int, size: int, folder: Path, steps: int, samples: int, batch_size: int, seed: int
 ) -> float:
-    """The mean loss of the last batch, by a loop of its own: no clock, no rungs, no other
+    """The mean loss of the last batch, by a loop of its own: no clock, no variants, no other
     replica."""
     torch.manual_seed(seed)
     model = Net()
@@ -97,7 +97,7 @@ def by_itself(
     return loss.item()
 
 
-def test_all_rungs_are_one_training(bench: Run, world: Worlds, digits_folder: Path) -> None:
+def test_all_variants_are_one_training(bench: Run, world: Worlds, digits_folder: Path) -> None:
     document = bench("-n", 3, "--all-reduce", "tutorial-ring")
     alone = world(3).run(by_itself, digits_folder, WARM_UP + 2, 592, 16, 1234)[0]
     assert by_name(document, "loss") == pytest.approx(dict.fromkeys(NAMES, alone), rel=1e-6)
@@ -110,7 +110,7 @@ def forget_the_average(model: torch.nn.Module, all_reduce: AllReduce = dist.all_
     all_reduce(torch.cat([param.grad.flatten() for param in model.parameters()]))
 
 
-def with_a_forgetful_rung(rank: int, size: int, settings: LadderSettings) -> Any:
+def with_a_forgetful_variant(rank: int, size: int, settings: StepSettings) -> Any:
     forgetful = Remote(forget_the_average.__module__, forget_the_average.__name__)
     few = {name: GRAD_SYNCS[name] for name in ("per-parameter", "flat", "bucketed")}
     few["flat"] = replace(few["flat"], code=forgetful)
@@ -119,17 +119,21 @@ def with_a_forgetful_rung(rank: int, size: int, settings: LadderSettings) -> Any
         return run(rank, size, settings)
 
 
-def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder: Path) -> None:
+def test_a_variant_that_does_not_average_is_found_out(world: Worlds, digits_folder: Path) -> None:
     """And where the backend keeps DistributedDataParallel from hiding messages, a line says so."""
-    settings = LadderSettings(folder=digits_folder, batch_size=16, steps=1)
-    for result in world(2).run(with_a_forgetful_rung, settings):
-        rungs = result.rungs
-        assert {rung.rung for rung in rungs if rung.replicas_max_difference > 1e-6} == {"flat"}
-        assert {rung.rung for rung in rungs if rung.difference_to_ddp > 1e-6} == {"flat"}
+    settings = StepSettings(folder=digits_folder, batch_size=16, steps=1)
+    for result in world(2).run(with_a_forgetful_variant, settings):
+        variants = result.variants
+        assert {variant.name for variant in variants if variant.replicas_max_difference > 1e-6} == {
+            "flat"
+        }
+        assert {variant.name for variant in variants if variant.difference_to_ddp > 1e-6} == {
+            "flat"
+        }
         with pytest.raises(PlaygroundError, match="the replicas differ"):
-            agreement(rungs, "backend")
-        assert [rung.rung for rung in rungs if rung.caveat] == [DDP]
-        assert "  ddp: it hides nothing here." in result_texts(rungs)
+            agreement(variants, "backend")
+        assert [variant.name for variant in variants if variant.caveat] == [DDP]
+        assert "  ddp: it hides nothing here." in result_texts(variants)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +149,12 @@ def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder:
 def test_replicas_must_agree(
     differences: tuple[float, float], all_reduce: str, verdict: str | None
 ) -> None:
-    rungs = [replace(RUNG, replicas_max_difference=difference) for difference in differences]
+    variants = [replace(VARIANT, replicas_max_difference=difference) for difference in differences]
     if verdict:
-        assert verdict in agreement(rungs, all_reduce)
+        assert verdict in agreement(variants, all_reduce)
     else:
         with pytest.raises(PlaygroundError, match="must not"):
-            agreement(rungs, all_reduce)
+            agreement(variants, all_reduce)
 
 
 def test_messages_are_counted(bench: Run) -> None:
@@ -179,11 +183,13 @@ def test_messages_are_counted(bench: Run) -> None:
     )
     assert set(left.values()) == {0}
     assert document["timed_steps"] == 1
-    for rung in document["rungs"]:
-        assert document["steps"][0]["ranks"][0][rung["rung"]].keys() == {*PARTS}
-        assert min(rung[name] for name in (*PARTS, "alone")) > 0
-        assert 0 <= rung["hidden"] <= 1
-        assert rung["speed_to_ddp"] == pytest.approx(document["rungs"][-1]["p50"] / rung["p50"])
+    for variant in document["variants"]:
+        assert document["steps"][0]["ranks"][0][variant["name"]].keys() == {*PARTS}
+        assert min(variant[name] for name in (*PARTS, "alone")) > 0
+        assert 0 <= variant["hidden"] <= 1
+        assert variant["speed_to_ddp"] == pytest.approx(
+            document["variants"][-1]["p50"] / variant["p50"]
+        )
 
 
 class SentAlone(StepMessages):
@@ -195,11 +201,11 @@ class SentAlone(StepMessages):
 
 
 def averaging_alone(rank: int, size: int) -> dict[str, tuple[list[int], list[int]]]:
-    """By rung, the bytes of the messages counted for a step, and of those that averaging without a
-    backward sends."""
+    """By variant, the bytes of the messages counted for a step, and of those that averaging without
+    a backward sends."""
     found, images = {}, torch.zeros(2, 1, 28, 28)
     for name in NAMES:
-        new_sync = partial(new_rung, name, bucket_cap=50_000)
+        new_sync = partial(build_sync, name, bucket_cap=50_000)
         counted = [nbytes for nbytes, _ in count_messages(new_sync, Net(), (images,))]
         replica = TimedReplica(
             name, Net(), new_sync, dist.all_reduce, partial(torch.optim.SGD, lr=0.01)
@@ -260,8 +266,8 @@ def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run) -> None:
 
 
 def test_it_says_how_much_was_hidden_by_what_can_hide() -> None:
-    overlapped = replace(RUNG, rung="overlapped", early_bytes=4, hidden=0.226)
-    ddp = replace(RUNG, rung="ddp", early_bytes=4)
-    said = hidden_text([RUNG, overlapped, ddp])
+    overlapped = replace(VARIANT, name="overlapped", early_bytes=4, hidden=0.226)
+    ddp = replace(VARIANT, name="ddp", early_bytes=4)
+    said = hidden_text([VARIANT, overlapped, ddp])
     assert said == "of the averaging, backward hid here: overlapped 23%, ddp 0%"
-    assert hidden_text([RUNG]).endswith(": nothing")
+    assert hidden_text([VARIANT]).endswith(": nothing")

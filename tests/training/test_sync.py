@@ -1,5 +1,5 @@
-"""The rungs of the ladder: whatever backward does, every parameter's gradient ends as the mean over
-the ranks."""
+"""Gradient synchronisations: whatever backward does, every parameter's gradient ends as the mean
+over the ranks."""
 
 from __future__ import annotations
 
@@ -75,21 +75,21 @@ class Branches(nn.Module):
 def all_branches(
     rank: int, size: int, taken: list[str]
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """`branches` for every rung that allows them, with several all-reduces."""
+    """`branches` for every variant that allows them, with several all-reduces."""
     ways = itertools.product(NONE_SAFE, ("backend", "ring", "auto"))
     return {
-        (rung, all_reduce): branches(rank, size, rung, all_reduce, taken)
-        for rung, all_reduce in ways
+        (variant, all_reduce): branches(rank, size, variant, all_reduce, taken)
+        for variant, all_reduce in ways
     }
 
 
 def branches(
-    rank: int, size: int, rung: str, all_reduce: str, taken: list[str]
+    rank: int, size: int, variant: str, all_reduce: str, taken: list[str]
 ) -> list[dict[str, Any]]:
     """Two steps in which rank r takes the branch taken[r]: the averaged gradients, and what they
     should be."""
     model = Branches()
-    sync = new_grad_sync(rung, model, all_reduce=load_all_reduce(all_reduce), bucket_cap=100)
+    sync = new_grad_sync(variant, model, all_reduce=load_all_reduce(all_reduce), bucket_cap=100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = []
     for step in range(2):
@@ -146,7 +146,7 @@ def test_the_tutorials_loop_names_the_parameter_without_a_gradient(world: Worlds
 
 
 def memory_of_gradients(rank: int, size: int, cap: int) -> dict[str, Any]:
-    """Where the overlapped rung's gradients lie, over steps with both ways to zero them."""
+    """Where the overlapped variant's gradients lie, over steps with both ways to zero them."""
     model = Net().to(memory_format=torch.channels_last)
     sync = OverlappedSync(model, bucket_cap=cap)
     places = []
@@ -202,10 +202,10 @@ def test_a_bucket_leaves_while_backward_goes_on(world: Worlds) -> None:
     assert events[-2:] == ["leaves", "backward is done"]
 
 
-def two_backwards(rank: int, size: int, rung: str, under_no_sync: bool) -> float:
+def two_backwards(rank: int, size: int, variant: str, under_no_sync: bool) -> float:
     """Two backwards before one averaging: how far the result is from the mean of the sums."""
     model = Branches()
-    sync = new_grad_sync(rung, model, bucket_cap=100)
+    sync = new_grad_sync(variant, model, bucket_cap=100)
     inputs = [torch.full((4,), float(other)).double() for other in range(size)]
     if under_no_sync:
         with sync.no_sync():
@@ -224,9 +224,9 @@ def two_backwards(rank: int, size: int, rung: str, under_no_sync: bool) -> float
     return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
 
 
-@pytest.mark.parametrize("rung", ["flat", "overlapped"])
-def test_gradients_add_up_under_no_sync(rung: str, world: Worlds) -> None:
-    assert max(world(3).run(two_backwards, rung, True)) < 1e-15
+@pytest.mark.parametrize("variant", ["flat", "overlapped"])
+def test_gradients_add_up_under_no_sync(variant: str, world: Worlds) -> None:
+    assert max(world(3).run(two_backwards, variant, True)) < 1e-15
 
 
 def test_a_second_backward_without_no_sync_is_an_error_with_a_remedy(world: Worlds) -> None:

@@ -25,12 +25,12 @@ from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import OF_GRADIENTS
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.step import training_step
-from playground.training.step_settings import LadderSettings
+from playground.training.step_settings import StepSettings
 from playground.training.sync import GradSync, new_grad_sync
 from playground.world import PlaygroundError, UsageError, device
 
-RUNGS = [name for name, *_ in OF_GRADIENTS]
-SYNCS = [*RUNGS, "ddp"]
+AVERAGING = [name for name, *_ in OF_GRADIENTS]
+SYNCS = [*AVERAGING, "ddp"]
 
 
 def test_the_net_has_21840_parameters_and_gives_log_probabilities() -> None:
@@ -81,7 +81,9 @@ def shared_steps(
         model = DistributedDataParallel(model)
     else:
         broadcast_parameters(model)
-    averaging = new_grad_sync(sync, model, bucket_cap=1000) if sync in RUNGS else GradSync(model)
+    averaging = (
+        new_grad_sync(sync, model, bucket_cap=1000) if sync in AVERAGING else GradSync(model)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     history = []
     train_set, _ = partition_dataset(Images(folder, "train", samples), batch_size)
@@ -289,7 +291,7 @@ def test_settings_that_cannot_be_are_refused_wherever_they_are_made(
     change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        LadderSettings(folder=Path(), **change)
+        StepSettings(folder=Path(), **change)
 
 
 def train_without_dropout(rank: int, size: int) -> list[torch.Tensor]:

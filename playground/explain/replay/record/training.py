@@ -146,9 +146,9 @@ class TrainingHooks:
         self.handles: list[Any] = []
 
     def hear(self, event: dict[str, object]) -> None:
-        """Name training steps after the way to train, if that is reported."""
-        if "way" in event:
-            self.name = f"{event['way']}: {TRAINING_STEP}"
+        """Name training steps after the variant that is trained, if that is reported."""
+        if "variant" in event:
+            self.name = f"{event['variant']}: {TRAINING_STEP}"
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

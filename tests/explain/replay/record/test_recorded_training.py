@@ -165,7 +165,7 @@ def learn_without_steps(rank: int, size: int) -> None:
     for turn in range(3):
         model.zero_grad()
         if turn == 2:
-            report(way="by hand")
+            report(variant="by hand")
         for _ in range(2):
             loss(model(torch.ones(1, 4)), torch.zeros(1, 4)).backward()
     thread = threading.Thread(target=model, args=(torch.ones(1, 4),))
