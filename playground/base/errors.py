@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from playground.base.ranks import name_ranks
+
 if TYPE_CHECKING:
     from playground.explain.hang.wording import Diagnosis
 
@@ -125,8 +127,8 @@ class RankTimeout(PlaygroundError):
         why = UNHEARD.strip(" ()")
         if len(named) in (0, len(self.stacks)):
             named, why = [*self.stacks], "a hang, or a timeout too short for the work"
-        who = f"rank{'s' if len(named) != 1 else ''} {', '.join(map(str, named))}"
-        head = f"no sign of life for {self.timeout:g} s from {who} of {self.size}: {why}"
+        who = f"{name_ranks(named)} of {self.size}"
+        head = f"no sign of life for {self.timeout:g} s from {who}: {why}"
         return join_paragraphs(head, self.diagnosis, format_stacks(self.stacks))
 
 
@@ -157,8 +159,7 @@ def format_stacks(stacks: dict[int, str]) -> str:
     for rank, stack in stacks.items():
         ranks_at.setdefault(stack.rstrip(), []).append(rank)
     return "\n".join(
-        f"{'ranks' if ranks[1:] else 'rank'} {', '.join(map(str, ranks))} "
-        f"{'stand' if ranks[1:] else 'stands'} at:\n{stack}"
+        f"{name_ranks(ranks)} {'stand' if ranks[1:] else 'stands'} at:\n{stack}"
         for stack, ranks in ranks_at.items()
     )
 

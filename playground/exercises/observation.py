@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from playground.base.ranks import name_ranks
 from playground.exercises.exercise import FAIL
 from playground.ui.units import plural
 
@@ -166,17 +167,15 @@ def explain_digits(held: object, expected: object, size: int) -> str:
         )
     )
     if foreign and len(missing) + len(foreign) == len(wrong):
-        others = f", {name_ranks(missing)} is missing" if missing else ""
-        return f"{name_ranks(foreign)} is in it{others}"
+        others = f", {name_shares(missing)} is missing" if missing else ""
+        return f"{name_shares(foreign)} is in it{others}"
     if missing == list(wrong):
-        return f"{name_ranks(missing)} is missing"
-    return f"{name_ranks(twice)} is in it twice" if twice == list(wrong) else ""
+        return f"{name_shares(missing)} is missing"
+    return f"{name_shares(twice)} is in it twice" if twice == list(wrong) else ""
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}'s share"
-    return f"what ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} gave"
+def name_shares(ranks: Sequence[int]) -> str:
+    return f"{name_ranks(ranks)}'s share" if len(ranks) == 1 else f"what {name_ranks(ranks)} gave"
 
 
 def find_failure(observed: Mapping[int, Observation], size: int) -> Failure | None:

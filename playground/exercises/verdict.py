@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from playground.base.errors import PlaygroundError, RankFailed, RankTimeout
+from playground.base.ranks import name_ranks
 from playground.base.remote import remote
 from playground.exercises.exercise import (
     BLOCKED,
@@ -219,10 +220,7 @@ class Attempt:
                         rank in each for rank, groups in enumerate(made) for each in groups
                     )
                     mistake = ONLY_MEMBERS if by_members else ANOTHER_ORDER
-                    words = (
-                        f"has not made the group of ranks {', '.join(map(str, group))} when "
-                        "others did"
-                    )
+                    words = f"has not made the group of {name_ranks(group)} when others did"
                     says = "new_group takes all ranks of the world, in one order"
                     return Failure(mistake=mistake, says=says, words=words, rank=rank)
         return None

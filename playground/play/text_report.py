@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from math import prod
 
+from playground.base.ranks import format_ranks, name_ranks
 from playground.explain.hang import MAKE_DDP, Operation
 from playground.explain.hang.wait_graph import find_width
-from playground.explain.hang.wording import WIDTH, Diagnosis, format_ranks
+from playground.explain.hang.wording import WIDTH, Diagnosis
 from playground.explain.right.report import tell as tell_mistake
 from playground.play.world import Run
 from playground.ui.tables import RANK_COLUMN, Table, numbers
@@ -124,11 +125,11 @@ def fill(text: str) -> list[str]:
 def say_what_is_left(run: Run) -> Iterator[str]:
     """What is as it was, and what is not."""
     if run.lost:
-        names = format_ranks(run.lost)
+        lost = name_ranks(run.lost)
         yield (
-            f"New processes are in the places of ranks {names}: their variables are gone."
+            f"New processes are in the places of {lost}: their variables are gone."
             if len(run.lost) > 1
-            else f"A new process is in the place of rank {names}: its variables are gone."
+            else f"A new process is in the place of {lost}: its variables are gone."
         )
     if run.hang or run.lost or run.places:
         others = "the others'" if run.lost else "their"

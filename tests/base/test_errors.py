@@ -74,8 +74,8 @@ def test_each_has_an_exit_code_and_a_text_of_its_own() -> None:
     [
         ({1: "here"}, "rank 1 of 4: a hang"),
         ({0: "here", 3: "there"}, "ranks 0, 3 of 4: a hang"),
-        ({0: UNHEARD, 1: UNHEARD}, "ranks 0, 1 of 4: a hang"),
-        ({0: "here", 1: UNHEARD, 2: UNHEARD}, "ranks 1, 2 of 4: no answer"),
+        ({0: UNHEARD, 1: UNHEARD}, "ranks 0-1 of 4: a hang"),
+        ({0: "here", 1: UNHEARD, 2: UNHEARD}, "ranks 1-2 of 4: no answer"),
     ],
 )
 def test_ranks_that_have_not_answered_are_named_where_others_have(

@@ -598,7 +598,7 @@ def test_a_loop_is_ended_by_the_deadline() -> None:
     [
         (101, 111, "rank 1's share is missing"),
         (121, 111, "rank 1's share is in it twice"),
-        (1.0, 111.0, "what ranks 1 and 2 gave is missing"),
+        (1.0, 111.0, "what ranks 1-2 gave is missing"),
         (1, 10, "rank 0's share is in it, rank 1's share is missing"),
         (0.5, 1.0, ""),
         (float("nan"), 1.0, ""),

@@ -640,7 +640,7 @@ def test_a_run_in_silence_ends_at_its_timeout(save: Save, run_it: Ran) -> None:
     save(HEAD + "time.sleep(100)")
     ran = run_it("--timeout", 1, "train.py")
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err.startswith("playground: no sign of life for 1 s from ranks 0, 1 of 2")
+    assert ran.err.startswith("playground: no sign of life for 1 s from ranks 0-1 of 2")
     assert 'train.py", line 6, in <module>' in ran.err
 
 

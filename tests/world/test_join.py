@@ -33,7 +33,7 @@ def test_ranks_that_wait_in_vain_say_for_whom(fork_program: Fork) -> None:
     # Before it stands what torch logs: that can be turned off only before torch is imported.
     assert (
         err.splitlines()[-1]
-        == f"playground: rank 0 of 3 waited 0.3 s at 127.0.0.1:{port}: ranks 1, 2 did not come"
+        == f"playground: rank 0 of 3 waited 0.3 s at 127.0.0.1:{port}: ranks 1-2 did not come"
     )
     assert program.returncode == 1
 

@@ -356,5 +356,5 @@ def test_a_rank_that_is_stopped_before_it_is_up_is_not_waited_for(
                 print(error.headline)
         """
     )
-    assert done.out.startswith("no sign of life for 0.3 s from ranks 0, 1 of 2"), done
+    assert done.out.startswith("no sign of life for 0.3 s from ranks 0-1 of 2"), done
     assert done.err == ""

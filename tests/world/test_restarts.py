@@ -107,7 +107,7 @@ def test_a_world_that_hangs_is_replaced() -> None:
     )  # fmt: skip
     assert results == [(0, 1), (1, 1)]
     assert [line.partition(":")[0] for line in seen.headlines] == [
-        "no sign of life for 1 s from ranks 0, 1 of 2"
+        "no sign of life for 1 s from ranks 0-1 of 2"
     ]
     assert not any(map(is_alive, seen.pids))
 

@@ -89,7 +89,7 @@ def place(rank: int, size: int, rendezvous: Rendezvous) -> RankEnv:
     return RankEnv(rank=rank, size=size, local_rank=rank, local_size=size, rendezvous=rendezvous)
 
 
-@pytest.mark.parametrize(("rank", "missing"), [(0, "ranks 1, 2"), (1, "rank 0")])
+@pytest.mark.parametrize(("rank", "missing"), [(0, "ranks 1-2"), (1, "rank 0")])
 def test_who_did_not_come_is_named(torchrun_store: Serve, rank: int, missing: str) -> None:
     env = place(rank, 3, Rendezvous(port=torchrun_store().port, server=Server.TORCHRUN))
     with pytest.raises(
@@ -129,4 +129,4 @@ def test_who_was_to_serve_the_store_is_named() -> None:
 def test_of_many_missing_ranks_the_first_are_named() -> None:
     store = dist.HashStore()
     set_missing(store, place(0, 12, Rendezvous()))
-    assert store.get("missing") == b"ranks 1, 2, 3, 4, 5, 6, 7, 8, \xe2\x80\xa6"
+    assert store.get("missing") == b"ranks 1-8, \xe2\x80\xa6"

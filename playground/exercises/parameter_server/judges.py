@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from playground.base.ranks import name_ranks
 from playground.exercises.cases import Case, Cases
 from playground.ui.units import plural
 
@@ -55,7 +56,7 @@ class Workers:
 
     def next_push(self) -> tuple[int, torch.Tensor]:
         if not self.due:
-            ranks = ", ".join(f"rank {worker}" for worker in sorted(self.waiting)) or "nobody"
+            ranks = name_ranks(self.waiting) if self.waiting else "nobody"
             raise RuntimeError(
                 f"after {self.now:.2f} s no push will come: replies are due to {ranks}"
             )

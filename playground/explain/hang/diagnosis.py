@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from playground.base.ranks import name_ranks
 from playground.explain.hang import (
     COLLECTIVE,
     FORM_WORLD,
@@ -50,7 +51,6 @@ from playground.explain.hang.wording import (
     draw_last,
     draw_states,
     draw_table,
-    format_ranks,
     has_called,
     list_cells,
 )
@@ -130,7 +130,7 @@ def find_unformed(graph: WaitGraph) -> Diagnosis | None:
     for rank, one in forming.items():
         alike = [other for other in forming if forming[other].channel == one.channel]
         absent, there = graph.waits[rank].missing, len(graph.states.keys() - missing)
-        whom = f"rank{'s' if len(absent) > 1 else ''} {format_ranks(absent)} of {len(one.group)}"
+        whom = f"{name_ranks(absent)} of {len(one.group)}"
         what = f"in {one.name}, which waits for {whom}: there are {there}"
         act = Predicate(f"is {what}", f"are {what}", one.line, one.name)
         return compose(Kind.TOO_FEW, alike, [(alike, act)], draw_states(graph), None)
@@ -167,10 +167,7 @@ def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
         )
         for reason in (reason for reason, holds in reasons if holds and reason):
             unknown.setdefault(reason, set()).add(rank)
-    told = (
-        f"{why} (rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)})"
-        for why, ranks in unknown.items()
-    )
+    told = (f"{why} ({name_ranks(ranks)})" for why, ranks in unknown.items())
     return ", ".join(told) or "which ranks the operations still need"
 
 

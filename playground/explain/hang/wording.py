@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from playground.base.ranks import format_ranks, name_ranks
 from playground.explain.hang import COLLECTIVE, OF_DDP, SEND, Doing, Kind, Operation
 from playground.explain.hang.wait_graph import TO_ROOT, WaitGraph
 
@@ -70,8 +71,7 @@ class Predicate:
         place = shorten(self.line.partition(" in ")[0], 24)
         file, _, number = place.rpartition(":")
         place = f":{number}" if file and before.startswith(f"{file}:") else place
-        who = shorten(format_ranks(ranks), 16)
-        sentence = f"ranks {who} {self.several}" if len(ranks) > 1 else f"rank {who} {self.one}"
+        sentence = f"{shorten(name_ranks(ranks), 22)} {self.several if ranks[1:] else self.one}"
         return f"{sentence} ({place})" if place else sentence
 
 
@@ -204,14 +204,3 @@ def shorten(text: str, width: int) -> str:
     if len(text) > width:
         return "…" + text[1 - width :] if re.search(r":\d+$", text) else text[: width - 1] + "…"
     return text
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """0-2, 5"""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

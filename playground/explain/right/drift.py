@@ -17,9 +17,10 @@ and of `register_comm_hook`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from playground.base.ranks import name_ranks
 from playground.explain.right.facts import (
     BACKWARD,
     CALLED,
@@ -593,9 +594,3 @@ def find_other_orders(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             why="the model is built in another order there",
             fix="build the model of all ranks in the same order: sort what it is built from",
         )
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """ranks 0 and 1"""
-    *first, last = (str(rank) for rank in sorted(ranks))
-    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from playground.explain.hang.wording import format_ranks
+from playground.base.ranks import name_ranks
 from playground.explain.right.facts import RankFacts
 from playground.explain.right.finding import Finding
 
@@ -14,11 +14,11 @@ WIDTH = 80
 
 def tell(finding: Finding) -> str:
     """What, on which ranks, since when, why and where, and what to do."""
-    ranks = f"rank{'s' if len(finding.ranks) > 1 else ''} {format_ranks(finding.ranks)}"
     since = f", since step {finding.since}" if finding.since >= 0 else ""
     where = f" ({finding.where})" if finding.where else ""
     sentences = (
-        f"playground: {finding.level.value} [{finding.rule}]: {finding.what} ({ranks}{since}).",
+        f"playground: {finding.level.value} [{finding.rule}]: {finding.what} "
+        f"({name_ranks(finding.ranks)}{since}).",
         f"Why: {finding.why}{where}.",
         f"To fix it: {finding.fix}.",
     )
@@ -49,5 +49,5 @@ def explain_unknown(facts: Sequence[RankFacts]) -> list[str]:
     ]
     threads = [each.rank for each in facts if each.has_threads]
     if threads:
-        found.append(f"what other threads than the main one do (ranks {format_ranks(threads)})")
+        found.append(f"what other threads than the main one do ({name_ranks(threads)})")
     return found

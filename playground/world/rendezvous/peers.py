@@ -30,6 +30,7 @@ from playground.base.connections import shut_down_connections
 from playground.base.forks import close_in_children
 from playground.base.host import namespace_id
 from playground.base.losses import end_waits
+from playground.base.ranks import name_ranks
 from playground.base.signals import describe_signal
 from playground.base.threads import OurThread
 from playground.base.untrusted import unpickle
@@ -69,8 +70,7 @@ class Loss:
     """If ranks wait for each other and none is lost."""
 
     def __str__(self) -> str:
-        who = ", ".join(map(str, self.ranks))
-        return f"lost rank{'s' if len(self.ranks) > 1 else ''} {who} ({self.reason})"
+        return f"lost {name_ranks(self.ranks)} ({self.reason})"
 
 
 REPORTED = Loss, Diagnosis, Kind

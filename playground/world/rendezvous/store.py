@@ -16,6 +16,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from playground.base.errors import RendezvousTimeout
+from playground.base.ranks import name_ranks
 from playground.world.backends import BACKENDS
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.rendezvous import (
@@ -164,9 +165,9 @@ def set_missing(store: dist.Store, env: RankEnv) -> None:
     """Tell everyone which ranks, besides this one, have not come. Whoever gives up first says it
     for all."""
     others = (rank for rank in range(env.size) if rank != env.rank)
-    absent = [str(rank) for rank in others if not store.check([f"rank {rank} is here"])]
-    named = ", ".join(absent[:MAX_NAMED]) + (", …" if len(absent) > MAX_NAMED else "")
-    store.set("missing", f"rank{'s' if len(absent) > 1 else ''} {named}")
+    absent = [rank for rank in others if not store.check([f"rank {rank} is here"])]
+    more = ", …" if len(absent) > MAX_NAMED else ""
+    store.set("missing", name_ranks(absent[:MAX_NAMED]) + more)
 
 
 def not_come(env: RankEnv, timeout: timedelta, who: str) -> RendezvousTimeout:

@@ -9,6 +9,7 @@ from heapq import nlargest
 from math import isfinite
 
 import playground.explain.replay.record.recording as record
+from playground.base.ranks import name_ranks
 from playground.explain.replay.analyse.matching import MatchedMessage, match_messages
 from playground.explain.replay.analyse.timeline import Lane, Ref, ref_of
 from playground.explain.replay.record.recording import BACKGROUND, MAIN, Event, Recording
@@ -176,6 +177,6 @@ def caption_of(recording: Recording, notes: Sequence[str]) -> list[str]:
     lines = [f"{' '.join(recording.command)}: {ranks} on {recording.backend}, recorded.", *notes]
     if dropped := sum(rank.dropped for rank in recording.ranks):
         lines.append(f"{dropped} events were dropped: there was no room for them.")
-    if cut := [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]:
-        lines.append(f"Cut off before its end: rank {', '.join(cut)}.")
+    if cut := [rank.rank for rank in recording.ranks if rank.is_cut_off]:
+        lines.append(f"Cut off before its end: {name_ranks(cut)}.")
     return lines
