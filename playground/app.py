@@ -43,7 +43,7 @@ STARTED_AS_RANK = {"RANK", "WORLD_SIZE"}
 STARTED_BY_OTHERS = {*STARTED_AS_RANK, "SLURM_STEP_NUM_TASKS"}
 GRACE = 1.0
 """Seconds a rank that is told to end has for an orderly end."""
-RELEASE = remote("playground.world.launcher.fork_client:release")
+END_SERVERS = remote("playground.world.launcher.fork_client:end_servers")
 RECORDINGS = remote("playground.explain.replay.see:Recordings")
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -153,8 +153,8 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # just when the command had come to its end
         leave(INTERRUPTED, "interrupted" if signals.speaks() else "")
     finally:
-        if RELEASE.module in sys.modules:  # there may be a fork server
-            RELEASE()
+        if END_SERVERS.module in sys.modules:  # there may be a fork server
+            END_SERVERS()
 
 
 def run() -> NoReturn:

@@ -257,7 +257,7 @@ REPLACING = {
     "playground.tap.inside",
     "playground.tap.training",
     # What changes the meaning, which no observer can:
-    "playground.world.rank.forming",  # a program may form the world that it is in
+    "playground.world.rank.program_groups",  # a program may form the world that it is in
     "playground.world.rank.debugger",  # no timeout ends the wait for a rank that is debugged
     "playground.exercises.rank",  # the judge refuses calls, and sends and receives copies
     "playground.exercises.hello.judges",  # the surroundings of a solution, in one case
@@ -407,7 +407,7 @@ def test_every_tool_has_its_command() -> None:
 
 @pytest.mark.parametrize(
     "reference",
-    ["playground.no_such_module:f", "playground.world.rank.forming"],
+    ["playground.no_such_module:f", "playground.world.rank.program_groups"],
 )
 def test_a_reference_to_nothing_is_refused_where_it_is_written(reference: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reference)):

@@ -24,7 +24,7 @@ from playground.explain import CERTAIN, OFF
 from playground.play import cells
 from playground.play.cells import Outcome
 from playground.play.html import with_html
-from playground.play.lesson_program import run_program
+from playground.play.lesson_program import run_lesson
 from playground.play.text_report import (
     by_rank,
     describe_end,
@@ -277,7 +277,7 @@ class PlayMagics(Magics):
         program = self.ask(lambda world: with_data(find_program(shlex.split(line))))
         text = program.file.read_text(encoding="utf-8")
         self.ask(lambda world: world.texts.update({program.file.name: text}))
-        self.run(text, self.on_ranks, partial(run_program, program))
+        self.run(text, self.on_ranks, partial(run_lesson, program))
 
     @line_cell_magic
     def exercise(self, line: str, cell: str | None = None) -> None:

@@ -30,7 +30,7 @@ class LessonProgram:
     """The folder in which it finds MNIST."""
 
 
-def run_program(program: LessonProgram, rank: int, size: int, number: int, source: str) -> Outcome:
+def run_lesson(program: LessonProgram, rank: int, size: int, number: int, source: str) -> Outcome:
     """Run `source`, the text of the program."""
     file = str(program.file)
 

@@ -345,7 +345,7 @@ class PlayWorld:
                 self.await_rest(list_inside, examiner, end)
             if has_called or not is_interrupted:
                 self.is_stale = True
-                self.order(self.ranks, "release")
+                self.order(self.ranks, "abort")
             while (
                 receive_while(lambda: bool(list_inside()), self.ranks, AGAIN)
                 and time.monotonic() < end
@@ -357,7 +357,7 @@ class PlayWorld:
                     continue
                 # gloo tries again to connect; a loop of the program's calls again
                 self.is_stale = True
-                self.order(self.ranks, "release")
+                self.order(self.ranks, "abort")
                 self.order(busy, "interrupt")
                 for rank in list_inside():
                     if rank.is_stopped():
@@ -416,7 +416,7 @@ class PlayWorld:
                 )  # fmt: skip
                 self.ranks[number] = start_rank(env, self.config, None)
                 self.begin(self.ranks[number])
-            self.ranks[0].replace_keeper(StoreProcess(listener))
+            self.ranks[0].replace_store_process(StoreProcess(listener))
         self.await_all()
         self.is_stale = False
 

@@ -28,14 +28,14 @@ from playground.base.errors import (
 from playground.explain.hang.hooks import hooks
 from playground.world import backends
 from playground.world.launcher.launch import LaunchConfig
-from playground.world.rank import forming  # noqa: F401 - it replaces functions of torch's
+from playground.world.rank import program_groups  # noqa: F401 - it replaces functions of torch's
 from playground.world.rank.member import Member
 from playground.world.rank.preemption import (
     preempt_on_sigterm,
     raise_if_preempted,
     run_until_preempted,
 )
-from playground.world.rank.process import finish, forget_frames, run_program
+from playground.world.rank.process import finish, forget_frames, run_function
 from playground.world.rank.rank import failure
 from playground.world.rank.reports import report_to
 from playground.world.rendezvous.agreement import all_gather_object
@@ -83,7 +83,7 @@ def join(
             member.form_group(timeout)
         watch.start()
         with preempt_on_sigterm(config.grace):
-            result = run_until_preempted(run_program, fn, env.rank, env.size, *args)
+            result = run_until_preempted(run_function, fn, env.rank, env.size, *args)
         if config.bare:
             finish()  # exit functions may take part in what others do
         hooks.end_program()

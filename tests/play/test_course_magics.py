@@ -18,10 +18,10 @@ from playground.exercises.exercise import CATALOGUE
 from playground.explain.replay.analyse.matching import match_messages
 from playground.explain.replay.record.recording import COMPUTE, Recording
 from playground.lessons import LESSONS
-from playground.play import cells
+from playground.play import cells, lesson_program
 from playground.play.course_magics import begin_exercise, find_program, judge, with_data
 from playground.play.html import with_html
-from playground.play.lesson_program import LessonProgram, run_program, to_cell
+from playground.play.lesson_program import LessonProgram, to_cell
 from playground.play.recordings import NOTHING, Player, read_flight_recorders, record_cell
 from playground.play.text_report import describe_end, describe_values, values_in_html
 from playground.play.world import PlayWorld, Run
@@ -155,7 +155,9 @@ def test_a_recording_is_written_to_a_file(
 
 def run_lesson(world: PlayWorld, *words: str) -> Run:
     program = with_data(find_program(words))
-    return world.run_cell(program.file.read_text(), 3, run=partial(run_program, program))
+    return world.run_cell(
+        program.file.read_text(), 3, run=partial(lesson_program.run_lesson, program)
+    )
 
 
 def test_a_lesson_runs_in_the_world_that_stands(
@@ -213,7 +215,7 @@ def test_the_data_of_a_lesson_is_there_before_it_runs(
 
 def test_a_program_that_exits_says_why(world: PlayWorld, capfd: pytest.CaptureFixture[str]) -> None:
     source = "import sys\nif __name__ == '__main__':\n    sys.exit('no data here')"
-    how = partial(run_program, LessonProgram(Path("/somewhere/program.py")))
+    how = partial(lesson_program.run_lesson, LessonProgram(Path("/somewhere/program.py")))
     assert told(world.run_cell(source, 3, run=how)) == []
     assert "[1] no data here" in capfd.readouterr().err
 
@@ -222,7 +224,7 @@ def test_an_error_in_a_lesson_has_its_line_and_leaves_what_there_was(world: Play
     source = (
         "def fail(rank):\n    part = 5 + rank\n    1 / 0\n\nif __name__ == '__main__':\n    fail(1)"
     )
-    how = partial(run_program, LessonProgram(Path("/somewhere/program.py")))
+    how = partial(lesson_program.run_lesson, LessonProgram(Path("/somewhere/program.py")))
     lines = told(world.run_cell(source, 3, run=how))
     assert 'File "/somewhere/program.py", line 3, in fail' in "\n".join(lines)
     assert told(world.run_cell("part, rank")) == ["[0]   (6, 0)", "[1]   (6, 1)", "[2]   (6, 2)"]
@@ -233,7 +235,7 @@ def test_the_default_dtype_of_a_lesson_ends_with_it(world: PlayWorld) -> None:
         "import torch\nif __name__ == '__main__':\n"
         "    torch.set_default_dtype(torch.float64)\n    torch.ones(1).dtype"
     )
-    how = partial(run_program, LessonProgram(Path("/somewhere/program.py")))
+    how = partial(lesson_program.run_lesson, LessonProgram(Path("/somewhere/program.py")))
     assert told(world.run_cell(source, 3, run=how)) == ["[0-2] torch.float64"]
     assert told(world.run_cell("torch.ones(1).dtype")) == ["[0-2] torch.float32"]
 

@@ -18,8 +18,8 @@ from processes import ENOUGH
 from widths import too_wide
 
 from playground.base.errors import UsageError
+from playground.base.process_status import process_status
 from playground.explain.hang import Kind
-from playground.explain.hang.box import process_status
 from playground.tools.doctor import ERROR, WARNING, Finding, run_checks
 from playground.tools.doctor.script import CHECKS, ScriptFacts, examine, sets_walked
 from playground.world.backends import LEAVE_OUT

@@ -181,7 +181,7 @@ def test_what_is_registered_with_atexit_runs_when_the_server_is_released(
     )
     process = fork_client.ForkedProcess(len, ("",))
     process.join()
-    fork_client.release()
+    fork_client.end_servers()
     assert is_gone(client.pid)
     assert (tmp_path / "left").read_text() == "yes"
 

@@ -334,11 +334,11 @@ def kill_the_server_once(rank: int, size: int) -> int:
 @pytest.mark.stress
 def test_a_fork_server_that_was_killed_is_replaced_too() -> None:
     seen = Restarts()
-    fork_client.release()
+    fork_client.end_servers()
     try:
         assert launch(kill_the_server_once, 2, restarts=1, on_restart=seen.on_restart) == [1, 1]
     finally:
-        fork_client.release()
+        fork_client.end_servers()
     assert len(seen.headlines) == 1
     assert "fork server" in seen.headlines[0]
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from playground import launch
-from playground.explain.hang.box import process_status
+from playground.base.process_status import process_status
 from playground.world.launcher import standstill
 
 FOREVER = 300.0

@@ -24,9 +24,9 @@ from typing import Any
 
 from playground.base.connections import tcp_connections
 from playground.base.frames import in_package, is_standard
+from playground.base.process_status import process_status
 from playground.base.threads import running
 from playground.base.upstream import find_interpreter, find_torch, is_foreign, takes_remote_calls
-from playground.explain.hang.box import process_status
 from playground.explain.hang.idle import Sleep, find_sleep
 
 BETWEEN_LOOKS = 0.1

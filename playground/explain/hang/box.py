@@ -36,16 +36,9 @@ from playground.base.event_log import (
     read_lines,
 )
 from playground.base.forks import move_up
+from playground.base.process_status import is_stopped, process_status
 from playground.base.untrusted import printable
-from playground.explain.hang import (
-    AWAITED,
-    DONE,
-    ISSUED,
-    Doing,
-    Operation,
-    RankState,
-    channel_of,
-)
+from playground.explain.hang import AWAITED, DONE, ISSUED, Doing, Operation, RankState, channel_of
 from playground.explain.hang.sources import Sources
 
 NAME = "flight-recorder-of-a-rank"
@@ -92,8 +85,6 @@ WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED = (
     "world", "channel", "operation", "line", "raised", "unnamed",
 )  # fmt: skip
 """Subjects of lines of the text."""
-PF_EXITING = 4
-"""A flag of a process. Source: Linux's include/linux/sched.h"""
 FULL = f"what it does on more than {MOST_CHANNELS} channels"
 Description = tuple[str, str, tuple[int, ...], Any, "int | None", int, int, tuple[int, ...]]
 """kind, name, group, dtype, peer, tag, number, members: see `Operation`. The dtype is torch's
@@ -378,34 +369,6 @@ def read_operation(
 def find_in(things: Sequence[str], number: int) -> str:
     """The text of this number; empty if there is none."""
     return things[number] if 0 <= number < len(things) else ""
-
-
-def process_status(pid: int, *thread: str) -> list[bytes]:
-    """The state of a process or of one of its threads, and what follows; empty if it is gone.
-
-    Source: proc_pid_stat(5)
-    """
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}", *thread, "stat").read_bytes().rpartition(b")")[2].split()
-    return []
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether somebody has stopped this process (SIGSTOP)."""
-    return process_status(pid)[:1] == [b"T"]
-
-
-def is_asleep(pid: int) -> bool:
-    """Whether the main thread of this process neither runs nor would, if there were a core for it:
-    it waits for something, has been stopped, or is gone."""
-    return process_status(pid)[:1] not in ([b"R"], [b"D"])
-
-
-def is_ending(pid: int) -> bool:
-    """Whether this process has begun to end, as it does before its sockets are closed, or is
-    gone."""
-    status = process_status(pid)
-    return not status or bool(int(status[6]) & PF_EXITING)
 
 
 def find_boxes(pids: Iterable[int]) -> Iterator[View]:

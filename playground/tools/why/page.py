@@ -13,8 +13,9 @@ from pathlib import Path
 import click
 
 from playground.base.errors import UsageError
+from playground.base.process_status import process_status
 from playground.explain.hang import UNASKED, Doing, RankState, diagnosis
-from playground.explain.hang.box import View, find_boxes, process_status
+from playground.explain.hang.box import View, find_boxes
 from playground.tools import TOOLS
 from playground.ui.session import Session, session_command, to_document
 from playground.world.rank.process import find_lifelines

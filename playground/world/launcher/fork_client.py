@@ -26,13 +26,13 @@ from playground.base.errors import ForkServerFailed
 from playground.base.forks import close_in_children, receive_fds
 from playground.base.imports import read_once
 from playground.base.inheritance import Inheritance, read_inheritance
+from playground.base.process_status import is_stopped
 from playground.base.upstream import (
     find_modules_as_here,
     is_importing_program,
     pickle_main,
     python_command,
 )
-from playground.explain.hang.box import is_stopped
 from playground.world.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, NO_ROOM, REFUSED
 
 MAX_ANSWER = 2**14
@@ -252,7 +252,7 @@ LOST_BY_THE_SERVER = 256
 how it ended."""
 PRELOADED = [
     "torch.distributed",
-    "playground.world.rank.forming",
+    "playground.world.rank.program_groups",
     "playground.world.rank.debugger",
 ]
 _settings: dict[str, str] = {}
@@ -331,7 +331,7 @@ def leave_if_imported() -> None:
         os._exit(UNGUARDED)
 
 
-def release() -> None:
+def end_servers() -> None:
     """End the server now. (The system ends it when this process ends, however that happens.)"""
     with _lock:
         while _servers:
@@ -340,7 +340,7 @@ def release() -> None:
 
 # Once, and before anybody can register what asks ranks to leave: at the exit that comes first,
 # being the later one.
-atexit.register(release)
+atexit.register(end_servers)
 os.register_at_fork(after_in_child=_servers.clear)
 
 

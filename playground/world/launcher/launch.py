@@ -27,14 +27,10 @@ from playground.world.launcher.output import (
 from playground.world.launcher.rank_handle import GRACE, RankHandle
 from playground.world.launcher.rounds import ROUNDS, OutputInRounds, WorldInRounds
 from playground.world.launcher.store_process import StoreProcess, find_place
-from playground.world.launcher.watch import WorldWatch, ignore_report, interrupt, release, stop
+from playground.world.launcher.watch import WorldWatch, dismiss, ignore_report, interrupt, stop
 from playground.world.rank import rank as rank_process
 from playground.world.rank.assignment import Assignment, Breakpoints, prepare_work
-from playground.world.rank.preemption import (
-    PreemptionNotice,
-    await_preemption,
-    raise_if_preempted,
-)
+from playground.world.rank.preemption import PreemptionNotice, await_preemption, raise_if_preempted
 from playground.world.rank.reports import JOINED, Progress
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT, MAX_RANKS, listen
@@ -221,7 +217,7 @@ def run_world(
         if reusable and pool.keep(ranks):
             ranks = []
         else:
-            release(ranks, config.timeout)
+            dismiss(ranks, config.timeout)
         raise_if_preempted(results)
         return results
     except PlaygroundError:
@@ -244,8 +240,8 @@ def run_world(
 def tell_of_children(ranks: Sequence[RankHandle], on_report: Progress) -> None:
     """Report that the first rank has `JOINED` if a process that is no rank, and so reports nothing,
     may have formed a group at the ranks' store."""
-    keeper = ranks[0].keeper
-    if keeper and keeper.is_used():
+    server = ranks[0].store_process
+    if server and server.is_used():
         on_report(0, {JOINED: True})
 
 
@@ -271,7 +267,7 @@ def start(
                 if rounds:
                     handle.outputs[0] = OutputInRounds(handle.outputs[0], rounds)
             # the last, as they have most to do before they ask it for anything
-            ranks[0].keeper = StoreProcess(listener, ranks[0].process.own_server)
+            ranks[0].store_process = StoreProcess(listener, ranks[0].process.own_server)
     finally:
         for unused in servers:
             unused.end()

@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 
 from playground.world.launcher.fork_client import Caller, read_caller
 from playground.world.launcher.rank_handle import RankHandle
-from playground.world.launcher.watch import release, stop
+from playground.world.launcher.watch import dismiss, stop
 
 MAX_RANKS_KEPT = 32
 """In all worlds together. An idle rank costs some 30 MB."""
@@ -65,7 +65,7 @@ os.register_at_fork(after_in_child=_worlds.clear)
 
 def end(ranks: list[RankHandle]) -> None:
     try:
-        release(ranks)
+        dismiss(ranks)
     finally:
         stop(ranks)
 

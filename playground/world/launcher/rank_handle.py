@@ -12,10 +12,11 @@ from typing import Any
 
 from playground.base import errors
 from playground.base.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
+from playground.base.process_status import is_asleep, is_ending, is_stopped
 from playground.base.signals import describe_signal
 from playground.base.untrusted import unpickle
 from playground.explain.hang.activity import Activity
-from playground.explain.hang.box import View, is_asleep, is_ending, is_stopped
+from playground.explain.hang.box import View
 from playground.explain.hang.idle import Sleep
 from playground.world.backends.backend import Backend
 from playground.world.launcher.fork_client import LOST_BY_THE_SERVER, UNGUARDED, find_sender
@@ -61,7 +62,7 @@ class RankHandle:
     end of its process tells the rest."""
     assigned: int = 0
     box: View | None = None
-    keeper: StoreProcess | None = None
+    store_process: StoreProcess | None = None
     """What serves the store of its world, and ends with this rank's process."""
     is_of_other_user: bool = False
     """Whether its latest message came from it as another user: its program gave its rights away."""
@@ -196,11 +197,11 @@ class RankHandle:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(order)
 
-    def replace_keeper(self, keeper: StoreProcess | None) -> None:
-        """From now on `keeper` serves the store of its world, in the place of the one that did."""
-        if self.keeper:
-            self.keeper.end()
-        self.keeper = keeper
+    def replace_store_process(self, new: StoreProcess | None) -> None:
+        """From now on `new` serves the store of its world, in the place of the one that did."""
+        if self.store_process:
+            self.store_process.end()
+        self.store_process = new
 
     def relay_output(self) -> None:
         """Pass on all that it has printed by now."""
@@ -217,7 +218,7 @@ class RankHandle:
         self.process.join()
         self.process.close()
         self.line.close()
-        self.replace_keeper(None)
+        self.replace_store_process(None)
         self.box = None
         for output in self.outputs:
             output.pipe.close()

@@ -24,9 +24,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from playground.base.process_status import process_status
 from playground.explain.hang import Kind
 from playground.explain.hang.activity import RUNNABLE
-from playground.explain.hang.box import process_status
 from playground.explain.hang.wording import Diagnosis
 from playground.world.launcher.rank_handle import RankHandle
 

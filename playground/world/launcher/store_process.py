@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 
 from playground.world.launcher import fork_client
-from playground.world.rendezvous.keeper import serve_store
 from playground.world.rendezvous.rendezvous import Rendezvous, Server
+from playground.world.rendezvous.store_server import serve_store
 
 ANSWER_LIMIT = 10.0
-"""Seconds that the keeper has to answer."""
+"""Seconds that the server has to answer."""
 
 
 class StoreProcess:
@@ -27,7 +27,7 @@ class StoreProcess:
 
     def is_used(self) -> bool:
         """Whether a process has put a key into the store, as those do that form a process group.
-        True if the keeper does not answer."""
+        True if the server does not answer."""
         try:
             self.line.send("is it used?")
             return bool(self.line.recv()) if self.line.poll(ANSWER_LIMIT) else True
@@ -43,4 +43,4 @@ class StoreProcess:
 
 def find_place(listener: socket.socket) -> Rendezvous:
     """Where ranks meet whose store is to be served at `listener`."""
-    return Rendezvous(port=listener.getsockname()[1], server=Server.KEEPER)
+    return Rendezvous(port=listener.getsockname()[1], server=Server.PROCESS)

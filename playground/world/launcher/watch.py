@@ -113,8 +113,8 @@ class WorldWatch:
         """Raise `StoreFailed` if the process that serves the store has ended: no rank can meet
         another any more, and what ranks raise because of that does not say so."""
         for rank in self.ranks:
-            if rank.keeper and rank.keeper.process.has_ended:
-                code = rank.keeper.process.join(EXIT_LIMIT)
+            if rank.store_process and rank.store_process.process.has_ended:
+                code = rank.store_process.process.join(EXIT_LIMIT)
                 raise StoreFailed(describe_exit(code, rank.backend))
 
     def judge(self, stands: bool) -> None:
@@ -297,7 +297,7 @@ def ask_for_stacks(
     return {rank.number: rank.stack for rank in ranks}
 
 
-def release(ranks: list[RankHandle], timeout: float = DEFAULT_TIMEOUT) -> None:
+def dismiss(ranks: list[RankHandle], timeout: float = DEFAULT_TIMEOUT) -> None:
     """Let the ranks leave, all at once: until they have, they may be silent for `timeout` seconds,
     as their threads and exit functions may take as long as the function itself. Raise `RankFailed`
     for one that cannot leave cleanly."""

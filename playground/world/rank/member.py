@@ -18,11 +18,7 @@ import torch
 import torch.distributed as dist
 
 from playground.base import host
-from playground.base.connections import (
-    StrangerConnected,
-    let_ranks_connect,
-    shut_out_strangers,
-)
+from playground.base.connections import StrangerConnected, let_ranks_connect, shut_out_strangers
 from playground.base.errors import RankFailed
 from playground.base.threads import OurThread
 from playground.base.upstream import list_groups
@@ -31,7 +27,6 @@ from playground.explain.hang.hooks import hooks
 from playground.world import backends
 from playground.world.rank.default_device import set_default_device
 from playground.world.rendezvous.environment import SERVED_BY_TORCHRUN, RankEnv
-from playground.world.rendezvous.keeper import close_store
 from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT, Rendezvous, is_this_host
 from playground.world.rendezvous.store import (
     await_everyone,
@@ -40,6 +35,7 @@ from playground.world.rendezvous.store import (
     connect_as_client,
     leave_together,
 )
+from playground.world.rendezvous.store_server import close_store
 
 RENAMED = r"`torch\.distributed\.\w+_tensor` is deprecated"
 """What torch 2.14 alone warns of at each call: releases before it lack the new names, and 2.15

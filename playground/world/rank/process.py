@@ -124,7 +124,7 @@ def find_lifelines(pid: int) -> tuple[set[str], set[str]]:
     return written, needed
 
 
-def run_program(fn: Callable[..., Any], *args: Any) -> Any:
+def run_function(fn: Callable[..., Any], *args: Any) -> Any:
     """The result of `fn(*args)`: None if it ends by `sys.exit()` or `sys.exit(0)`. A process that
     it forks, and that comes back from it, ends here."""
     rank = os.getpid()

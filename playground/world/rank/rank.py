@@ -8,7 +8,7 @@ orders.
 | `("result", pickled, list)`  | `"leave"`: every rank has its result                 |
 | `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
 | `("box", file)`              | `"opened"`: the box, so it may go with this process  |
-|                              | `"release"`: end what waits for other ranks          |
+|                              | `"abort"`: end what waits for other ranks            |
 | `("ask", prompt)`            | `Answer`: to its question                            |
 |                              | `"interrupt"`: raise KeyboardInterrupt, if it is up  |
 |                              | `"interrupt all"`: so do your processes, as by a     |
@@ -69,7 +69,7 @@ from playground.world.rank.process import (
     finish,
     flush,
     forget_frames,
-    run_program,
+    run_function,
 )
 from playground.world.rank.reports import QUIT, report_to
 from playground.world.rendezvous.environment import RankEnv
@@ -175,8 +175,8 @@ class Launcher:
                     os.kill(os.getpid(), signal.SIGTERM)
             elif order == "opened":
                 self.box_is_opened.set()
-            elif order == "release":
-                release()
+            elif order == "abort":
+                abort_operations()
             elif order == "interrupt":
                 signal.pthread_kill(self.main_thread, signal.SIGINT)
             elif isinstance(order, Answer):
@@ -261,7 +261,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     """Enter the world, run what the launcher sends, leave the world: when all may, or when a
     program has ended."""
     from playground.explain.hang.hooks import hooks
-    from playground.world.rank import forming  # noqa: F401 - it replaces functions of torch's
+    from playground.world.rank import program_groups  # noqa: F401 - it replaces functions of torch's
     from playground.world.rank.debugger import LONG, prepare_breakpoints
     from playground.world.rank.member import Member
     from playground.world.rank.process_state import ProcessState
@@ -301,7 +301,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
             leave_to_launcher(work.preemptible)
             if not work.bare:  # which is its program's, and is not kept
                 state.begin()
-        result = run_until_preempted(run_program, call, fn, env.rank, env.size, *args)
+        result = run_until_preempted(run_function, call, fn, env.rank, env.size, *args)
         if work.bare:
             finish()
         hooks.end_program()
@@ -319,7 +319,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     os._exit(0)
 
 
-def release() -> None:
+def abort_operations() -> None:
     """In this process, have every operation of a process group raise, and the forming of groups: no
     group is of use after that."""
     from playground.world.rank.member import members

@@ -1,8 +1,8 @@
 """Where ranks meet: at a store of our own, or at the one that MASTER_ADDR and MASTER_PORT name.
 
 On one host the launcher binds a loopback address before any rank exists, and a process of its own
-serves the store on that very socket: see `keeper`. So there is no port to collide with, no moment
-in which somebody else can take it, and nothing that listens on an outside interface (a plain
+serves the store on that very socket: see `store_server`. So there is no port to collide with, no
+moment in which somebody else can take it, and nothing that listens on an outside interface (a plain
 `TCPStore` listens on all of them). Source:
 https://docs.pytorch.org/docs/stable/distributed.html#initialization
 """
@@ -33,7 +33,7 @@ class Server(Enum):
 
     RANK_0 = "rank 0, which is to serve the store there,"
     TORCHRUN = "torchrun, which serves the store,"
-    KEEPER = "the process that serves the store"
+    PROCESS = "the process that serves the store"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from fixtures import Worlds
 
 from playground.base.event_log import USED
+from playground.base.process_status import is_ending
 from playground.explain.hang import SEND, Doing
 from playground.explain.hang.box import (
     CAPACITY,
@@ -26,7 +27,6 @@ from playground.explain.hang.box import (
     Known,
     View,
     find_boxes,
-    is_ending,
     open_box,
 )
 

@@ -13,18 +13,14 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NoReturn
 
-from playground.base.connections import (
-    StrangerConnected,
-    admit_to_store,
-    shut_out_strangers,
-)
+from playground.base.connections import StrangerConnected, admit_to_store, shut_out_strangers
 from playground.base.threads import OurThread
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 CLOSE, ALONE = "all ranks have come", "whether they are alone"
-"""Keys of the store: ranks set the first, the keeper answers with the second."""
+"""Keys of the store: ranks set the first, the server answers with the second."""
 FOREVER = timedelta(days=1000)
 
 
@@ -64,7 +60,7 @@ def admit_ranks(store: dist.Store, port: int) -> None:
 
 
 def close_store(store: dist.Store) -> None:
-    """In a rank, when all have come: the keeper hears only processes of this user from now on.
+    """In a rank, when all have come: the server hears only processes of this user from now on.
     Raises `StrangerConnected` if another one's has come, too."""
     store.set(CLOSE, "")
     if stranger := store.get(ALONE).decode():
