@@ -45,7 +45,8 @@ class Workbook:
     """The solutions in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.name = folder, str(folder.resolve())
+        self.folder = folder
+        self.name = str(folder.resolve())
         self.passed = self.read("exercises")
         """By exercise, the digest of the solution that has passed."""
         self.hints = self.read("hints")

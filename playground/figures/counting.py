@@ -15,10 +15,12 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from playground.algorithms.traffic import Traffic
 from playground.figures.counted_step import CountedStep, CountSettings
-from playground.training.sharding import BytesSent
+from playground.tap import observing
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 from playground.training.tiny_gpt import (
@@ -80,8 +82,8 @@ class Trainer:
         return [value for value in values if isinstance(value, Tensor) and value.dim()]
 
 
-class ByteCounter(BytesSent):
-    """Counts bytes held and sent while it is entered."""
+class BytesHeld(TorchDispatchMode):
+    """Counts bytes held while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +111,7 @@ class ByteCounter(BytesSent):
         return series
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = func(*args, **(kwargs or {}))
         if not func.is_view:  # views make no memory, and may be of a backend's own
             self.hold(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)))
         self.series.append(self.held())
@@ -128,7 +130,8 @@ def count(
     model = new_model(settings)
     model_bytes = sum(param.nbytes for param in model.parameters())
     trainer = Trainer(model, new_sync)
-    counter = ByteCounter()
+    counter = BytesHeld()
+    traffic = Traffic()
     series: dict[str, list[int]] = {}
     held: dict[str, int] = {}
     first, second = batches(dist.get_world_size(), 2, settings.seed)
@@ -144,8 +147,8 @@ def count(
     with counter:
         trainer.step(first)
         counter.take_series()
-        counter.sent = 0.0
-        trainer.step(second, moment)
+        with observing(traffic):
+            trainer.step(second, moment)
         series["step"] += counter.take_series()
     return CountedStep(
         method=method,
@@ -154,7 +157,7 @@ def count(
         optimizer=held["optimizer"],
         held=held["together"],
         peak=max(map(max, series.values())),
-        sent=round(counter.sent),
+        sent=round(traffic.sent),
         model_bytes=model_bytes,
         series=series,
     )

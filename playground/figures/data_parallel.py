@@ -58,7 +58,8 @@ class Devices:
         """The step by this way, on the only rank."""
         steps: Sequence[DataParallelStep] = run.results[0]
         number = next(number for number, step in enumerate(steps) if step.gather == way)
-        self.step, self.count = steps[number], len(steps[number].chunks)
+        self.step = steps[number]
+        self.count = len(steps[number].chunks)
         recorded: list[list[Event]] = [[]]  # each step ends with the optimizer's
         for event in run.recorded.ranks[0].events:
             recorded[-1].append(event)

@@ -66,7 +66,8 @@ class Call:
     weak_group: ReferenceType[Any] = field(init=False)
 
     def __post_init__(self, in_group: Any) -> None:
-        self.ranks, self.weak_group = ranks_of(in_group), ref(in_group)
+        self.ranks = ranks_of(in_group)
+        self.weak_group = ref(in_group)
 
     @property
     def group(self) -> Any:

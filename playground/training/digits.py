@@ -20,12 +20,14 @@ GLYPH = 56
 """Glyphs are drawn twice as large as they end up, so that shrinking them smooths their edges as
 scanning does."""
 STROKES = (0, 1, 2, 3)
+SEED = 1234
+"""Of the generator that draws them: all runs have the same images."""
 
 
-def write_digits(folder: Path, train: int = 60_000, test: int = 10_000, seed: int = 1234) -> None:
+def write_digits(folder: Path, train: int, test: int) -> None:
     """Draw `train` + `test` images and write the four files MNIST consists of, uncompressed, into
     `folder`."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     for split, count in (("train", train), ("t10k", test)):
         images, labels = draw(count, generator)
         (folder / f"{split}-images-idx3-ubyte").write_bytes(idx(images))

@@ -55,7 +55,8 @@ class SharedStep(FlatStep):
     """zero-1 with such parameters: no messages, but two meetings in a step."""
 
     def __init__(self, model: nn.Module, segment: Segment) -> None:
-        self.segment, self.shared = segment, list[SharedFlatParameter]()
+        self.segment = segment
+        self.shared = list[SharedFlatParameter]()
         self.are_read = False
         """Whether other ranks may still read this rank's gradients."""
         super().__init__(model)

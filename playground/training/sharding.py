@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from playground.algorithms.traffic import Traffic
+from playground.tap import observing
 from playground.training.averaging import buckets, trainable_parameters, views_of
 
 
@@ -230,19 +230,6 @@ class Zero3(Zero2):
 METHODS = {"ddp": Replicated, "zero-1": Zero1, "zero-2": Zero2, "zero-3": Zero3}
 
 
-class BytesSent(TorchDispatchMode):
-    """Counts what a rank sends, as in a ring: (N - 1) / N of a tensor, twice to all-reduce it."""
-
-    sent = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
-            sizes = [leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-            times = 2 if "allreduce" in func.name() else 1
-            self.sent += times * (1 - 1 / dist.get_world_size()) * max(sizes, default=0)
-        return func(*args, **(kwargs or {}))
-
-
 def bytes_held(method: Replicated, optimizer: torch.optim.Optimizer) -> list[int]:
     """Bytes of parameters, gradients and optimizer's state. Memory that is shared counts once."""
     params = [*method.model.parameters(), *method.shards()]
@@ -257,12 +244,13 @@ def train(method: Replicated, batches: torch.Tensor) -> list[float]:
     optimizer = torch.optim.Adam(method.shards())
     figures = []
     for index, batch in enumerate(batches, start=1):
-        with BytesSent() as counter:
+        traffic = Traffic()
+        with observing(traffic):
             method.zero_grad()
             method.model(batch).square().mean().backward()
             method.after_backward()
             optimizer.step()
             held = bytes_held(method, optimizer)
             method.after_step(last=index == len(batches))
-        figures.append([*held, counter.sent])
+        figures.append([*held, traffic.sent])
     return figures[0]

@@ -65,11 +65,11 @@ class Column:
 RANK_COLUMN = Column("rank", right=True, style=RANK)
 
 
-def numbers(*headings: str | tuple[str, ...], wide: bool = False) -> list[Column]:
+def numbers(*headings: str | tuple[str, ...]) -> list[Column]:
     """Columns of numbers, aligned to the right. A heading is a name, or a name, the unit of all its
     numbers, and their format."""
     triples = ((*([each] if isinstance(each, str) else each), "", "")[:3] for each in headings)
-    return [Column(name, unit, form, right=True, wide=wide) for name, unit, form in triples]
+    return [Column(name, unit, form, right=True) for name, unit, form in triples]
 
 
 def figures(*specs: tuple[Any, ...], wide: bool = False) -> dict[str, Column]:
@@ -88,7 +88,8 @@ class Table:
         self, *columns: Column | str, rows: Iterable[Iterable[object]] = (), headed: bool = True
     ) -> None:
         self.columns = tuple(Column(each) if isinstance(each, str) else each for each in columns)
-        self.headed, self.rows = headed, list[tuple[CellText, ...]]()
+        self.headed = headed
+        self.rows = list[tuple[CellText, ...]]()
         for row in rows:
             self.add(*row)
 

@@ -50,7 +50,8 @@ class CommandWorld:
         self.around: Around = run_as_it_is
         """What every `run` happens in."""
         self.config = LaunchConfig(**options)
-        self.backend, self.rank_env = self.config.backend, rank_env_from()
+        self.backend = self.config.backend
+        self.rank_env = rank_env_from()
         if self.rank_env and (restarts := self.config.restarts):
             raise UsageError(
                 f"{restarts} restarts of a world that was started elsewhere: whoever starts the "

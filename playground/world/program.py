@@ -59,7 +59,8 @@ class Program:
     @property
     def words(self) -> list[str]:
         """Its command line, behind `python` or `torchrun` with its options."""
-        return [*["-m"] * self.is_module, self.name, *self.arguments]
+        name = ["-m", self.name] if self.is_module else [self.name]
+        return [*name, *self.arguments]
 
     @property
     def is_one_file(self) -> bool:

@@ -114,8 +114,9 @@ def expert_gradients(rank: int, size: int, seed: int) -> Cases:
             own[without].grad = None
         total = sum(10.0**other for other in range(size))
         due = [None if param.grad is None else param.grad / size for param in own]
+        about_one = "" if without is None else ", one without tokens on odd ranks"
         yield Case(
-            f"{about}{', one without tokens on odd ranks' * (without is not None)}",
+            f"{about}{about_one}",
             (replicated, own),
             held=lambda replicated=replicated, own=own: {
                 "replicated": [param.grad for param in replicated],

@@ -45,7 +45,9 @@ class WatchedStore(dist.Store):
 
     def __init__(self, rank: int, size: int, attempt: int) -> None:
         super().__init__()
-        self.rank, self.size, store = rank, size, default_store()
+        self.rank = rank
+        self.size = size
+        store = default_store()
         self.inner = dist.PrefixStore("exercise", store)
         self.states = dist.PrefixStore(f"judge{attempt}", store)
         self.note(False)

@@ -146,7 +146,7 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
             means,
             means,
             sum(mean.numel() for mean in means),
-            [IN_FLIGHT] * (unused is None),
+            [IN_FLIGHT] if unused is None else [],
             "removed",
         )
         yield Case(

@@ -41,7 +41,9 @@ def same_start(rank: int, size: int, seed: int) -> Cases:
             nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1).requires_grad_(not is_frozen)
         )
         model.register_buffer("scale", torch.ones(2), persistent=False)
-        about = f"BatchNorm between two layers{', the last one frozen' * is_frozen}"
+        about = "BatchNorm between two layers"
+        if is_frozen:
+            about += ", the last one frozen"
         tensors, due = name_tensors(model), dict[str, torch.Tensor]()
         # the frozen one's are more than float16 can hold
         for place, (name, tensor) in enumerate(tensors.items(), 1):

@@ -193,7 +193,8 @@ class WaitGraph:
         anyone: Channel = (RECEIVE, group, None, tag, message.number)
         if peer is not None and not (sending and self.pessimistic and self.count(receiver, anyone)):
             other: Channel = (RECEIVE if sending else SEND, group, rank, tag, message.number)
-            return self.count(peer, other, *[anyone] * sending) > message.index
+            others = (other, anyone) if sending else (other,)
+            return self.count(peer, *others) > message.index
         sent = sum(self.count(one, (SEND, group, receiver, tag, message.number)) for one in group)
         received = self.count(
             receiver, anyone, *((RECEIVE, group, one, tag, message.number) for one in group)

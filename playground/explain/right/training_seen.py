@@ -436,7 +436,9 @@ class TrainingWatcher(Watcher):
         counted = None if group is None else count_collectives(group)
         clock = -1 if counted is None else counted
         known.nth = known.nth + 1 if clock == known.clock else 0
-        known.clock, known.depth, known.is_nesting = clock, len(self.clocks), False
+        known.clock = clock
+        known.depth = len(self.clocks)
+        known.is_nesting = False
         self.notes.log.add_step(known.number, clock)
         self.stack.append(optimizer)
         known.pending = None

@@ -19,13 +19,7 @@ from playground.algorithms import BACKEND, load_algorithm
 from playground.algorithms.operation import ADDS, Op
 from playground.base.host import host_id
 from playground.measurement import environment
-from playground.measurement.interleave import (
-    Heartbeat,
-    interleave,
-    percentile,
-    slowest,
-    timed,
-)
+from playground.measurement.interleave import Heartbeat, interleave, percentile, slowest, timed
 from playground.tools.bench.results import Row
 from playground.tools.bench.settings import (
     COLLECTIVES,
@@ -189,7 +183,9 @@ class Measurement:
         self.size = size
         self.count = settings.count(collective, nbytes, size)
         self.nbytes = self.count * DTYPES[settings.dtype] * (1 if self.spec.in_place else size)
-        self.algorithms = (*settings.algorithms_of(collective), *[MEMORY] * settings.limit)
+        self.algorithms = settings.algorithms_of(collective)
+        if settings.limit:
+            self.algorithms = (*self.algorithms, MEMORY)
         self.wrong: dict[str, int] = {}
         """Wrong elements of each algorithm's results, on all ranks together."""
         self.calls: list[int] = []

@@ -22,12 +22,7 @@ from playground.tools import TOOLS
 from playground.tools.bench import steps
 from playground.tools.bench.plot import check, plot_bandwidth
 from playground.tools.bench.results import Change, Row, average_busbw, compare, load
-from playground.tools.bench.settings import (
-    COLLECTIVES,
-    FACTOR,
-    BenchSettings,
-    geometric_range,
-)
+from playground.tools.bench.settings import COLLECTIVES, FACTOR, BenchSettings, geometric_range
 from playground.ui import terminal
 from playground.ui.options import Group, flags, refuse
 from playground.ui.session import Session, session_command, to_document
@@ -88,7 +83,9 @@ class Report:
     """Takes the reports of rank 0: prints each row once it is complete, and keeps all."""
 
     def __init__(self, session: Session, settings: BenchSettings) -> None:
-        self.session, self.settings, self.columns = session, settings, columns_of(settings)
+        self.session = session
+        self.settings = settings
+        self.columns = columns_of(settings)
         self.printed = Rows(session.say, *self.columns.values())
         self.environment: environment.Environment | None = None
         self.rows: list[Row] = []
@@ -107,7 +104,7 @@ class Report:
         """Print the rows of one size; before the first of a collective, its name."""
         collective = rows[0].collective
         if not self.rows or self.rows[-1].collective != collective:
-            op = f"{self.settings.op} of " * COLLECTIVES[collective].reduces
+            op = f"{self.settings.op} of " if COLLECTIVES[collective].reduces else ""
             self.session.say("", prose(heading(collective), f": {op}{self.settings.dtype}"))
         for row in rows:
             self.printed.say(*cells(row, self.columns))

@@ -55,7 +55,8 @@ class Listener(socketserver.ThreadingTCPServer):
     def __init__(self, name: str, address: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address, port), Handler)
-        self.name, self.port = name, int(self.server_address[1])
+        self.name = name
+        self.port = int(self.server_address[1])
         self.heard: set[str] = set()
         """The hosts that have got an answer."""
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()

@@ -163,7 +163,8 @@ def run_lesson(
     )
     if prepare_start(session, asked):
         share_imports(file, parse(file))
-        fork_client.preload(*[VISION] * lesson.needs_mnist)
+        if lesson.needs_mnist:
+            fork_client.preload(VISION)
         warm_up(session, asked)
     if lesson.needs_mnist:
         prepare_data(session)

@@ -149,9 +149,10 @@ class ForkServer:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         has_more = True
         while has_more or self.ending:
-            ready = wait(
-                [self.wakeups, *[self.requests] * has_more], END_GRACE if self.ending else None
-            )
+            sources: list[int | socket.socket] = [self.wakeups]
+            if has_more:
+                sources.append(self.requests)
+            ready = wait(sources, END_GRACE if self.ending else None)
             if self.wakeups in ready:
                 os.read(self.wakeups, 4096)
                 self.reap()

@@ -170,7 +170,8 @@ class RankHandle:
         return None
 
     def fail(self, error: PlaygroundError) -> None:
-        self.failure, self.failed_at = error, time.monotonic()
+        self.failure = error
+        self.failed_at = time.monotonic()
 
     def vanish(self) -> None:
         """The process has ended unasked: by `os._exit(0)` its function has returned None."""

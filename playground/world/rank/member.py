@@ -72,7 +72,9 @@ class Member:
     ) -> None:
         """Wait for the others, `timeout` seconds at most, if it `meets` them here and not where its
         program forms a world. Raises `RendezvousTimeout`."""
-        self.env, self.backend, self.joined = env, backends.get_backend(backend), joined
+        self.env = env
+        self.backend = backends.get_backend(backend)
+        self.joined = joined
         self.box = open_box(env.rank, env.size, env.rendezvous.place)
         self.groups_formed = 0
         self.group_name = ""

@@ -140,7 +140,8 @@ class PreemptionNotice:
     """A launcher's handler of SIGTERM, in `await_preemption`."""
 
     def __init__(self, grace: float) -> None:
-        self.grace, self.launcher = grace, os.getpid()
+        self.grace = grace
+        self.launcher = os.getpid()
         self.has_come = self.is_passed_on = False
         self.deadline = math.inf
 
@@ -148,7 +149,8 @@ class PreemptionNotice:
         # a second one, or one that is sent to a child
         if self.has_come or os.getpid() != self.launcher:
             signals.exit_orderly(number, frame)
-        self.has_come, self.deadline = True, time.monotonic() + self.grace
+        self.has_come = True
+        self.deadline = time.monotonic() + self.grace
 
     @property
     def seconds_left(self) -> float:

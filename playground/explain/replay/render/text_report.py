@@ -84,14 +84,14 @@ def wait_texts(recording: Recording, waits: Waits) -> list[Text]:
     with_lanes = any(lane != MAIN for _, lane in of_lane)
     names = (*(cause.replace(" ", "\n", 1) for cause in causes), "all")
     times = [*(Column(name, "ms", right=True) for name in names), Column("of run", "%", right=True)]
-    table = Table(
-        RANK_COLUMN, *[Column("thread")] * with_lanes, Column("waits", right=True), *times
-    )
+    threads = [Column("thread")] if with_lanes else []
+    table = Table(RANK_COLUMN, *threads, Column("waits", right=True), *times)
     for (rank, lane), seconds in sums.items():
         whole = sum(seconds.values())
         cells = [*(milliseconds(each) for each in (*(seconds[cause] for cause in causes), whole))]
         share = f"{100 * whole / (recording.end - recording.start):.0f}"
-        table.add(str(rank), *[lane] * with_lanes, f"{len(of_lane[rank, lane]):,}", *cells, share)
+        thread = [lane] if with_lanes else []
+        table.add(str(rank), *thread, f"{len(of_lane[rank, lane]):,}", *cells, share)
     return [prose(heading("Waits"), ", by what caused them"), table]
 
 
