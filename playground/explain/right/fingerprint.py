@@ -11,11 +11,14 @@ import ctypes
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from playground.base.upstream import without_modes
+from playground.explain.right.log import NO_GRADIENT
 
 MOST = 65_536
 """Elements of which a fingerprint is made."""
@@ -23,6 +26,8 @@ MOST_OF_ROW = 4096
 """Bytes of a row of which its fingerprint is made."""
 VALUES = {torch.float32: "f", torch.float64: "d", torch.float16: "e"}
 """Types whose elements can be told as numbers, and their formats."""
+MOST_VALUES = 64
+"""How many parameters there are whose elements are told."""
 UNSIGNED: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -114,3 +119,20 @@ def read_values(tensor: Any) -> list[float]:
     start = tensor.data_ptr()
     found = [struct.unpack(form, ctypes.string_at(start + at * width, width))[0] for at in places]
     return found if all(map(math.isfinite, found)) else []
+
+
+def print_of_gradient(param: Any) -> int | None:
+    return NO_GRADIENT if param.grad is None else find_fingerprint(param.grad)
+
+
+def values_of_gradients(params: Sequence[Any]) -> list[list[float]]:
+    """Two elements of each of the first gradients."""
+    return [read_values(param.grad) for param in params[:MOST_VALUES]]
+
+
+def print_of_generator(model: nn.Module) -> int:
+    """The fingerprint of the state of the generator from which the model draws."""
+    device = next((param.device for param in model.parameters()), None)
+    is_cuda = device is not None and device.type == "cuda"
+    state = torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state()
+    return zlib.crc32(state.numpy().tobytes()) or 1

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-import zlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -39,22 +37,26 @@ from playground.explain.right.facts import (
     IN_GRAPH,
     JOINS,
     LOADED,
-    Look,
 )
-from playground.explain.right.fingerprint import find_fingerprint, read_values
+from playground.explain.right.fingerprint import (
+    MOST_VALUES,
+    find_fingerprint,
+    print_of_generator,
+    print_of_gradient,
+    read_values,
+    values_of_gradients,
+)
 from playground.explain.right.log import (
     ENDED,
     FINAL,
     LATE,
     LOOK,
     MODEL,
-    NO_GRADIENT,
     OVERWRITTEN,
     RESTORED,
     UNOWNED,
-    Prints,
-    is_looked_at,
 )
+from playground.explain.right.training_records import LOOK_FIELDS, Pending, Seen, Stepping, Wrapped
 from playground.explain.right.watcher import (
     Notes,
     SeesCalls,
@@ -72,98 +74,8 @@ whole."""
 MOST_REBUILT = 64
 """How often, between two steps, the tensors of calls are looked for among gradients that have come
 meanwhile."""
-MOST_VALUES = 64
-"""How many parameters there are whose elements are told."""
 INTERNAL = {"foreach", "fused", "initial_lr", "params", "differentiable", "capturable"}
 """Settings of an optimizer that change nothing, or its result by rounding alone."""
-
-
-@dataclass(eq=False, slots=True)
-class Seen:
-    """An event, as `Event` has it."""
-
-    kind: str
-    subject: str
-    flag: bool = False
-    note: str = ""
-    gradients: frozenset[str] = frozenset()
-    """The names of parameters whose gradients a call took."""
-    parameters: frozenset[str] = frozenset()
-    """Those of parameters that it took, or that were loaded."""
-    size: int = 0
-    ranks: int = 0
-    line: int = NONE
-    prints: Prints = field(default_factory=list)
-    generator: int = 0
-    values: list[float] = field(default_factory=list)
-
-
-LOOK_FIELDS = [each.name for each in fields(Look)][1:]
-"""What is told of a look, in this order, behind its optimizer."""
-
-
-@dataclass(eq=False, slots=True)
-class Pending:
-    """A look whose step is under way."""
-
-    before: Prints
-    gradients: Prints
-    values: list[list[float]]
-    settings: list[list[str]]
-    events: list[tuple[object, ...]]
-    is_whole: bool
-    line: int
-    trains: bool
-    gradient_values: list[list[float]]
-    shards: Prints
-    gradients_of_shards: Prints
-
-
-@dataclass(eq=False, slots=True)
-class Stepping:
-    """What is known of an optimizer."""
-
-    number: int
-    group: ReferenceType[Any] | None
-    """The group whose clock its steps have: its first wrapped model's, or the world."""
-    models: int
-    """How many models had been wrapped by then."""
-    count: int = 0
-    """How many steps it has made."""
-    clock: int = -1
-    nth: int = 0
-    since: int = 0
-    """The number of the first event after its last step."""
-    is_forced: bool = False
-    """Whether its next step is looked at, whatever its number."""
-    is_nesting: bool = False
-    """Whether another optimizer steps within its step, or backward runs there."""
-    values: list[float] = field(default_factory=list)
-    """Two elements of its first parameter after its last step."""
-    written: int = 0
-    """How often they were others before the next step."""
-    raw: Prints = field(default_factory=list)
-    raw_values: list[list[float]] = field(default_factory=list)
-    norms: list[tuple[int, ReferenceType[Any]]] = field(default_factory=list)
-    """Its BatchNorm layers whose statistics nobody broadcasts, each behind the number of its weight
-    among the parameters."""
-    pending: Pending | None = None
-    depth: int = 0
-    """How many backward passes its step is in."""
-
-    @property
-    def is_next_looked_at(self) -> bool:
-        return self.is_forced or is_looked_at(self.count)
-
-
-@dataclass(eq=False, slots=True)
-class Wrapped:
-    """What is known of a model that DistributedDataParallel has wrapped."""
-
-    model: ReferenceType[Any]
-    key: str
-    group: ReferenceType[Any]
-    ignored: set[str]
 
 
 class TrainingWatcher(Watcher):
@@ -290,7 +202,9 @@ class TrainingWatcher(Watcher):
         wrapped = self.models.get(id(model))
         if wrapped is None or wrapped.model() != model or not torch.is_grad_enabled():
             return
-        notes = [*hooks_of(model), *[JOINS] * is_joining(model)]
+        notes = [*hooks_of(model)]
+        if is_joining(model):
+            notes.append(JOINS)
         sync = bool(model.require_backward_grad_sync)
         seen = Seen(FORWARD, wrapped.key, sync, ", ".join(notes))
         if self.is_looking:
@@ -670,28 +584,11 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def print_of_gradient(param: Any) -> int | None:
-    return NO_GRADIENT if param.grad is None else find_fingerprint(param.grad)
-
-
-def values_of_gradients(params: Sequence[Any]) -> list[list[float]]:
-    """Two elements of each of the first gradients."""
-    return [read_values(param.grad) for param in params[:MOST_VALUES]]
-
-
 def drops_out(model: nn.Module) -> bool:
     """Whether a module of it draws what it drops."""
     return any(
         each.training and each.p > 0 for each in model.modules() if isinstance(each, _DropoutNd)
     )
-
-
-def print_of_generator(model: nn.Module) -> int:
-    """The fingerprint of the state of the generator from which the model draws."""
-    device = next((param.device for param in model.parameters()), None)
-    is_cuda = device is not None and device.type == "cuda"
-    state = torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state()
-    return zlib.crc32(state.numpy().tobytes()) or 1
 
 
 def settings_of(group: Any) -> list[str]:
