@@ -259,6 +259,7 @@ class PlayWorld:
                 raise
 
     def perform_alone(self, work: Assignment, on: tuple[int, ...], run: Run, limit: float) -> Run:
+        """Have the ranks in `on` do the work, for `limit` seconds at most, and fill in `run`."""
         receive(self.ranks, 0)
         self.mend(run)
         ranks = [self.ranks[rank] for rank in on]

@@ -84,7 +84,7 @@ class Tap:
     def discard(self, observer: Observer) -> None:
         with self.one_at_a_time:
             for entry in list(self.open):
-                # the thread that calls callbacks is late
+                # its callback has not run yet: the thread that runs callbacks is late
                 if entry.future is not None and entry.future.done():
                     self.finish(entry)
             self.tell(tuple(each for each in self.all if each is not observer))
@@ -137,6 +137,7 @@ class Tap:
         self.record(None)
 
     def wrap_operation(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands in the place of a method of `ProcessGroup`."""
         recorded = (self.recorder or Recorder()).wrap_operation(method, real)
 
         @wraps(real)
@@ -144,7 +145,7 @@ class Tap:
             given = by_position(method, args, kwargs) if kwargs else args
             if not self.observers or given is None:
                 return recorded(group, given, args, kwargs)
-            # as newer versions of torch tell
+            # newer versions of torch say in the options whether a call blocks
             waits = bool(given) and not getattr(given[-1], "asyncOp", True)
             blocks, by_torch = (True, False) if waits else find_caller(method in MESSAGES)
             call = Call(next(self.numbers), method, group, given, blocks or by_torch, by_torch)
@@ -204,6 +205,7 @@ class Tap:
                 each.dropped(entry.calls)
 
     def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands in the place of `Work.wait`."""
         recorded = (self.recorder or Recorder()).wrap_wait(real)
 
         @wraps(real)

@@ -132,7 +132,7 @@ def compare(before: Activity | None, now: Activity | None) -> tuple[str, bool]:
         return "what it does, as it gives no answer", True
     rest = before.ticks == now.ticks and before.asleep == now.asleep
     computes = "" if rest else "what its threads compute"
-    # one that sleeps in a look has done what there was to do
+    # A thread that sleeps in one of the looks has nothing to do; one that gets no core may have.
     starved = before.runnable & now.runnable
     moves = (
         before.in_flight or now.in_flight or before.transferred != now.transferred or bool(starved)
@@ -162,7 +162,7 @@ def find_visitor() -> str:
     """What the main thread runs, and may wait for, inside an operation that it is in: a hook of
     backward, a handler of a signal. Empty if it stands in that operation itself."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    # which waits on behalf of its caller
+    # Python's own modules and torch's dispatcher wait on behalf of their callers
     while frame is not None and is_between(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None or waits_for_ranks(frame.f_code.co_filename):
@@ -221,7 +221,7 @@ def find_actor(threads: list[str]) -> tuple[str, list[Sleep]]:
 def is_pool(thread: str) -> bool:
     """Whether a thread belongs to a pool that computes for others: it began, and is, in one of
     their libraries."""
-    # it has ended, runs, or nothing tells
+    # the thread has ended or runs, or this system does not tell where it is
     with contextlib.suppress(OSError, ValueError, IndexError):
         *_, stack, place = (int(word, 16) for word in read_call(thread)[1:])
         with open("/proc/self/mem", "rb", buffering=0) as memory:

@@ -102,6 +102,8 @@ class DDPCalls:
         return rebuilt
 
     def backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Record the pass as one collective of each model that it may average. It is none of a
+        model whose outputs it does not come to."""
         box = self.recording.box
         forwarded = self.forwarded
         self.forwarded = {}  # those that forward again inside this pass

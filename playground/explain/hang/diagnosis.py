@@ -194,7 +194,7 @@ def explain(
         for other in waits[rank].absent & stuck | waits[rank].differing
     ]
     kinds = {edge: classify(graph, *edge, culprits) for edge in edges if culprits & {*edge}}
-    # what they do to each other, and to ranks that expect something else of them
+    # of several culprits: what they do to each other, and what other ranks expect of them
     if len(culprits) > 1:
         kinds = {
             edge: kind

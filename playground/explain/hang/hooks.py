@@ -155,6 +155,7 @@ class Hooks(Recording):
         self.box = None
 
     def wrap_operation(self, method: str, real: Callable[..., Any]) -> Recorded:
+        """What makes a call of this method, and records it: see `Recorder`."""
         is_message, is_twice = method in MESSAGES, method in TWICE
         read = self.message_reader(method) if is_message else self.collective_reader(method)
 
@@ -199,8 +200,9 @@ class Hooks(Recording):
         return operation
 
     def collective_reader(self, method: str) -> Reader:
+        """What reads the calls of a collective."""
         name, given_at, got_at = METHODS[method]
-        # the one that all ranks have
+        # of the two, the argument that is a whole tensor on all ranks
         at = (got_at if name in ("scatter", "reduce_scatter") else given_at) or 0
         has_root, has_limit = method in ROOT_AT, name in LIMITED
 
@@ -222,6 +224,8 @@ class Hooks(Recording):
         return read
 
     def message_reader(self, method: str) -> Reader:
+        """What reads the calls of a message. It leaves the tensor with this thread, for
+        `send_unnamed`."""
         kind = SEND if method == "send" else RECEIVE
 
         def read(box: Box, group: Any, given: Any) -> tuple[Known, bool, Sequence[int]]:
@@ -273,6 +277,8 @@ class Hooks(Recording):
                 self.box.known.clear()  # so that it is read again
 
     def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """`Work.wait`, in which the main thread is in the operation of that work."""
+
         @functools.wraps(real)
         def wait(work: Any, timeout: timedelta = ZERO, *args: Any, **kwargs: Any) -> Any:
             box, number = self.box, self.works.pop(id(work), None)
@@ -309,7 +315,8 @@ class Hooks(Recording):
     def new_group(
         self, real: Callable[..., Any], ranks: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        # it can be read only once, maybe
+        """Record the making of a group as a collective of those that have to come."""
+        # an iterator can be read only once, and torch reads it, too
         ranks = ranks if ranks is None or isinstance(ranks, Sized) else [*ranks]
         box = self.box
         if box is None or not dist.is_initialized():
@@ -328,6 +335,7 @@ class Hooks(Recording):
     def split_group(
         self, real: Callable[..., Any], parent: Any, ranks: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        """Record the splitting of a group as a collective of the new group's members."""
         box = self.box
         members = tuple(rank for number, rank in enumerate(ranks_of(parent)) if number in ranks)
         if box is None or dist.get_rank() not in members:

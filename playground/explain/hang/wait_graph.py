@@ -159,6 +159,7 @@ class WaitGraph:
         return self.meetings[channel, index]
 
     def find_wait(self, rank: int, operation: Operation) -> Dependency:
+        """What this operation lacks, and whom it meets in another operation."""
         name = operation.name
         peer = operation.peer
         if operation.stranger is not None:
@@ -235,7 +236,7 @@ class WaitGraph:
         unequal = all(
             bool(wait.absent & ended) == (wait.operation.kind == COLLECTIVE) for wait in waits
         )
-        # in collectives, they ended too early
+        # all wait in collectives for ranks that ended too early, or all in messages for others
         if ended and unequal and not self.find_blocked(held, ended):
             return ended & excusable or ended
         disputed = [wait.operation for wait in waits if wait.differing]
@@ -302,7 +303,7 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
         return None if is_same else tell_apart(one, other)
     if one.name in OF_DDP and one.tag != other.tag and one.tag and other.tag:
         return Kind.MODELS
-    # each by itself needs no other
+    # groups of one rank each, made by different ranks, need no other rank
     if one.members != other.members and {len(one.members), len(other.members)} != {1}:
         return Kind.PARTIAL_GROUP
     if one.peer != other.peer:

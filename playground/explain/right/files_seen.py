@@ -36,6 +36,8 @@ class FileWatcher(Watcher):
         self.tell_use(file, is_read=True)
 
     def tell_use(self, file: Any, *, is_read: bool, is_part: bool = False) -> None:
+        """Write that this rank reads or has written a file, and how many collectives each of its
+        groups had counted by then: that orders the uses of several ranks."""
         if not isinstance(file, str | os.PathLike) or self.told >= MOST_FILES:
             return
         clocks = []

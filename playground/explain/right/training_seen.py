@@ -456,6 +456,8 @@ class TrainingWatcher(Watcher):
             tell(self.is_looking)
 
     def tell_look(self, optimizer: Any, known: Stepping, look: Pending) -> None:
+        """Write a look at a step that has been made: what was read before it, and what is there
+        now."""
         params = parameters_of(optimizer)
         if len(params) != len(look.before):
             return

@@ -304,6 +304,7 @@ def check_any_source(script: ScriptFacts) -> Iterator[Finding]:
 
 
 def check_device(script: ScriptFacts) -> Iterator[Finding]:
+    """On GPUs: a backend for CPUs that is given by name, and tensors that are left on the CPU."""
     source = script.path.read_bytes()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("init_process_group"):

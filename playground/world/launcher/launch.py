@@ -276,6 +276,7 @@ def start(
 def start_rank(
     env: RankEnv, config: LaunchConfig, own_server: fork_client.ForkServerClient | None
 ) -> RankHandle:
+    """Start one rank. Raises `ForkServerFailed`."""
     # a world that is kept may outlive a redirection; rounds are counted in lines of stdout
     are_apart = pool.are_kept() or isinstance(config.output, Path) or config.output == ROUNDS
     are_one = share_a_file() and not are_apart

@@ -155,6 +155,8 @@ class Launcher:
         return answer.text
 
     def follow_orders(self) -> None:
+        """The body of a thread: do what the launcher orders, until it closes its end of the
+        line."""
         while self.is_connected:
             try:
                 order = self.line.recv()
@@ -216,7 +218,8 @@ class Launcher:
         self.send("failed", failure(error, self.rank, self.size))
         finish()
         self.dismissed.wait()
-        # they come with that, and the interpreter's end would restore what they do to any process
+        # The launcher sends them as it closes the line, and the end of the interpreter would
+        # restore what they do to any process.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         forget_frames(error)

@@ -213,7 +213,7 @@ class PeerWatch:
 
         if self.env.size == 1:
             return
-        # without a way to the others, what gloo says of them has to do
+        # where the store cannot be reached, only what gloo says of a lost peer is known
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError, OSError):
             self.store = connect_as_client(self.env, self.timeout)
             self.exchange_addresses()
@@ -313,7 +313,7 @@ class PeerWatch:
         """Tell all of a loss, unless they know of an earlier one."""
         if self.store is None:  # the watch has not begun
             return
-        # all alone: what we know has to do
+        # where the store is gone, too, this rank goes by what it has seen itself
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             loss = unpickle(self.store.compare_set("loss", "", pickle.dumps(loss)), *REPORTED)
         self.accept(loss)

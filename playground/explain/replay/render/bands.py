@@ -76,6 +76,7 @@ def bands_scene(title: str, bands: Sequence[Band], *caption: str) -> Scene:
 def add_panel(
     scene: Scene, title: str, bands: Sequence[Band], x: float, y: float, width: float
 ) -> None:
+    """Add a panel whose upper left corner is at (x, y), `width` pixels wide."""
     if title:
         scene.write(shorten(title, width), x, y + CELL[1] / 2)
         y += 2 * CELL[1]

@@ -13,6 +13,7 @@ from playground.tools.doctor.data_parallel.script import Script
 
 
 def find_sampler(script: Script) -> Part:
+    """The part of each batch that a rank trains on."""
     name = "sampler"
     rule = "each rank needs its own part of each batch"
     if share := share_drawn(script):
@@ -187,6 +188,7 @@ def note_order(script: Script, call: ast.Call) -> list[str]:
 
 
 def find_set_epoch(script: Script) -> Part:
+    """The order of samples, which has to differ from epoch to epoch."""
     name, text = "set_epoch", script.text
     rule = "without it, every epoch has the same order"
     if found := text.find_calls("set_epoch"):

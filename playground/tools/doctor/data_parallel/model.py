@@ -16,6 +16,8 @@ TO_MODULE = {"train", "eval", "parameters", "zero_grad", "named_parameters"}
 
 
 def find_model(script: Script) -> Part:
+    """The model: DistributedDataParallel has to wrap it, and forward has to go through the
+    wrapper."""
     name, text = "model", script.text
     rule = "DistributedDataParallel averages the gradients in backward()"
     if found := text.find_calls("DistributedDataParallel", "DDP"):

@@ -25,6 +25,7 @@ COUNTED = re.compile(r"\.size\(|\blen\(|\.shape\b|\.sum\(\)|\.numel\(|^\d+$")
 
 
 def find_first_rank(script: Script) -> Part:
+    """What prints, logs and saves: only rank 0 may."""
     name, text = "logging and saving by rank 0", script.text
     found = [
         node for node in ast.walk(text.tree) if isinstance(node, ast.stmt) and script.is_log(node)
@@ -135,6 +136,7 @@ def meets(script: Script, call: ast.Call, known: tuple[int, ...] = ()) -> bool:
 
 
 def find_metrics(script: Script) -> Part:
+    """What is added up over batches: it has to be reduced over the ranks."""
     name, text = "metrics over ranks", script.text
     if found := text.find_calls("all_reduce", "reduce", "all_gather", "all_gather_object"):
         return Part(name, Status.THERE, f"{script.at(found[0])} brings ranks together")

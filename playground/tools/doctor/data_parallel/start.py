@@ -60,6 +60,7 @@ def find_start(script: Script, parts: Collection[Part]) -> Part:
 
 
 def find_device(script: Script) -> Part:
+    """The GPU of each rank: "cuda" has to be its own."""
     name, text = "device", script.text
     if not script.names_gpu:
         saw = "the text names no GPU: on CPUs nothing is missing"
