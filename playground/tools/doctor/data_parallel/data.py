@@ -14,7 +14,7 @@ from playground.tools.doctor.data_parallel.script import Script
 
 def find_sampler(script: Script) -> Part:
     """The part of each batch that a rank trains on."""
-    name = "sampler"
+    name, text = "sampler", script.text
     rule = "each rank needs its own part of each batch"
     if share := share_drawn(script):
         assert script.training
@@ -31,12 +31,7 @@ def find_sampler(script: Script) -> Part:
             f"that {script.at(script.loop)} walks a DataLoader is "
             f"not seen: {rule}, such as inputs.chunk({script.size})[{script.rank}]",
         )
-    return find_sampler_of(script, script.loaders[0], rule)
-
-
-def find_sampler_of(script: Script, call: ast.Call, rule: str) -> Part:
-    """The sampler of the one DataLoader that the training walks."""
-    name, text = "sampler", script.text
+    call = script.loaders[0]
     given = {each.arg: each for each in call.keywords}
     if "sampler" in given or "batch_sampler" in given:
         made = text.makers((given.get("sampler") or given["batch_sampler"]).value)
