@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from random_programs import receive, run
 
 from playground import launch
 from playground.explain.hang.box import process_status
+from playground.explain.hang.diagnosis import diagnose
 from playground.world.launcher import standstill
 
 FOREVER = 300.0
@@ -69,6 +72,18 @@ def test_a_rank_that_asks_a_person_is_waited_for(question: str | None, is_due: b
             stands.since -= 100
         process.kill()
     assert looks == [False, False, is_due]
+
+
+def test_what_is_told_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    stands = standstill.Standstill([])
+    first, second = (diagnose(run([receive(peer, 3)], [], [])) for peer in (1, 2))
+    assert first
+    assert second
+    told = [replace(each, proved=False, unknown="what a thread does") for each in (first, second)]
+    for each in (*told, *told):
+        stands.tell(each)
+    assert [each.sentence in caplog.text for each in told] == [True, True]
+    assert len(caplog.records) == 2
 
 
 def await_file(file: Path) -> None:

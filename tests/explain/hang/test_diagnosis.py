@@ -29,6 +29,7 @@ from playground.base.untrusted import unpickle
 from playground.explain.hang import (
     BACKWARD,
     BUFFERS,
+    FORM_WORLD,
     ISSUED,
     NEW_GROUP,
     Doing,
@@ -142,6 +143,38 @@ def test_nothing_is_proved_while_a_rank_may_act(
         False,
         sentence,
     )
+
+
+def test_nothing_is_proved_of_an_operation_that_a_stopped_rank_has_called() -> None:
+    """When it is continued, what it sends may still arrive."""
+    *others, last = run([SUM_3], [BARRIER_3], [SUM_3])
+    found = diagnose([*others, last])
+    assert found
+    assert found.proved
+    found = diagnose([*others, replace(last, doing=Doing.STOPPED, waits_for=None)])
+    assert found
+    assert (found.kind, found.culprits, found.proved) == ("different collectives", (1,), False)
+
+
+def test_nothing_is_proved_of_a_world_that_others_may_join() -> None:
+    """The rank forms it at another place than the launched one's: a process that it has started may
+    be the other rank."""
+    form = collective(FORM_WORLD)
+    for place, proved in (("", True), ("127.0.0.1:29500", False)):
+        found = diagnose(run([replace(form, dtype=place)], []))
+        assert found
+        assert (found.kind, found.proved) == (Kind.UNFORMED, proved)
+        assert ("whether other processes join that world" in found.unknown) == (not proved)
+
+
+def test_ranks_that_wait_for_one_that_is_blocked_have_a_say_in_whose_fault_it_is() -> None:
+    """Though something else may act in them: it does not release that one."""
+    most, wrong = (replace(SUM_3, shape=(length,)) for length in (4, 7))
+    states = run([most], [wrong], [most])
+    unknown = [replace(each, may_act="a thread" if each.rank != 1 else "") for each in states]
+    found = diagnose(unknown)
+    assert found
+    assert (found.kind, found.culprits, found.proved) == (Kind.SHAPES, (1,), True)
 
 
 def test_no_code_runs_that_a_stranger_has_written_to_the_store() -> None:
@@ -474,6 +507,16 @@ def test_the_operations_are_named_in_which_a_process_was_aborted() -> None:
     assert (found.kind, found.culprits) == (Kind.BESIDE_DDP, (0, 1))
     assert re.search(r"0 +DDP's backward #0 +train.py:42", found.table)
     assert re.search(r"1 +all_reduce #0 +train.py:50", found.table)
+
+
+def test_what_a_rank_has_called_below_its_exception_is_not_what_failed() -> None:
+    """It has failed in an all-reduce, and called a barrier in `finally`."""
+    below = replace(BARRIER, raised="RuntimeError")
+    failed, other = call((SUM_2, 5), (below, 9)), call((ROOT_0, 7), waits=True, rank=1)
+    found = explain_failure([die(failed, "failed: Connection closed by peer"), other])
+    assert found
+    assert (found.kind, found.culprits) == (Kind.COLLECTIVES, (0, 1))
+    assert re.search(r"0 +all_reduce #0 +train.py:5 ", found.table)
 
 
 def test_what_was_aborted_although_all_call_the_same_is_named() -> None:
