@@ -175,6 +175,10 @@ def test_ranks_that_wait_for_one_that_is_blocked_have_a_say_in_whose_fault_it_is
     found = diagnose(unknown)
     assert found
     assert (found.kind, found.culprits, found.proved) == (Kind.SHAPES, (1,), True)
+    assert found.sentence == textwrap.fill(
+        "deadlock: rank 1 is in all_reduce of shape [7] (train.py:1) where ranks 0, 2 are in "
+        "all_reduce of shape [4] (:1)", 80
+    )  # fmt: skip
 
 
 def test_no_code_runs_that_a_stranger_has_written_to_the_store() -> None:
@@ -484,6 +488,18 @@ def test_a_deadlock_names_the_first_difference_if_ranks_have_passed_it() -> None
     assert found.difference == "rank 0 has called DDP's forward (train.py:46), which rank 1 has not"
     assert f"before that: {found.difference}" in " ".join(str(found).split())
     assert found.cure == Kind.ALONE.cure
+
+
+def test_a_deadlock_names_what_ranks_have_called_differently_before_it() -> None:
+    receives = call((replace(SUM_2, dtype="int32"), 5), (receive(1), 6), waits=True)
+    found = diagnose([receives, call((SUM_2, 7), (BARRIER, 8), waits=True, rank=1)])
+    assert found
+    assert (found.kind, found.proved) == (Kind.ABSENT, True)
+    assert found.difference == (
+        "rank 0 has called all_reduce of int32 (train.py:5) where rank 1 has called all_reduce of "
+        "float32 (:7)"
+    )
+    assert found.cure == Kind.DTYPES.cure
 
 
 def test_one_that_ranks_stand_at_is_not_told_twice() -> None:
