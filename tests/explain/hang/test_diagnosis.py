@@ -202,6 +202,18 @@ def test_a_rank_that_is_not_seen_may_act() -> None:
     assert (found.kind, found.culprits, found.proved) == ("a rank that is not seen", (1,), False)
 
 
+def test_of_late_ranks_the_one_that_has_been_away_longest_is_told() -> None:
+    first, second, last = run([], [], [SUM_3])
+    late = [
+        replace(one, doing=Doing.IN_PROGRAM, line=f"train.py:2{one.rank} in main", since=since)
+        for one, since in ((first, 1.0), (second, 9.0))
+    ]
+    found = diagnose([*late, last])
+    assert found
+    assert (found.kind, found.culprits, found.proved) == (Kind.STRAGGLER, (0, 1), False)
+    assert found.sentence.startswith("rank 1 is in the program (train.py:21) while rank 2 is in")
+
+
 def test_functions_of_one_algorithm_meet() -> None:
     states = run([collective("all_gather")], [collective("all_gather_into_tensor")])
     states = [
@@ -296,16 +308,9 @@ def test_silent_differences_are_found(
 
 
 def test_the_first_difference_is_told() -> None:
-    wrong = replace(SUM, dtype="int32")
-    states = run([SUM, SUM, BARRIER], [SUM, wrong, wrong])
-    timed = [
-        replace(
-            state,
-            operations=tuple(replace(one, issued=float(one.index)) for one in state.operations),
-        )
-        for state in states
-    ]
-    found = find_mismatch(timed)
+    wrong = replace(SUM_2, dtype="int32")
+    right = call((SUM_2, 1), (SUM_2, 2), (BARRIER, 3))
+    found = find_mismatch([right, call((SUM_2, 1), (wrong, 2), (wrong, 3), rank=1)])
     assert found
     assert (found.kind, found.line) == ("different dtypes", "train.py:2 in step")
 
@@ -473,6 +478,18 @@ def test_a_surplus_is_told_by_its_lines() -> None:
     plain = diagnose(early)
     assert plain
     assert plain.difference == "", "the lines are the same"
+
+
+def test_a_model_that_most_ranks_call_is_not_called_alone() -> None:
+    """A forward pass more is an evaluation by some ranks, or the others have left out a step."""
+    forward, backward = (collective(name, 3) for name in (BUFFERS, BACKWARD))
+    steps = [(forward, 41), (backward, 42)]
+    more, step = call(*steps, (forward, 46), *steps), call(*steps, *steps)
+    for callers, kind in ((1, Kind.ALONE), (2, Kind.SKIPPED)):
+        states = [more] * callers + [step] * (3 - callers)
+        found = find_mismatch([replace(each, rank=rank) for rank, each in enumerate(states)])
+        assert found
+        assert found.kind == kind
 
 
 def test_a_deadlock_names_the_first_difference_if_ranks_have_passed_it() -> None:
