@@ -74,6 +74,25 @@ def test_a_rank_that_asks_a_person_is_waited_for(question: str | None, is_due: b
     assert looks == [False, False, is_due]
 
 
+def test_a_rank_that_has_computed_does_not_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it sleeps whenever the launcher looks."""
+    ticks = iter([[0], [10**6], [10**6], [10**6]])
+    monkeypatch.setattr(standstill.Standstill, "count_ticks", lambda _: next(ticks))
+    with subprocess.Popen(["sleep", "100"]) as process:
+        box = SimpleNamespace(calls=(1, 0, 0), waits=True)
+        rank: Any = SimpleNamespace(
+            done=False, vanished=False, box=box, question=None, process=process
+        )
+        while process_status(process.pid)[:1] != [b"S"]:
+            time.sleep(0.01)
+        stands, looks = standstill.Standstill([rank]), []
+        for _ in range(5):
+            looks.append(stands.look())
+            stands.since -= 100
+        process.kill()
+    assert looks == [False, False, False, False, True]
+
+
 def test_what_is_told_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     stands = standstill.Standstill([])
     first, second = (diagnose(run([receive(peer, 3)], [], [])) for peer in (1, 2))

@@ -29,6 +29,7 @@ from playground.base.untrusted import unpickle
 from playground.explain.hang import (
     BACKWARD,
     BUFFERS,
+    DONE,
     FORM_WORLD,
     ISSUED,
     NEW_GROUP,
@@ -184,6 +185,30 @@ def test_ranks_that_wait_for_one_that_is_blocked_have_a_say_in_whose_fault_it_is
 def test_no_code_runs_that_a_stranger_has_written_to_the_store() -> None:
     with pytest.raises(pickle.UnpicklingError, match=r"posix\.getpid is not expected"):
         unpickle(b"cposix\ngetpid\n(tR.", RankState)
+
+
+def test_what_all_ranks_do_after_an_exception_is_no_collective_in_finally() -> None:
+    """It is a way to go on."""
+    after = [replace(one, raised="RuntimeError") for one in (SUM, BARRIER)]
+    found = diagnose(run(*([one] for one in after)))
+    assert found
+    assert (found.kind, found.proved) == (Kind.COLLECTIVES, True)
+
+
+@pytest.mark.parametrize(
+    ("awaited", "kind"),
+    [
+        (receive(0, tag=6), Kind.WRONG_TAG),
+        (replace(receive(0, tag=5), number=1), Kind.GROUPS),
+        (replace(receive(0, tag=6), number=1), Kind.ABSENT),
+    ],
+)
+def test_a_message_that_was_sent_before_tells_what_is_wrong(awaited: Operation, kind: Kind) -> None:
+    """The sender has gone on to a barrier."""
+    sender = call((send(1, tag=5), 5), (BARRIER, 6), waits=True)
+    found = diagnose([sender, call((awaited, 7), waits=True, rank=1)])
+    assert found
+    assert (found.kind, found.proved) == (kind, True)
 
 
 def test_an_operation_that_may_give_up_proves_nothing() -> None:
@@ -583,6 +608,16 @@ def test_a_send_that_nobody_waited_for_is_named() -> None:
         "rank 0 has called send to rank 1 and not waited for it (train.py:5) where rank 1 is in "
         "recv from rank 0 (:7)", 80
     )  # fmt: skip
+
+
+def test_a_send_that_is_over_is_not_taken_for_one_that_nobody_waits_for() -> None:
+    """What it has sent is on its way."""
+    sent, receiver = call((send(1), 5)), call((receive(0), 7), waits=True, rank=1)
+    for state, kind in ((DONE, Kind.RUNNING), (ISSUED, Kind.UNWAITED)):
+        operations = tuple(replace(one, state=state) for one in sent.operations)
+        found = diagnose([replace(sent, operations=operations), receiver])
+        assert found
+        assert (found.kind, found.proved) == (kind, False)
 
 
 def test_an_error_of_the_program_is_explained_by_nothing() -> None:
