@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup, Work
 
 from playground import launch
 from playground.explain.hang.box import SWITCH
-from playground.tap import METHODS, Call, Observer, number_of, observing
+from playground.tap import METHODS, Call, Observer, number_of, observing, ranks_of
 from playground.tap.replacement import replaced
 from playground.tap.tap import _tap
 from playground.testing import World
@@ -355,6 +355,11 @@ def test_without_an_observer_torchs_own_methods_are_in_place(
 def test_the_number_of_a_group_is_the_same_in_every_process() -> None:
     """Unlike what Python's `hash` makes of its name."""
     assert [number_of(SimpleNamespace(group_name=name)) for name in ("7", "tp")] == [7, 1519378225]
+
+
+def test_a_group_that_torch_does_not_know_has_its_own_ranks() -> None:
+    """As one of torch's RPC."""
+    assert ranks_of(dist.ProcessGroup(dist.HashStore(), 1, 3)) == (0, 1, 2)
 
 
 def keep_the_calls_of_a_group_that_ends(rank: int, size: int) -> tuple[bool, tuple[int, ...], bool]:

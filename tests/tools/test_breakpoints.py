@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pexpect
@@ -19,6 +20,8 @@ from fixtures import Ran, Save
 from processes import ENOUGH
 
 from playground import RankFailed, UsageError, launch
+from playground.world.launcher.launch import ADVICE_TO_CALLER, LaunchConfig
+from playground.world.rank.assignment import Breakpoints
 
 PROMPT = r"\[rank (\d)\] \(Pdb\) "
 SCRIPT = """
@@ -204,6 +207,14 @@ def test_launch_asks_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         launch(stop_and_sum, 2)
     with pytest.raises(UsageError, match="debug rank 2: the ranks of this world are 0 to 1"):
         launch(stop_and_sum, 2, debug=[0, 2])
+
+
+def test_at_a_terminal_breakpoints_open_unless_no_rank_is_to_be_debugged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    assert LaunchConfig().choose_breakpoints(2) == Breakpoints(ranks=(0, 1))
+    assert LaunchConfig(debug=[]).choose_breakpoints(2) == Breakpoints(advice=ADVICE_TO_CALLER)
 
 
 SWAP = """

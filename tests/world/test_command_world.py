@@ -26,6 +26,16 @@ def test_what_nccl_logs_when_it_aborts_is_not_silenced(monkeypatch: pytest.Monke
     assert os.environ["TORCH_CPP_LOG_LEVEL"] == "INFO", "the user's"
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_a_world_that_is_joined_rank_0_alone_shows_results(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CommandWorld(2).is_main, "the parent of the ranks"
+    for name, value in by_hand(rank, 2, free_port()).items():
+        monkeypatch.setenv(name, value)
+    assert CommandWorld(None).is_main == (rank == 0)
+
+
 def test_whoever_started_a_world_restarts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in by_hand(0, 2, free_port()).items():
         monkeypatch.setenv(name, value)

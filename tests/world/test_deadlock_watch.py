@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from playground.explain.hang import SEND, UNASKED, Doing
+from playground.explain.hang import RECEIVE, SEND, UNASKED, Doing, Kind, Operation, RankState
 from playground.explain.hang.activity import Activity
 from playground.explain.hang.box import MAIN, Box, View
+from playground.explain.hang.diagnosis import Diagnosis
 from playground.world import PeerDisconnected, RankFailed
 from playground.world.launcher import watch
-from playground.world.launcher.deadlock_watch import Examiner, line_of
+from playground.world.launcher.deadlock_watch import Examiner, find_failed, line_of
 from playground.world.rank.preemption import PreemptionNotice
 
 
@@ -66,6 +67,37 @@ def test_a_doubt_ends_when_no_deadlock_is_found_any_more() -> None:
         examiner.next_look = 0.0
         assert examiner.find_deadlock() is None
     assert examiner.judge.doubts == 0
+
+
+def test_a_rank_that_goes_on_is_in_no_deadlock() -> None:
+    """At each look it receives from a rank that has finished, every time another message."""
+    box, finished = begin_box(), Box(1, 2, "a world")
+    finished.begin_program()
+    finished.end_program()
+    ranks = [rank_with(box), rank_with(finished, number=1, result=b"", done=True)]
+    examiner = Examiner(ranks)
+    known = box.describe("receive", (RECEIVE, RECEIVE, (0, 1), "float32", 1, 7, 0, ()))
+
+    def look() -> Diagnosis | None:
+        examiner.next_look = 0.0
+        return examiner.find_deadlock()
+
+    for _ in range(10):
+        box.words[MAIN] = box.call(known, 1, False)
+        assert look() is None
+    found = next(filter(None, (look() for _ in range(100))))  # this process goes on in some
+    assert (found.kind, found.proved) == (Kind.ENDED, True)
+
+
+def test_a_rank_has_failed_in_what_it_called_before_it_raised() -> None:
+    """A collective in its `finally` is none that has failed."""
+    one, other = (
+        Operation(kind=SEND, name="send", index=index, group=(0, 1), peer=1, raised=raised)
+        for index, raised in enumerate(("", "RuntimeError"))
+    )
+    state = RankState(rank=0, doing=Doing.DEAD, operations=(one, other))
+    assert find_failed(PeerDisconnected(0, 2, "failed: Connection closed by peer"), state) == one
+    assert find_failed(RankFailed(0, 2, "failed: ValueError: no"), state) is None
 
 
 def test_the_line_of_a_stack_is_the_program_s() -> None:

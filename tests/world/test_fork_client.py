@@ -49,6 +49,15 @@ def test_a_server_that_is_stopped_while_it_is_asked_is_named(
         client.fork([])
 
 
+def test_a_server_that_takes_long_is_not_taken_for_one_that_is_stopped(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_client, "STOPPED_LOOKS", 1)
+    monkeypatch.setattr(fork_client, "LOOK_INTERVAL", 0.01)
+    begin(slow="import time; time.sleep(0.5)")
+    assert fork_client.ForkedProcess(len, ("",)).join(ENOUGH) == 0
+
+
 STOPS_ANOTHER = """
 import os, signal, subprocess
 sleep = subprocess.Popen(["sleep", "1000"])
@@ -147,6 +156,9 @@ def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(
     client = begin()
     process = fork_client.ForkedProcess(time.sleep, (60,))
     os.kill(client.pid, signal.SIGSTOP)
+    while state_of(client.pid) != "T":
+        time.sleep(0.01)
+    assert process.exitcode is None, "it still runs"
     process.kill()
     process.join()
     assert process.exitcode == fork_client.LOST_BY_THE_SERVER

@@ -30,7 +30,7 @@ from playground.world import RankFailed, UsageError
 from playground.world.launcher import fork_client
 from playground.world.launcher.launch import LaunchConfig, start_rank
 from playground.world.rendezvous.environment import RankEnv
-from playground.world.rendezvous.rendezvous import Rendezvous
+from playground.world.rendezvous.rendezvous import MAX_RANKS, Rendezvous
 
 launch = partial(playground.launch, fresh=True)
 """Every test here is about the life of new processes."""
@@ -156,6 +156,12 @@ def test_the_impossible_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         launch(add_up, **arguments)
+
+
+def test_as_many_ranks_as_one_host_takes_are_not_refused() -> None:
+    LaunchConfig().check(MAX_RANKS)
+    with pytest.raises(UsageError, match=f"one host takes 1 to {MAX_RANKS}"):
+        LaunchConfig().check(MAX_RANKS + 1)
 
 
 def test_a_script_without_a_guard_is_told_so_once(run_script: Callable[[str], Outcome]) -> None:

@@ -206,6 +206,10 @@ def test_on_a_terminal_each_line_says_which_rank(
         output.write(part)
     end_lines()
     assert terminal.getvalue() == shown
+    terminal.truncate(0)
+    Output(3, "stderr", Pipe(duplex=False)[0]).write(b"one\n")
+    end_lines()
+    assert terminal.getvalue().count("\n") == 1, "what is ended already is not ended again"
 
 
 def relayed(parts: list[tuple[int, bytes]]) -> bytes:
@@ -252,6 +256,26 @@ def test_a_bar_moves_and_lines_of_other_ranks_begin_below_it() -> None:
 def test_a_line_without_an_end_is_passed_on_before_it_fills_the_memory() -> None:
     assert relayed([(0, b"x" * READ_AT_ONCE)] * 10) == b""
     assert len(relayed([(0, b"x" * READ_AT_ONCE)] * 17)) == 17 * READ_AT_ONCE
+
+
+def test_while_a_rank_is_in_a_long_line_no_other_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    pipes = [Pipe(duplex=False) for _ in range(2)]
+    first, second = (Output(rank, "stdout", ours) for rank, (ours, _) in enumerate(pipes))
+
+    def write(part: bytes) -> None:
+        os.write(pipes[0][1].fileno(), part)
+        first.relay()
+
+    for _ in range(17):
+        write(b"x" * READ_AT_ONCE)
+    now = time.monotonic() + 1
+    assert [each.is_read(now) for each in (first, second)] == [True, False]
+    write(b"\n")
+    assert [each.is_read(now) for each in (first, second)] == [True, True]
+    end_lines()
+    for each in (each for pair in pipes for each in pair):
+        each.close()
 
 
 def print_long_lines(rank: int, size: int) -> None:

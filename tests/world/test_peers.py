@@ -17,11 +17,13 @@ import pytest
 from fixtures import Fork, Networks
 from hosts import Host, Network
 from processes import ENOUGH, by_hand, free_port, is_first_epoch
+from torch.distributed import HashStore
 
 from playground.base.connections import tcp_connections, tcp_sockets
 from playground.base.errors import PeerDisconnected, RankFailed
 from playground.training import prepare
-from playground.world.join import describe_loss
+from playground.world.join import describe_loss, explain
+from playground.world.rendezvous import peers
 from playground.world.rendezvous.environment import RankEnv, write_error_file
 from playground.world.rendezvous.peers import Loss, Peer, PeerEnds, PeerWatch, describe_end
 from playground.world.rendezvous.rendezvous import Rendezvous
@@ -185,11 +187,11 @@ def make_peer(rank: int, machine: str, pid: int = 0, port: int = 0) -> Peer:
 def test_a_rank_watches_its_neighbours_on_other_hosts() -> None:
     """So each is watched from two sides, however many there are."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
-    peers = [
+    ranks = [
         make_peer(rank, f"{rank}", port=server.getsockname()[1])
         for rank, server in enumerate(servers)
     ]
-    ends = PeerEnds(peers[0], peers)
+    ends = PeerEnds(ranks[0], ranks)
     assert sorted(peer.rank for peer in ends.sources.values()) == [1, 3]
     ends.wakeup.close()
     ends.close()
@@ -200,9 +202,9 @@ def test_a_rank_watches_its_neighbours_on_other_hosts() -> None:
 def test_a_rank_that_ended_before_it_was_watched_is_missed() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    peers = [make_peer(0, "here", os.getpid()), make_peer(1, "here", gone.pid)]
-    ends = PeerEnds(peers[0], peers)
-    assert ends.wait(ENOUGH) == [(peers[1], None)]
+    ranks = [make_peer(0, "here", os.getpid()), make_peer(1, "here", gone.pid)]
+    ends = PeerEnds(ranks[0], ranks)
+    assert ends.wait(ENOUGH) == [(ranks[1], None)]
     ends.wakeup.close()
     ends.close()
 
@@ -215,6 +217,38 @@ def test_a_rank_that_was_given_up_is_told_so(rank: int, words: str) -> None:
     watch = PeerWatch(env, 1.0, 1.0, lambda: None)
     watch.loss = Loss([1], "killed")
     assert str(describe_loss(watch)) == f"rank {rank} of 2 {words}"
+
+
+def test_an_exit_after_a_loss_says_who_was_lost() -> None:
+    """As where the program's `finally` calls sys.exit. Without a loss, it stays what it is."""
+    env = RankEnv(rank=0, size=2, local_rank=0, local_size=2, rendezvous=Rendezvous())
+    watch, error = PeerWatch(env, 1.0, 1.0, lambda: None), SystemExit(3)
+    assert explain(error, watch) is error
+    watch.loss = Loss([1], "killed")
+    watch.known.set()
+    assert str(explain(error, watch)) == "rank 0 of 2 lost rank 1 (killed)"
+
+
+def test_who_has_left_in_order_is_not_missed_and_whose_end_is_known_is_told_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "LOCAL_REPORT_TIMEOUT", 0.0)
+    env = RankEnv(rank=0, size=4, local_rank=0, local_size=4, rendezvous=Rendezvous())
+    watch, lost = PeerWatch(env, 1.0, 1.0, lambda: None), list[str]()
+    watch.store = HashStore()
+    watch.store.set(peers.left(1), "yes")
+    monkeypatch.setattr(watch, "report", lambda loss: lost.append(str(loss)))
+    ends = [
+        (make_peer(1, "here"), Loss([1], "exited with code 0")),
+        (make_peer(2, "there"), None),
+        (make_peer(3, "here"), Loss([3], "killed")),
+    ]
+    watch.report_ends(ends)
+    unknown = "lost rank 2 (its process on host of 2 has ended)"
+    assert lost == ["lost rank 3 (killed)", unknown]
+    watch.closing.set()  # this rank leaves: a rank of that host tells the others
+    watch.report_ends(ends)
+    assert lost == ["lost rank 3 (killed)", unknown, "lost rank 3 (killed)"]
 
 
 def data_in(folder: Path) -> dict[str, str]:

@@ -2,16 +2,19 @@
 tests/tools/test_run.py.)"""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from playground.base.errors import UsageError
-from playground.base.remote import file_of
+from playground.base.remote import ROOT, file_of
 from playground.lessons import LESSONS
 from playground.world.program import (
     COMPILER,
@@ -74,6 +77,37 @@ def test_a_program_is_found_without_importing_it(
 def test_a_program_that_is_not_there_is_refused(program: Program, words: str, folder: Path) -> None:
     with pytest.raises(UsageError, match=words):
         program.locate()
+
+
+def test_a_program_is_compiled_as_its_file_says_and_not_as_ours_do(folder: Path) -> None:
+    code = Program(name="train.py").compile(str(folder / "train.py"))
+    assert not code.co_flags & __future__.annotations.compiler_flag
+
+
+ASK_FOR_PATH = """
+import os, sys
+from playground.world.program import path_of_new_interpreter
+sys.path[:] = [os.getcwd(), "/lib", os.getcwd()]
+print(path_of_new_interpreter())
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "is_ours", "kept"),
+    [
+        ("-u", False, ["{here}", "/lib"]),  # the last is that of `python -m playground`
+        ("-u", True, ["{here}", "/lib", "{here}"]),
+        ("-P", False, ["{here}", "/lib", "{here}"]),  # Python has not put it there
+    ],
+)
+def test_a_program_does_not_look_for_modules_in_the_folder_of_this_command(
+    option: str, is_ours: bool, kept: list[str], tmp_path: Path
+) -> None:
+    here = ROOT if is_ours else tmp_path
+    words = [sys.executable, option, "-c", ASK_FOR_PATH]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=here, env=environ, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == tuple(each.format(here=here) for each in kept)
 
 
 @pytest.mark.parametrize("content", [b"if:\n", b"\x00", b"\xff = 1", b"x = '"])

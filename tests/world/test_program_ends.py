@@ -4,13 +4,17 @@ what it does here."""
 
 from __future__ import annotations
 
+import os
+import signal
 import textwrap
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures import Fork
+from fork_servers import state_of
 from processes import ENOUGH, by_hand, free_port, session_ends
 from programs import ForkedProgram, Outcome
 
@@ -260,6 +264,31 @@ def test_a_rank_may_wait_for_the_end_of_another(run_program: Runs, how: str) -> 
             time.sleep(0.01)
     """
     says(run_program(text, 2, how))
+
+
+def test_who_serves_the_store_stays_until_the_others_know_that_it_has_left(
+    fork_program: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1, which is stopped while rank 0 ends, does not miss it when it goes on."""
+    monkeypatch.chdir(tmp_path)
+    text = """
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if rank == 0:
+            atexit.register(lambda: open("ended", "w").close())
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    """
+    (tmp_path / "train.py").write_text(HEAD + textwrap.dedent(text))
+    port = free_port()
+    ranks = [
+        fork_program("playground", "run", "train.py", **by_hand(rank, 2, port)) for rank in range(2)
+    ]
+    while not (tmp_path / "ended").exists() or state_of(ranks[1].pid) != "T":
+        time.sleep(0.01)
+    time.sleep(0.5)  # in which rank 0 would have gone
+    os.kill(ranks[1].pid, signal.SIGCONT)
+    says([finish(one) for one in ranks])
 
 
 def test_threads_and_exit_functions_have_no_limit_of_ours(

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from random_programs import receive, run
 
 from playground import launch
 from playground.base.process_status import process_status
+from playground.explain.hang.diagnosis import diagnose
 from playground.world.launcher import standstill
 
 FOREVER = 300.0
@@ -69,6 +72,37 @@ def test_a_rank_that_asks_a_person_is_waited_for(question: str | None, is_due: b
             stands.since -= 100
         process.kill()
     assert looks == [False, False, is_due]
+
+
+def test_a_rank_that_has_computed_does_not_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it sleeps whenever the launcher looks."""
+    ticks = iter([[0], [10**6], [10**6], [10**6]])
+    monkeypatch.setattr(standstill.Standstill, "count_ticks", lambda _: next(ticks))
+    with subprocess.Popen(["sleep", "100"]) as process:
+        box = SimpleNamespace(calls=(1, 0, 0), waits=True)
+        rank: Any = SimpleNamespace(
+            done=False, vanished=False, box=box, question=None, process=process
+        )
+        while process_status(process.pid)[:1] != [b"S"]:
+            time.sleep(0.01)
+        stands, looks = standstill.Standstill([rank]), []
+        for _ in range(5):
+            looks.append(stands.look())
+            stands.since -= 100
+        process.kill()
+    assert looks == [False, False, False, False, True]
+
+
+def test_what_is_told_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    stands = standstill.Standstill([])
+    first, second = (diagnose(run([receive(peer, 3)], [], [])) for peer in (1, 2))
+    assert first
+    assert second
+    told = [replace(each, proved=False, unknown="what a thread does") for each in (first, second)]
+    for each in (*told, *told):
+        stands.tell(each)
+    assert [each.sentence in caplog.text for each in told] == [True, True]
+    assert len(caplog.records) == 2
 
 
 def await_file(file: Path) -> None:

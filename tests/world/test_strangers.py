@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,3 +117,6 @@ def test_a_message_to_nobody_is_told_of_a_rank_that_died_in_it() -> None:
     assert found
     assert (found.kind, found.culprits, found.line) == (Kind.STRANGER, (1,), "ring.py:7")
     assert "rank 1 has called send to rank 2 of 2, which does not exist" in found.sentence
+    # its messages are not all known, and so neither is whether that is one to nobody
+    unknown = replace(states[1], unnamed="which ranks a group has")
+    assert explain_failure([states[0], unknown]) is None

@@ -29,6 +29,8 @@ from playground.base.untrusted import unpickle
 from playground.explain.hang import (
     BACKWARD,
     BUFFERS,
+    DONE,
+    FORM_WORLD,
     ISSUED,
     NEW_GROUP,
     Doing,
@@ -141,9 +143,69 @@ def test_nothing_is_proved_while_a_rank_may_act(
     )
 
 
+def test_nothing_is_proved_of_an_operation_that_a_stopped_rank_has_called() -> None:
+    """When it is continued, what it sends may still arrive."""
+    *others, last = run([SUM_3], [BARRIER_3], [SUM_3])
+    found = diagnose([*others, last])
+    assert found
+    assert found.proved
+    found = diagnose([*others, replace(last, doing=Doing.STOPPED, waits_for=None)])
+    assert found
+    assert (found.kind, found.culprits, found.proved) == ("different collectives", (1,), False)
+
+
+def test_nothing_is_proved_of_a_world_that_others_may_join() -> None:
+    """The rank forms it at another place than the launched one's: a process that it has started may
+    be the other rank."""
+    form = collective(FORM_WORLD)
+    for place, proved in (("", True), ("127.0.0.1:29500", False)):
+        found = diagnose(run([replace(form, dtype=place)], []))
+        assert found
+        assert (found.kind, found.proved) == (Kind.UNFORMED, proved)
+        assert ("whether other processes join that world" in found.unknown) == (not proved)
+
+
+def test_ranks_that_wait_for_one_that_is_blocked_have_a_say_in_whose_fault_it_is() -> None:
+    """Though something else may act in them: it does not release that one."""
+    most, wrong = (replace(SUM_3, shape=(length,)) for length in (4, 7))
+    states = run([most], [wrong], [most])
+    unknown = [replace(each, may_act="a thread" if each.rank != 1 else "") for each in states]
+    found = diagnose(unknown)
+    assert found
+    assert (found.kind, found.culprits, found.proved) == (Kind.SHAPES, (1,), True)
+    assert found.sentence == textwrap.fill(
+        "deadlock: rank 1 is in all_reduce of shape [7] (train.py:1) where ranks 0, 2 are in "
+        "all_reduce of shape [4] (:1)", 80
+    )  # fmt: skip
+
+
 def test_no_code_runs_that_a_stranger_has_written_to_the_store() -> None:
     with pytest.raises(pickle.UnpicklingError, match=r"posix\.getpid is not expected"):
         unpickle(b"cposix\ngetpid\n(tR.", RankState)
+
+
+def test_what_all_ranks_do_after_an_exception_is_no_collective_in_finally() -> None:
+    """It is a way to go on."""
+    after = [replace(one, raised="RuntimeError") for one in (SUM, BARRIER)]
+    found = diagnose(run(*([one] for one in after)))
+    assert found
+    assert (found.kind, found.proved) == (Kind.COLLECTIVES, True)
+
+
+@pytest.mark.parametrize(
+    ("awaited", "kind"),
+    [
+        (receive(0, tag=6), Kind.WRONG_TAG),
+        (replace(receive(0, tag=5), number=1), Kind.GROUPS),
+        (replace(receive(0, tag=6), number=1), Kind.ABSENT),
+    ],
+)
+def test_a_message_that_was_sent_before_tells_what_is_wrong(awaited: Operation, kind: Kind) -> None:
+    """The sender has gone on to a barrier."""
+    sender = call((send(1, tag=5), 5), (BARRIER, 6), waits=True)
+    found = diagnose([sender, call((awaited, 7), waits=True, rank=1)])
+    assert found
+    assert (found.kind, found.proved) == (kind, True)
 
 
 def test_an_operation_that_may_give_up_proves_nothing() -> None:
@@ -160,6 +222,18 @@ def test_a_rank_that_is_not_seen_may_act() -> None:
     found = diagnose(run([SUM], [])[:1])
     assert found
     assert (found.kind, found.culprits, found.proved) == ("a rank that is not seen", (1,), False)
+
+
+def test_of_late_ranks_the_one_that_has_been_away_longest_is_told() -> None:
+    first, second, last = run([], [], [SUM_3])
+    late = [
+        replace(one, doing=Doing.IN_PROGRAM, line=f"train.py:2{one.rank} in main", since=since)
+        for one, since in ((first, 1.0), (second, 9.0))
+    ]
+    found = diagnose([*late, last])
+    assert found
+    assert (found.kind, found.culprits, found.proved) == (Kind.STRAGGLER, (0, 1), False)
+    assert found.sentence.startswith("rank 1 is in the program (train.py:21) while rank 2 is in")
 
 
 def test_functions_of_one_algorithm_meet() -> None:
@@ -256,16 +330,9 @@ def test_silent_differences_are_found(
 
 
 def test_the_first_difference_is_told() -> None:
-    wrong = replace(SUM, dtype="int32")
-    states = run([SUM, SUM, BARRIER], [SUM, wrong, wrong])
-    timed = [
-        replace(
-            state,
-            operations=tuple(replace(one, issued=float(one.index)) for one in state.operations),
-        )
-        for state in states
-    ]
-    found = find_mismatch(timed)
+    wrong = replace(SUM_2, dtype="int32")
+    right = call((SUM_2, 1), (SUM_2, 2), (BARRIER, 3))
+    found = find_mismatch([right, call((SUM_2, 1), (wrong, 2), (wrong, 3), rank=1)])
     assert found
     assert (found.kind, found.line) == ("different dtypes", "train.py:2 in step")
 
@@ -435,6 +502,18 @@ def test_a_surplus_is_told_by_its_lines() -> None:
     assert plain.difference == "", "the lines are the same"
 
 
+def test_a_model_that_most_ranks_call_is_not_called_alone() -> None:
+    """A forward pass more is an evaluation by some ranks, or the others have left out a step."""
+    forward, backward = (collective(name, 3) for name in (BUFFERS, BACKWARD))
+    steps = [(forward, 41), (backward, 42)]
+    more, step = call(*steps, (forward, 46), *steps), call(*steps, *steps)
+    for callers, kind in ((1, Kind.ALONE), (2, Kind.SKIPPED)):
+        states = [more] * callers + [step] * (3 - callers)
+        found = find_mismatch([replace(each, rank=rank) for rank, each in enumerate(states)])
+        assert found
+        assert found.kind == kind
+
+
 def test_a_deadlock_names_the_first_difference_if_ranks_have_passed_it() -> None:
     ahead = call(*STEP, (FORWARD_2, 46), (FORWARD_2, 41), waits=True)
     behind = call(*STEP, *STEP, waits=True, rank=1)
@@ -448,6 +527,18 @@ def test_a_deadlock_names_the_first_difference_if_ranks_have_passed_it() -> None
     assert found.difference == "rank 0 has called DDP's forward (train.py:46), which rank 1 has not"
     assert f"before that: {found.difference}" in " ".join(str(found).split())
     assert found.cure == Kind.ALONE.cure
+
+
+def test_a_deadlock_names_what_ranks_have_called_differently_before_it() -> None:
+    receives = call((replace(SUM_2, dtype="int32"), 5), (receive(1), 6), waits=True)
+    found = diagnose([receives, call((SUM_2, 7), (BARRIER, 8), waits=True, rank=1)])
+    assert found
+    assert (found.kind, found.proved) == (Kind.ABSENT, True)
+    assert found.difference == (
+        "rank 0 has called all_reduce of int32 (train.py:5) where rank 1 has called all_reduce of "
+        "float32 (:7)"
+    )
+    assert found.cure == Kind.DTYPES.cure
 
 
 def test_one_that_ranks_stand_at_is_not_told_twice() -> None:
@@ -471,6 +562,16 @@ def test_the_operations_are_named_in_which_a_process_was_aborted() -> None:
     assert (found.kind, found.culprits) == (Kind.BESIDE_DDP, (0, 1))
     assert re.search(r"0 +DDP's backward #0 +train.py:42", found.table)
     assert re.search(r"1 +all_reduce #0 +train.py:50", found.table)
+
+
+def test_what_a_rank_has_called_below_its_exception_is_not_what_failed() -> None:
+    """It has failed in an all-reduce, and called a barrier in `finally`."""
+    below = replace(BARRIER, raised="RuntimeError")
+    failed, other = call((SUM_2, 5), (below, 9)), call((ROOT_0, 7), waits=True, rank=1)
+    found = explain_failure([die(failed, "failed: Connection closed by peer"), other])
+    assert found
+    assert (found.kind, found.culprits) == (Kind.COLLECTIVES, (0, 1))
+    assert re.search(r"0 +all_reduce #0 +train.py:5 ", found.table)
 
 
 def test_what_was_aborted_although_all_call_the_same_is_named() -> None:
@@ -504,6 +605,16 @@ def test_a_send_that_nobody_waited_for_is_named() -> None:
         "rank 0 has called send to rank 1 and not waited for it (train.py:5) where rank 1 is in "
         "recv from rank 0 (:7)", 80
     )  # fmt: skip
+
+
+def test_a_send_that_is_over_is_not_taken_for_one_that_nobody_waits_for() -> None:
+    """What it has sent is on its way."""
+    sent, receiver = call((send(1), 5)), call((receive(0), 7), waits=True, rank=1)
+    for state, kind in ((DONE, Kind.RUNNING), (ISSUED, Kind.UNWAITED)):
+        operations = tuple(replace(one, state=state) for one in sent.operations)
+        found = diagnose([replace(sent, operations=operations), receiver])
+        assert found
+        assert (found.kind, found.proved) == (kind, False)
 
 
 def test_an_error_of_the_program_is_explained_by_nothing() -> None:

@@ -74,6 +74,21 @@ def test_what_ranks_tell_each_other_is_said_and_not_proved() -> None:
     assert found.unknown == f"{UNASKED} (ranks 1-2)"
 
 
+def test_a_rank_answers_whether_it_is_as_it_has_told() -> None:
+    box, store = Box(1, 2, "a world"), HashStore()
+    box.begin_program()
+    exchange = Exchange(store, 1, 2, box, 0)
+
+    def ask() -> bytes:
+        asked = store.add("asked", 1)
+        exchange.look()
+        return store.get(f"answer {asked} of 1")
+
+    assert ask() == b"moved", "it is in the program, and has told nothing"
+    box.end_program()
+    assert b"still" in {ask() for _ in range(100)}
+
+
 def test_a_rank_that_has_finished_tells_the_others() -> None:
     box, store = Box(1, 2, "a world"), HashStore()
     box.begin_program()

@@ -11,6 +11,7 @@ import pytest
 from playground.explain.hang import (
     AWAITED,
     COLLECTIVE,
+    NEW_GROUP,
     RECEIVE,
     SEND,
     STRANGERS,
@@ -87,8 +88,10 @@ def test_a_rank_that_has_finished_never_comes_and_is_at_fault() -> None:
 
 
 def test_whoever_may_still_act_has_not_finished() -> None:
-    last = replace(finished(2), may_act="what thread Thread-1 does")
-    assert blocked_and_culprits(in_operation(0, SUM), in_operation(1, SUM), last) == (set(), set())
+    for what in ({"may_act": "what thread Thread-1 does"}, {"unnamed": "what it has called"}):
+        last = replace(finished(2), **what)
+        states = in_operation(0, SUM), in_operation(1, SUM), last
+        assert blocked_and_culprits(*states) == (set(), set())
 
 
 def test_the_minority_is_at_fault() -> None:
@@ -132,6 +135,12 @@ def test_a_broadcast_needs_its_root_alone() -> None:
     }
 
 
+def test_members_alone_wait_in_a_group_that_is_made() -> None:
+    make = replace(collective(NEW_GROUP), members=(0, 1))
+    graph = WaitGraph([finished(0), in_operation(1, make), in_operation(2, make)])
+    assert {rank: wait.missing for rank, wait in graph.waits.items()} == {1: {0}, 2: set()}
+
+
 def test_calls_meet_by_their_place() -> None:
     second = replace(SUM, index=1)
     graph = WaitGraph([in_operation(0, SUM, second), in_operation(1, SUM), finished(2, SUM)])
@@ -155,6 +164,13 @@ def test_what_keeps_calls_apart(
     other = replace(SUM, **change)  # type: ignore[arg-type]
     assert find_difference(SUM, other) == kind
     assert find_difference(SUM, other, strictly=True) == strict_kind
+
+
+def test_the_order_of_elements_keeps_no_call_from_ending() -> None:
+    one, other = replace(SUM, shape=(2, 3)), replace(SUM, shape=(3, 2))
+    assert find_difference(one, other) is None
+    assert find_difference(one, other, strictly=True) == Kind.SHAPES
+    assert find_difference(one, replace(SUM, shape=(2, 1, 3)), strictly=True) is None
 
 
 def test_who_has_another_number_is_left_blank() -> None:
