@@ -130,7 +130,7 @@ def see_file(session: Session, file: Path, output: Path | None, steps: bool) -> 
             render(recording, output)
     else:
         session.say(*recording_texts(recording), "")
-    session.say(f"Shown: {amount(recording)}{f', in {output}' if output else ''}.")
+    session.say(f"{f'{output} has ' if output else ''}{amount(recording)}.")
     if session.run.as_json:
         session.print_document({}, file=output, **document_of(recording))
 
@@ -208,7 +208,7 @@ def see_figures(session: Session, files: dict[str, Path]) -> None:
     table = Table(Column("figure"), Column("shows", wraps=True), Column("file"))
     for figure in figures:
         table.add(figure.name, titles[figure.name], str(files[figure.name].relative_to(common)))
-    session.say(table, "", f"Shown: {count}, in {common}.")
+    session.say(table, "", f"{common} has {count}.")
     rendered = [
         {"name": name, "shows": titles[name], "run": figure.run.name, "file": files[name]}
         for name, figure in zip(files, figures, strict=True)

@@ -84,5 +84,5 @@ def command(session: Session, folder: Path) -> None:
         )
     pages = write_site(folder, session.bar.show)
     session.bar.clear()
-    session.say(f"Shown: {len(pages)} pages. Open {folder / 'index.html'}")
+    session.say(f"{folder} has {len(pages)} pages. Open {folder / 'index.html'}")
     session.print_document({}, folder=folder, pages=pages)

@@ -164,9 +164,9 @@ class Site:
 {show_code(textwrap.dedent(chr(10).join(wrong)), "python", file, min(lines))}
 <p>Why, and what to do: {self.markdown.renderInline(why[1] if why else "")}. The program is in <a
 href="{self.link(file)}#{file.name}-{min(lines)}">{file.name}</a>, and <code>{command}</code>
-runs it, and its cure. All programs: <a href="break.html">break</a></p>
+runs it, and then the fixed program. All programs: <a href="break.html">break</a></p>
 <figure>{self.play(recording, page, {file: lines}) if recording else ""}</figure>
-<h2 id="cure">The cure</h2>
+<h2 id="fix">The fix</h2>
 {show_code("".join(f"{line[0]}{line[5:]}{chr(10)}" for line in changes), "diff")}"""
         self.add(page, f"break: {name}", body, within="break")
 

@@ -10,7 +10,7 @@ SYMPTOMS = {
     "hang stuck stand deadlock freez frozen timeout": (
         "failures.html#where-to-look-first",
         "break.html#ask-a-run-that-hangs",
-        "break.html#break-programs-that-go-wrong-and-their-cures",
+        "break.html#break-programs-that-go-wrong-and-how-to-fix-them",
         "failures.html#which-line-is-it",
     ),
     "slow straggler": (

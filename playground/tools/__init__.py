@@ -31,7 +31,7 @@ TOOLS = {
         (
             "break",
             "run programs that hang, fail or return wrong values, each with its diagnosis and its "
-            "cure",
+            "fix",
         ),
         ("why", "say who waits for whom in a run that stands still"),
         ("doctor", "is this machine, are these hosts, fit for distributed training?"),

@@ -1,7 +1,7 @@
 """Pieces of text with a meaning that has a colour: headings, ranks, verdicts. Nothing in a text is
 read as markup.
 
-session.say(prose("Shown: 4 ranks agree; ", good("all replicas are bit-identical"), "."))
+session.say(prose("4 ranks agree; ", good("all replicas are bit-identical"), "."))
 """
 
 from __future__ import annotations

@@ -424,7 +424,8 @@ def test_command_chapter_and_torchrun_print_one_text(
 def test_without_its_key_line_the_check_of_a_program_fails(
     key: KeyLine, run_cli: Run, tmp_path: Path
 ) -> None:
-    """The difference that it prints is 10^6 times as large, or it does not come to its end."""
+    """It ends with a sentence and exit code 1. If it prints all of its differences, the largest one
+    is 10^6 times as large."""
     name, file = key.lesson, tmp_path / "lesson.py"
     text = source_of(LESSONS[name]).read_text(encoding="utf-8")
     pattern = rf"^( *){re.escape(key.line)}.*$"
@@ -435,9 +436,10 @@ def test_without_its_key_line_the_check_of_a_program_fails(
     assert right.code == 0, right.err
     restarts = "--restarts", RESTARTS.get(name, 0)
     wrong = run_cli("run", "-n", key.size, *restarts, *sets_of(name), file)
-    if wrong.code == 0:
-        before, after = (largest(CHECKS[name], ran.out) for ran in (right, wrong))
-        assert not after < 1e6 * max(before, ROUNDING)  # nan is no small difference
+    assert (wrong.code, "playground: " in wrong.err) == (1, True)
+    before, after = (differences(CHECKS[name], ran.out) for ran in (right, wrong))
+    if len(after) == len(before):
+        assert not largest(after) < 1e6 * max(*before, ROUNDING)
 
 
 def test_every_program_has_a_key_line() -> None:
@@ -460,10 +462,14 @@ def sets_of(name: str) -> list[str]:
     return [word for each in sets for word in ("--set", each)]
 
 
-def largest(check: str, printed: str) -> float:
-    """The largest difference that a program has printed."""
-    found = [float(each) for each in re.findall(check, printed, re.MULTILINE)]
-    return nan if any(map(isnan, found)) else max(found)
+def differences(check: str, printed: str) -> list[float]:
+    """The differences that a program has printed."""
+    return [float(each) for each in re.findall(check, printed, re.MULTILINE)]
+
+
+def largest(differences: Sequence[float]) -> float:
+    """nan is no small difference."""
+    return nan if any(map(isnan, differences)) else max(differences)
 
 
 def count_statements(tree: ast.AST) -> int:
@@ -476,17 +482,17 @@ def count_statements(tree: ast.AST) -> int:
 
 
 LONGEST = {
-    "zero": 150,
-    "memory": 126,
-    "pipeline": 125,
-    "tensor": 130,
-    "context": 130,
-    "experts": 125,
-    "mesh": 152,
-    "bytes": 126,
-    "checkpoint": 125,
+    "zero": 154,
+    "memory": 130,
+    "pipeline": 129,
+    "tensor": 134,
+    "context": 134,
+    "experts": 129,
+    "mesh": 156,
+    "bytes": 130,
+    "checkpoint": 129,
 }
-"""Statements that a program may have, if more than 120."""
+"""Statements that a program may have, if more than 124."""
 GIVEN = {f"playground.lessons.{name}" for name in ("devices", "gpt", "mnist")}
 """What a program may import of ours."""
 
@@ -495,7 +501,7 @@ GIVEN = {f"playground.lessons.{name}" for name in ("devices", "gpt", "mnist")}
 def test_a_program_is_read_in_one_go(lesson: Lesson) -> None:
     source = source_of(lesson).read_text(encoding="utf-8")
     tree = ast.parse(source)
-    assert count_statements(tree) <= LONGEST.get(lesson.name, 120)
+    assert count_statements(tree) <= LONGEST.get(lesson.name, 124)
     assert [line for line in source.splitlines() if len(line) > 100] == []
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     assert [each.name for each in functions if each.args.defaults or each.args.kw_defaults] == []

@@ -207,7 +207,7 @@ def test_a_hang_is_named_and_ended_and_variables_are_as_they_were(world: PlayWor
         waiting = rf"{SOME_OF['0-1']} in barrier \(cell {number}, line 1\)"
         words = unwrapped(run)
         assert re.search(f"rank 2 has finished the cell where {waiting}", words)
-        assert f"cure: {Kind.ENDED.cure}" in words
+        assert f"fix: {Kind.ENDED.cure}" in words
         assert run.seconds < 5
         assert told(world.run_cell("dist.all_reduce(y := x.clone()); x, y")) == [
             "[0-2] (tensor([111.]), tensor([333.]))"

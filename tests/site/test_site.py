@@ -535,7 +535,7 @@ def test_a_deadlock_stands_still_with_its_diagnosis(show: Callable[..., Browser]
     awaits = "return [...document.querySelectorAll('.awaits')].map(each => each.dataset.awaits)"
     assert window.ask(awaits) == ["0 1", "1 2", "2 0"]
     assert window.text(".warning").startswith("deadlock: rank 0 is in send to rank 1 (calls.py:")
-    assert "The cure: let one of two ranks receive first" in window.text(".warning")
+    assert "To fix it: let one of two ranks receive first" in window.text(".warning")
 
 
 @in_browser

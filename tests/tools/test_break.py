@@ -120,7 +120,11 @@ RIGHT = {
         ),
         (DEADLOCK, {"culprits": [0, 1]}, "expected the ranks [1], found [0, 1]"),
         (SILENT, {"results": [3, 3, 3]}, "expected wrong values, found [3, 3, 3]"),
-        (SILENT, {"cured": [3, 3, 1]}, "expected the cure to return [3, 3, 3], found [3, 3, 1]"),
+        (
+            SILENT,
+            {"cured": [3, 3, 1]},
+            "expected the fixed program to return [3, 3, 3], found [3, 3, 1]",
+        ),
     ],
 )
 def test_what_is_not_as_expected_is_told(
@@ -173,10 +177,8 @@ def test_a_cure_that_does_not_work_is_a_failure(
     )
     shown = run_cli("break", "same-seed")
     assert shown.code == 1, shown.err
-    assert (
-        shown.err
-        == "playground: same-seed: expected the cure to return [2, 2, 2], found [3, 3, 3]\n"
-    )
+    said = "expected the fixed program to return [2, 2, 2], found [3, 3, 3]"
+    assert shown.err == f"playground: same-seed: {said}\n"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_what_is_silently_wrong_and_what_is_warned_of_are_shown(run_cli: Run) ->
     lines = [line.strip() for line in run_cli("break", "same-seed").out.splitlines()]
     for line in ("No error is raised.", "-    torch.manual_seed(1234)", "0  1      3"):
         assert line in lines
-    assert lines[-1].startswith("Shown: same-seed went wrong as it must")
+    assert lines[-1].startswith("same-seed went wrong as it must")
     shown = run_cli("break", "other-dtype")
     assert (shown.code, shown.err) == (0, "")
     assert "A warning:\nrank 1 has called all_reduce of int32 (calls.py:" in shown.out

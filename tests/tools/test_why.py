@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -16,21 +17,36 @@ from processes import ENOUGH
 from programs import SCRIPT
 
 from playground.explain.hang import Doing
-from playground.explain.hang.box import find_boxes
-from playground.tools.why.page import list_family
+from playground.explain.hang.box import ANSWERS, Box, View, find_boxes
+from playground.tools.why.page import list_family, tell_more
 
 STANDS_STILL = """
-import os, time, torch, torch.distributed as dist
+import time, torch, torch.distributed as dist
 from playground import launch
+
+def count():
+    number = 0
+    while True:
+        number += 1
+
+def multiply():
+    matrix = torch.ones(1000, 1000)
+    while True: torch.mm(matrix, matrix)
 
 def run(rank, size):
     dist.barrier()
     if rank == 0:
         time.sleep(300)
+    if rank == 1:
+        count()
+    if rank == 2:
+        multiply()
+    if rank == 3:
+        sum(range(10**12))  # one call of C, which holds the interpreter's lock
     dist.all_reduce(torch.ones(1))
 
 if __name__ == "__main__":
-    launch(run, 3, timeout=300)
+    launch(run, 6, timeout=300)
 """
 
 
@@ -53,13 +69,23 @@ def test_a_run_is_asked_why_it_stands_still(
     program = fork_program(SCRIPT)
     wait_for_ranks_in("all_reduce", program.pid, 2)
     told = run_cli("why", program.pid).out
-    assert told.startswith(
-        f"rank 0 is in the program while ranks 1-2 are in all_reduce ({SCRIPT}.py:9)\n"
-    )
-    named = re.fullmatch(r"where rank 0 is: py-spy dump --pid (\d+)", told.splitlines()[-1])
-    assert named
-    [box] = [box for box in find_boxes(list_family(program.pid)) if box.pid == int(named[1])]
-    assert box.read().rank == 0
+    place = rf"{SCRIPT}\.py:"
+    assert re.search(rf"^0 +in the program .+ {place}17 in run$", told, re.MULTILINE)
+    assert re.search(rf"^1 +in the program .+ {place}[78] in count$", told, re.MULTILINE)
+    assert re.search(rf"^2 +in the program .+ {place}12 in multiply$", told, re.MULTILINE)
+    assert re.search(rf"^3 +in the program .+ {place}23 in run$", told, re.MULTILINE)
+    assert re.search(rf"^4-5 +all_reduce #1 .+ {place}24 in run +0-3$", told, re.MULTILINE)
+    assert "py-spy" not in told
+
+
+def test_of_a_rank_that_does_not_say_where_it_is_another_program_is_named() -> None:
+    box = Box(0, 1, "a world")
+    box.begin_program()
+    box.words[ANSWERS] = 0
+    view = View(os.getpid(), box.file)
+    assert view.ask_for_line() == ""
+    said = tell_more([view.read()], [view])
+    assert [*said] == [f"where rank 0 is: py-spy dump --pid {os.getpid()}"]
 
 
 AGENT = """

@@ -11,7 +11,7 @@ import pytest
 from playground.explain.hang import RECEIVE, SEND, UNASKED, Doing, Kind, Operation, RankState
 from playground.explain.hang.activity import Activity
 from playground.explain.hang.box import MAIN, Box, View
-from playground.explain.hang.diagnosis import Diagnosis
+from playground.explain.hang.wording import Diagnosis
 from playground.world import PeerDisconnected, RankFailed
 from playground.world.launcher import watch
 from playground.world.launcher.deadlock_watch import Examiner, find_failed, line_of

@@ -4,14 +4,21 @@ were called by channel. It takes as much of the machine's memory as has been wri
 It has no name: others open it as /proc/PID/fd/FD, and so have it for as long as they like, however
 the rank ends. Does not import torch.
 
-Source: memfd_create(2)
+Whoever wants to know where the program is asks for it by a signal, on which the rank writes its
+stack behind the log: in C, so that a rank answers which computes, sleeps, or holds the
+interpreter's lock in a function of C. Nothing is written while nobody asks.
+
+Sources: memfd_create(2), https://docs.python.org/3/library/faulthandler.html
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import mmap
 import os
+import re
+import signal
 import struct
 import sys
 import threading
@@ -36,6 +43,7 @@ from playground.base.event_log import (
     read_lines,
 )
 from playground.base.forks import move_up
+from playground.base.frames import is_program
 from playground.base.process_status import is_stopped, process_status
 from playground.base.untrusted import printable
 from playground.explain.hang import AWAITED, DONE, ISSUED, Doing, Operation, RankState, channel_of
@@ -53,10 +61,16 @@ NO_TAG = -1
 """In the place of the tag of a message that is counted with others."""
 MOST_RAISED = 64
 """Number of classes of exceptions that are told apart."""
-PID, RANK, SIZE, PROGRAMS, ENDED, MAIN = range(OWN, OWN + 6)
+PID, RANK, SIZE, PROGRAMS, ENDED, MAIN, ANSWERS = range(OWN, OWN + 7)
 """Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those
 that have returned; `MAIN` is the number of the operation that the main thread is in, or -1. As long
-as `BEGUN` and `MAIN` stay as they are, the main thread has begun and ended no operation."""
+as `BEGUN` and `MAIN` stay as they are, the main thread has begun and ended no operation. `ANSWERS`
+is 1 if the rank answers `QUESTION`."""
+QUESTION = signal.SIGURG
+"""The signal on which the main thread's stack is written: one that is ignored by whoever has no
+handler for it."""
+ANSWER_TIMEOUT = 2.0
+"""Seconds in which the stack must be written."""
 MOST_SIZES = 6
 """Number of a shape's sizes in a record: the last one is the product of those that have no
 place."""
@@ -85,6 +99,7 @@ WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED = (
     "world", "channel", "operation", "line", "raised", "unnamed",
 )  # fmt: skip
 """Subjects of lines of the text."""
+FRAME = re.compile(r'\s*File "(.+)", line (\d+),? in (\S+)\n')
 FULL = f"what it does on more than {MOST_CHANNELS} channels"
 Description = tuple[str, str, tuple[int, ...], Any, "int | None", int, int, tuple[int, ...]]
 """kind, name, group, dtype, peer, tag, number, members: see `Operation`. The dtype is torch's
@@ -116,6 +131,10 @@ class Box(EventLog):
         self.words[SIZE] = size
         self.world = world
         self.main_thread = threading.main_thread().ident
+        if signal.getsignal(QUESTION) == signal.SIG_DFL:
+            os.lseek(self.file, 0, os.SEEK_END)
+            faulthandler.register(QUESTION, self.file, all_threads=False)
+            self.words[ANSWERS] = 1
 
     def begin_program(self) -> None:
         """A program begins, in a process group of its own."""
@@ -323,6 +342,21 @@ class View(LogReader):
         moves = state.doing == Doing.IN_OPERATION and self.progress != progress
         return replace(state, doing=Doing.IN_PROGRAM) if moves else state
 
+    def ask_for_line(self) -> str:
+        """The program's line that the main thread is in, "train.py:12 in step"; empty if the rank
+        does not say so in time."""
+        start, line = os.fstat(self.file).st_size, ""
+        if not self.read_header()[ANSWERS]:
+            return line
+        deadline = time.monotonic() + ANSWER_TIMEOUT
+        with contextlib.suppress(OSError):  # it has ended since, or is another user's
+            os.kill(self.pid, QUESTION)
+            while not line and time.monotonic() < deadline:
+                time.sleep(0.005)
+                stack = self.read_bytes(start, os.fstat(self.file).st_size).decode()
+                line = find_line(stack.splitlines(keepends=True))
+        return printable(line)
+
     @property
     def has_ended(self) -> bool:
         header = self.read_header()
@@ -369,6 +403,15 @@ def read_operation(
 def find_in(things: Sequence[str], number: int) -> str:
     """The text of this number; empty if there is none."""
     return things[number] if 0 <= number < len(things) else ""
+
+
+def find_line(frames: Iterable[str]) -> str:
+    """The program's first line among these of a stack, as Python prints them; those that are not
+    whole do not count."""
+    for frame in frames:
+        if (found := FRAME.match(frame)) and is_program(found[1]):
+            return f"{Path(found[1]).name}:{found[2]} in {found[3]}"
+    return ""
 
 
 def find_boxes(pids: Iterable[int]) -> Iterator[View]:

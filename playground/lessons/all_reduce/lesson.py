@@ -171,7 +171,10 @@ def reduce_number(number, op):
 
 
 def compare(algorithm, start, expected, formulas):
-    """Print a row of the table: counted numbers, each with its formula, and the error."""
+    """Print a row of the table: counted numbers, each with its formula, and the error.
+
+    Return whether the error is more than rounding.
+    """
     tensor = start.clone()
     steps, nbytes = measure(algorithm, tensor)
     counted = (
@@ -187,6 +190,7 @@ def compare(algorithm, start, expected, formulas):
             cells = [round(number) for pair in pairs for number in pair]
         row = "{:>5} {:>7} {:>12} {:>7} {:>8} {:>7}".format(*cells)
         print(f"{algorithm.__name__:16} {row} {error:.0e}")
+    return not error < 1e-9
 
 
 def run(rank, size):
@@ -200,6 +204,7 @@ def run(rank, size):
     expected = start.clone()
     dist.all_reduce(expected)
     n, s = size, start.nbytes  # N and S of the formulas
+    wrong = []
     if rank == 0:
         print("                 steps formula a rank sends formula all send formula error")
     for algorithm, *formulas in (
@@ -209,7 +214,9 @@ def run(rank, size):
         (ring, 2 * (n - 1), 2 * (n - 1) / n * s, 2 * (n - 1) * s),
         (dist.all_reduce,),  # the backend sends its messages: they cannot be counted here
     ):
-        compare(algorithm, start, expected, formulas)
+        if compare(algorithm, start, expected, formulas):
+            wrong.append(algorithm.__name__)
+    assert not wrong, f"not the sum of all ranks' tensors: {', '.join(wrong)}"
 
 
 if __name__ == "__main__":

@@ -122,12 +122,16 @@ def run(rank, size):
     devices = find_devices(size)
     # what the others must equal: the training of one device
     expected, losses, held = train(one_device, keep, [devices[rank]])
+    wrong = []
     if rank == 0:  # this process drives all devices, while the other ranks wait
         print("                   first   last loss, kB held by each device, difference")
         print_row("one_device", losses, held, 0)
         for way in gather_logits, gather_losses:
             params, losses, held = train(way, keep, devices)
-            print_row(way.__name__, losses, held, (params - expected).abs().max())
+            difference = (params - expected).abs().max()
+            print_row(way.__name__, losses, held, difference)
+            if not difference < 1e-9:
+                wrong.append(way.__name__)
     params, losses, held = train(average_gradients, DistributedDataParallel, [devices[rank]])
     dist.all_reduce(losses)
     difference = (params - expected).abs().max()
@@ -136,6 +140,9 @@ def run(rank, size):
     dist.all_gather_object(held_by_rank, held[0])
     if rank == 0:
         print_row("average_gradients", losses / size, held_by_rank, difference)
+    if not difference < 1e-9:
+        wrong.append("average_gradients")
+    assert not wrong, f"not the training of one device: {', '.join(wrong)}"
 
 
 if __name__ == "__main__":

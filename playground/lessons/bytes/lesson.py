@@ -171,6 +171,7 @@ def measure(method, rank, size):
 
 def run(rank, size):
     libraries = {data_parallel: ddp, power_sgd: ddp_power_sgd}
+    wrong = []
     for method in (alone, data_parallel, local_sgd, diloco, top_k, power_sgd):
         weight, curve = measure(method, rank, size)
         kb, ms, loss = next((each for each in curve if each[-1] < TARGET), curve[-1])
@@ -179,8 +180,11 @@ def run(rank, size):
             difference = (measure(libraries[method], rank, size)[0] - weight).abs().max()
             dist.all_reduce(difference, op=dist.ReduceOp.MAX)
             text += f", from {libraries[method].__name__} {difference:.0e}"
+            if not difference < 1e-9:
+                wrong.append(method.__name__)
         if rank == 0:
             print(text)
+    assert not wrong, f"not the training of the library: {', '.join(wrong)}"
 
 
 if __name__ == "__main__":

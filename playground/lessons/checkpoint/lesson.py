@@ -192,6 +192,7 @@ def print_row(folder, difference):
         sizes = [file.stat().st_size for file in sorted(files)]
         columns = "".join(f"{size / 1024:5.0f}" for size in sizes)
         print(f"{folder.name:10}{columns} KiB   largest difference {difference:.0e}")
+    assert difference == 0, f"{folder.name}: not what was saved"
 
 
 def run(rank, size):

@@ -341,6 +341,7 @@ def run(rank, size):
             difference = max(difference, abs(number - expected_number))
         print(f"Rank {rank} has {data} after {function.__name__}, expected {expected}")
     print(f"Rank {rank}: largest difference from the expected numbers {difference}")
+    assert difference == 0, f"rank {rank} has other numbers than expected"
 
 
 if __name__ == "__main__":

@@ -212,6 +212,7 @@ def run(rank, size):
     gpt = GPT(causal_attention)
     next_token_loss(gpt, batch).backward()
     expected = parameters_to_vector([param.grad for param in gpt.parameters()])
+    wrong = []
     for method in (contiguous, zigzag, library):
         pairs.clear()
         gradients, positions = method(batch, rank, size)
@@ -222,6 +223,9 @@ def run(rank, size):
             f"pairs {'+'.join(map(str, pairs[:size])) or 'not known'}, "
             f"difference {difference:.0e}"
         )
+        if not difference < 1e-9:
+            wrong.append(method.__name__)
+    assert not wrong, f"not the gradients of one process: {', '.join(wrong)}"
 
 
 if __name__ == "__main__":

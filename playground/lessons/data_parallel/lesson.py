@@ -220,12 +220,16 @@ def run():
         print_row(part, [count / 1000 / STEPS for count in copied])
     print_row("kB held by device", range(DEVICES), "difference")
     expected = train(one_device, devices)[0]
+    wrong = []
     ways = one_device, gather_logits, gather_elsewhere, gather_losses, average_losses, keep_outputs
     for way in (*ways, library) if devices[0].type == "cuda" else ways:
         params, memory = train(way, devices)
         difference = (params - expected).abs().max()
         print_row(way.__name__, [memory.peak(d) / 1000 for d in devices], f"{difference:10.0e}")
+        if way is not average_losses and not difference < 1e-9:
+            wrong.append(way.__name__)
     time_threads(devices)
+    assert not wrong, f"not the training of one device: {', '.join(wrong)}"
 
 
 if __name__ == "__main__":

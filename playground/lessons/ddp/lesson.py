@@ -116,6 +116,7 @@ def run(rank, size):
     difference = difference_from_one_process(rank, size, train_set)
     if rank == 0:
         print(f"largest difference of any rank from one process {difference:.0e}")
+    assert difference < 1e-9, "not the training of one process"
 
 
 if __name__ == "__main__":

@@ -158,6 +158,7 @@ def run(rank, size):
     if rank == 0:
         file.unlink(missing_ok=True)  # missing if there are fewer than SAVE_EVERY steps
         print(f"largest difference from a training that was not killed {difference:.0e}")
+    assert difference == 0, "not the training that was not killed"
 
 
 if __name__ == "__main__":

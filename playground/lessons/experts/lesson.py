@@ -175,7 +175,10 @@ def train(model, balance, ranks, sum_over_ranks):
 
 
 def compare(apply_experts, baseline, balance):
-    """Train N ranks, and one process with all experts on the batches of all ranks. Compare."""
+    """Train N ranks, and one process with all experts on the batches of all ranks.
+
+    Return the largest difference of a parameter.
+    """
     expected = make_model(baseline)
     train(expected, balance, range(dist.get_world_size()), lambda tensor: None)
     model = make_model(apply_experts)
@@ -192,13 +195,17 @@ def compare(apply_experts, baseline, balance):
             f"fullest {counts.max() / counts.mean():.2f}, "
             f"dropped {100 * (1 - kept.sum() / counts.sum()):.1f}%, difference {difference:.0e}"
         )
+    return difference.item()
 
 
 def run(rank, size):
     assert EXPERTS % size == 0, f"{EXPERTS} experts cannot be divided among {size} ranks"
+    differences = []
     for balance in (0, BALANCE):
-        compare(expert_parallel, one_process, balance)
-        compare(with_capacity, one_process_with_capacity, balance)
+        differences.append(compare(expert_parallel, one_process, balance))
+        differences.append(compare(with_capacity, one_process_with_capacity, balance))
+    is_right = all(difference < 1e-9 for difference in differences)
+    assert is_right, "not the training of one process: compare the differences"
 
 
 if __name__ == "__main__":

@@ -185,6 +185,8 @@ def compare(rank, size):
         if rank == 0:
             row = f"{program.__name__:17}loss {loss:.2f}  between ranks {between:.0e}"
             print(f"{row}  from one process {from_one:.0e}")
+        if program is right:
+            assert max(between, from_one) < 1e-9, "right: not the training of one process"
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ def run(rank, size):
     print(f"Rank {rank} of {size} has gathered the process ids {gathered}")
     difference = max(abs(a - b) for a, b in zip(read, gathered, strict=True))
     print(f"Rank {rank}: largest difference between the two lists {difference}")
+    assert difference == 0, "the store and torch have collected different process ids"
 
 
 if __name__ == "__main__":

@@ -206,6 +206,8 @@ def run(rank, size):
         for name, counts in (("our", total), ("torch's", by_library)):
             difference = (counts - formula).abs().max()
             print(f"largest difference from the formulas, with {name} blocks {difference}")
+            # on GPUs, attention keeps more, which the formula of kept does not have
+            assert difference == 0 or part.is_cuda, f"{name} blocks do not follow the formulas"
 
 
 if __name__ == "__main__":

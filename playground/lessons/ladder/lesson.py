@@ -202,6 +202,7 @@ def run(rank, size):
     expected, milliseconds = train(no_averaging, whole)  # each rank does the work of one process
     if rank == 0:
         print(f"one process{milliseconds:15.1f} ms a step, {size} x {BATCH_SIZE} samples")
+    wrong = []
     for rung in (
         per_parameter,
         flat,
@@ -220,6 +221,9 @@ def run(rank, size):
                 f"{rung.__name__:20}{milliseconds:6.1f} ms a step, "
                 f"largest difference {difference:.0e}"
             )
+        if rung is not no_averaging and not difference < 1e-6:
+            wrong.append(rung.__name__)
+    assert not wrong, f"not the training of one process: {', '.join(wrong)}"
 
 
 if __name__ == "__main__":

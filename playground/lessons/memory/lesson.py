@@ -227,6 +227,7 @@ def run(rank, size):
     part = batch.chunk(size)[rank]
     say(f"a rank has {len(part) * T} tokens, and 3 · C is {3 * C}")
     expected = parameters_to_vector(compute_gradients(Block, batch))
+    wrong = []
     for block_class in (Block, RecomputedBlock, CheckpointedBlock):
         grads = compute_gradients(block_class, part)
         average(grads)
@@ -236,9 +237,12 @@ def run(rank, size):
             f"{block_class.__name__}: "
             f"largest difference of a gradient from one process {difference:.0e}"
         )
+        if not difference < 1e-9:
+            wrong.append(block_class.__name__)
     draw_step(Block, part)
     draw_step(RecomputedBlock, part)
     compare_dtypes(part)
+    assert not wrong, f"not the gradients of one process: {', '.join(wrong)}"
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ def train_one_process(batches):
 
 
 def compare(shape, batches, expected):
-    """Train over a mesh, and print a row: the largest numbers of any rank."""
+    """Train over a mesh, print a row, the largest numbers of any rank, and return the last."""
     worlds = give_worlds(shape)
     params = train(shape, batches)
     # divide changes the GPT that it gets, hence the copy
@@ -232,6 +232,7 @@ def compare(shape, batches, expected):
     if dist.get_rank() == 0:
         columns = "{:9.0f}{:8.0f}{:8.0f}{:9.0f}{:20.0e}".format(*row.tolist())
         print(f"{' x '.join(map(str, shape.values())):17}{columns}")
+    return row[-1].item()
 
 
 def print_place(rank, shape):
@@ -266,8 +267,8 @@ def run(rank, size):
     expected = train_one_process(batches)
     if rank == 0:
         print("dp x pp x cp x tp  KiB: tp      cp      pp  dp x cp  largest difference")
-    for shape in shapes:
-        compare(shape, batches, expected)
+    differences = [compare(shape, batches, expected) for shape in shapes]
+    assert all(each < 1e-9 for each in differences), "not the training of one process"
 
 
 if __name__ == "__main__":

@@ -202,6 +202,7 @@ def run(rank, size):
         name = function.__name__
         print(f"Rank {rank} has data {data:.1f} after {name}, expected {expected:.1f}")
     print(f"Rank {rank}: largest difference from the expected data {difference}")
+    assert difference == 0, f"rank {rank} has other data than expected"
 
 
 if __name__ == "__main__":

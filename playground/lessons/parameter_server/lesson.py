@@ -189,6 +189,9 @@ def run(rank, size):
             mode(server)
             server.stop()
             print_row(mode.__name__, server.parameters, server.staleness, expected.weight)
+            if mode is synchronous:
+                difference = (server.parameters.weight - expected.weight).abs().max()
+    assert rank > 0 or difference < 1e-9, "synchronous: not the training of all_reduce"
 
 
 if __name__ == "__main__":

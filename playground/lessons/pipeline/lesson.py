@@ -186,6 +186,7 @@ def run(rank, size):
     token_loss(model(batch[:, :-1]), batch[:, 1:]).backward()
     expected = gradients(model[part])
     groups = {"forward": dist.new_group(), "backward": dist.new_group()}
+    wrong = []
     for schedule in (naive, gpipe, one_forward_one_backward, library):
         stage = Stage(make_model()[part], batch, groups)
         schedule(stage)
@@ -209,6 +210,9 @@ def run(rank, size):
                     for k in range(len(order))
                 )
                 print(f"  {row}  holds {held}")
+        if not difference < 1e-9:
+            wrong.append(schedule.__name__)
+    assert not wrong, f"not the gradients of one process: {', '.join(wrong)}"
 
 
 if __name__ == "__main__":

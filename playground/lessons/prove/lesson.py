@@ -119,11 +119,12 @@ def sum_over_batch(model, parts):
 
 
 def print_difference(name, params, expected):
-    """Print the largest difference of any parameter, on any rank. All ranks must call this."""
+    """Print and return the largest difference of any parameter, on any rank. All call this."""
     difference = (params - expected).abs().max()
     dist.all_reduce(difference, op=dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
         print(f"{name:15} differs from one process by {difference.item():.0e}")
+    return difference.item()
 
 
 def compare_trainings(rank, size, batches):
@@ -132,15 +133,18 @@ def compare_trainings(rank, size, batches):
     cuts = list(range(1, size))  # one sample for each rank, and the rest for the last
     unequal = [[tensor.tensor_split(cuts)[rank] for tensor in batch] for batch in batches]
     expected = one_process(new_model(0), batches, LR)
-    print_difference("mean_gradient", mean_gradient(new_model(0), equal), expected)
-    print_difference("DDP", one_process(DistributedDataParallel(new_model(0)), equal, LR), expected)
+    by_hand = print_difference("mean_gradient", mean_gradient(new_model(0), equal), expected)
+    ddp = one_process(DistributedDataParallel(new_model(0)), equal, LR)
+    by_ddp = print_difference("DDP", ddp, expected)
     print_difference("summed_gradient", summed_gradient(new_model(0), equal), expected)
     print_difference("unequal_parts", mean_gradient(new_model(0), unequal), expected)
-    print_difference("sum_over_batch", sum_over_batch(new_model(0), unequal), expected)
+    by_sum = print_difference("sum_over_batch", sum_over_batch(new_model(0), unequal), expected)
     print_difference("own_parameters", mean_gradient(new_model(rank), equal), expected)
     # The model of one process has a BatchNorm layer, too.
     one, many = (new_model(0).insert(1, nn.BatchNorm1d(HIDDEN).double()) for _ in range(2))
     print_difference("batch_norm", mean_gradient(many, equal), one_process(one, batches, LR))
+    is_right = all(difference < 1e-6 for difference in (by_hand, by_ddp, by_sum))
+    assert is_right, "not the training of one process: mean_gradient, DDP or sum_over_batch"
 
 
 def compare_batch_sizes(train_set, test_set):

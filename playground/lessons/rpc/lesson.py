@@ -188,6 +188,10 @@ def run(rank, size):
             f"Rank {rank} {method.__name__}: rank {right} returns {result}, keeps {kept}, "
             f"difference {difference:.0e}"
         )
+        assert (result, kept) == (rank + 10 * right, [rank, rank + 10]), (
+            "not what a call here gives"
+        )
+        assert difference < 1e-9, f"{method.__name__}: not the gradients of a layer that is here"
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ def print_difference(rank, size, model):
     dist.all_reduce(difference, op=dist.ReduceOp.MAX)
     if rank == 0:
         print(f"largest difference of a gradient from one process {difference.item():.0e}")
+    assert difference < 1e-9, "not the gradients of one process"
 
 
 def measure(alone, together):

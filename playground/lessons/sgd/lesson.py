@@ -130,9 +130,13 @@ def compare_with_one_process(rank, size, data):
     expected = five_steps(deepcopy(model), plain_step, batch[:])
     by_hand = five_steps(deepcopy(model), train_step, part[:])
     by_ddp = five_steps(DistributedDataParallel(deepcopy(model)), plain_step, part[:])
+    wrong = []
     for name, params in (("by hand", by_hand), ("by DDP", by_ddp)):
         difference = (params - expected).abs().max().item()
         print(f"Rank {rank}, {name}: largest difference from one process {difference:.0e}")
+        if not difference < 1e-9:
+            wrong.append(name)
+    assert not wrong, f"not the training of one process: {', '.join(wrong)}"
 
 
 def run(rank, size):

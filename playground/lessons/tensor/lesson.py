@@ -250,6 +250,7 @@ def train(gpt, loss_of):
 
 def run(rank, size):
     assert H % size == 0, f"{H} attention heads cannot be divided among {size} ranks"
+    wrong = []
     for parallelize in (
         one_process,
         tensor_parallel,
@@ -270,6 +271,9 @@ def run(rank, size):
                 f"{parallelize.__name__:19}{params:4.0f} KiB held,"
                 f"{both - params:5.0f} saved, loss {loss:.3f}, difference {difference:.0e}"
             )
+        if not difference < 1e-9:
+            wrong.append(parallelize.__name__)
+    assert not wrong, f"not the training of one process: {', '.join(wrong)}"
 
 
 if __name__ == "__main__":

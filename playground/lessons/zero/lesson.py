@@ -206,7 +206,7 @@ def run(rank, size):
     # T = 24 divides every parameter's first dimension, which fully_shard cuts
     assert T % size == 0, f"shards must be equal: choose a number of ranks that divides {T}"
     batches = [make_batch(BATCH_SIZE, seed=step * size + rank) for step in range(STEPS)]
-    expected = None
+    expected, wrong = None, []
     if rank == 0:
         print("KiB             parameters   gradients   optimizer   largest difference")
     for train in (data_parallel, zero1, zero2, zero3, fsdp):
@@ -220,6 +220,9 @@ def run(rank, size):
         if rank == 0:
             row = "".join(f"{count / 1024:12.0f}" for count in held)
             print(f"{train.__name__:14}{row}{difference:21.0e}")
+        if not difference < 1e-9:
+            wrong.append(train.__name__)
+    assert not wrong, f"not the training of data_parallel: {', '.join(wrong)}"
 
 
 if __name__ == "__main__":

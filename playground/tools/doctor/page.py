@@ -197,5 +197,5 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
     session.print_document({}, findings=findings, **facts)
     if checks := dict.fromkeys(each.check for each in findings if each.severity == ERROR):
         raise PlaygroundError(f"not fit for distributed training: {', '.join(checks)}")
-    shown = good("none of the faults that these checks look for")
-    session.say("", prose("Shown: ", shown, "; what was not called was not looked at."))
+    verdict = good("None of the faults that these checks look for was found.")
+    session.say("", prose(verdict, " What was not called was not looked at."))

@@ -119,7 +119,7 @@ def find_problem(found: Outcome) -> str:
         ranks, are_named = f"the ranks {culprits}", named == culprits or not expected.words
     checks: list[tuple[str, bool, object]] = [
         (expected.symptom, found.symptom == expected.symptom, found.told or found.results),
-        (f"the cure to return {right}", found.cured == right, found.cured),
+        (f"the fixed program to return {right}", found.cured == right, found.cured),
         ("wrong values", found.results != right, found.results),
         (kind, is_of_kind, told),
         (ranks, are_named, named),
@@ -139,10 +139,10 @@ def find_problem(found: Outcome) -> str:
     short_help=TOOL.purpose,
 )
 def command(session: Session, name: str | None) -> None:
-    """Run a program that goes wrong, see what is said about it, and run its cure.
+    """Run a program that goes wrong, see what is said about it, and run it with the mistake fixed.
 
     Without NAME, list the programs; `all` runs one after the other. Exit code 0 if the program went
-    wrong as it must, and its cure returned the right values.
+    wrong as it must, and the fixed program returned the right values.
 
     With --see, the program that goes wrong is recorded up to where it stands still.
 
@@ -173,8 +173,8 @@ def command(session: Session, name: str | None) -> None:
     session.print_document({}, programs=outcomes)
     if problem := next((each.problem for each in outcomes if each.problem), ""):
         raise PlaygroundError(problem)
-    verdict = good(f"{name} went wrong as it must; cured, it returns the right values")
-    session.say("", prose("Shown: ", verdict, "."))
+    verdict = good(f"{name} went wrong as it must; fixed, it returns the right values")
+    session.say("", prose(verdict, "."))
 
 
 def program_texts(function: Remote) -> Texts:
@@ -190,7 +190,7 @@ def outcome_texts(outcome: Outcome) -> Texts:
     wrong, cured = ([*read_body(find(outcome.name, suffix)).values()] for suffix in ("", "_cured"))
     lines = [*difflib.unified_diff(wrong, cured, lineterm="", n=1)][2:]
     cure = [prose(changes.get(line[0], str)(line)) for line in lines if line[0] != "@"]
-    values = {"wrong": outcome.results, "cured": outcome.cured}
+    values = {"wrong": outcome.results, "fixed": outcome.cured}
     shown = {name: by_rank for name, by_rank in values.items() if by_rank is not None}
     rows = ((rank, *row) for rank, row in enumerate(zip(*shown.values(), strict=True)))
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in shown), rows=rows)
@@ -203,4 +203,4 @@ def outcome_texts(outcome: Outcome) -> Texts:
         said = [prose(bad(f"{first}:"), rest)]
     elif outcome.told:
         said = [prose(bad(f"{name}:")), outcome.told]
-    return [*said, "", "The cure:", *cure, "", table]
+    return [*said, "", "The fix:", *cure, "", table]

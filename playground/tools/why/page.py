@@ -128,17 +128,19 @@ def look_twice(boxes: Sequence[View]) -> list[RankState]:
     no deadlock is proved: its launcher does that."""
     before = [box.progress for box in boxes]
     time.sleep(BETWEEN_LOOKS)
+    states = [box.read_since(was) for box, was in zip(boxes, before, strict=True)]
     return [
-        replace(box.read_since(was), may_act=UNASKED)
-        for box, was in zip(boxes, before, strict=True)
+        replace(state, may_act=UNASKED, line=box.ask_for_line())
+        if state.doing == Doing.IN_PROGRAM
+        else replace(state, may_act=UNASKED)
+        for state, box in zip(states, boxes, strict=True)
     ]
 
 
 def tell_more(states: Sequence[RankState], boxes: Sequence[View]) -> Iterator[str]:
-    """The commands that show where ranks are that are in no operation: their flight recorders do
-    not tell."""
+    """The commands that show where ranks are that are in no operation, and do not say so."""
     for state, box in zip(states, boxes, strict=True):
-        if state.doing == Doing.IN_PROGRAM:
+        if state.doing == Doing.IN_PROGRAM and not state.line:
             yield f"where rank {state.rank} is: py-spy dump --pid {box.pid}"
 
 

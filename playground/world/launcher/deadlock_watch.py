@@ -3,17 +3,14 @@ deadlock is reported when proved, not when time is up."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 from playground.base.errors import TIMED_OUT, PeerDisconnected, PlaygroundError, RankFailed
-from playground.base.frames import is_program
 from playground.explain.hang import UNASKED, Doing, Operation, RankState
-from playground.explain.hang.box import CAPACITY, LATEST
+from playground.explain.hang.box import CAPACITY, LATEST, find_line
 from playground.explain.hang.diagnosis import diagnose, explain_failure
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge
@@ -28,7 +25,6 @@ LATEST_OF_ENDED = 256
 """Number of a rank's latest operations that are looked at when it has returned."""
 Seen = Mapping[int, tuple[str, bool]]
 """By rank, what may act in it besides its main thread, and whether data is under way."""
-FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 class Examiner:
@@ -166,7 +162,4 @@ def find_failed(failure: PlaygroundError, state: RankState) -> Operation | None:
 
 def line_of(stack: str) -> str:
     """The innermost line of a stack that is the program's own: "train.py:12 in step"."""
-    for path, line, function in reversed(FRAME.findall(stack)):
-        if is_program(path):
-            return f"{Path(path).name}:{line} in {function}"
-    return ""
+    return find_line(reversed(stack.splitlines(keepends=True)))

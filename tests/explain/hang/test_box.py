@@ -34,7 +34,7 @@ DESCRIPTION = (SEND, SEND, (0, 1), "float32", 1, 7, 0, ())
 
 
 HOLDER = """
-import signal
+import signal, time
 from playground.explain.hang.box import Box
 box = Box(0, 2, "a world")
 box.begin_program()
@@ -42,8 +42,7 @@ for _ in range(3):
     known = box.describe("send", ("send", "send", (0, 1), "float32", 1, 7, 0, ()))
     number = box.call(known, 1, False, (3,))
 box.end(number - 1)
-print(flush=True)
-signal.pause()
+print(flush=True); time.sleep(300)
 """
 
 
@@ -66,6 +65,24 @@ def test_what_a_killed_process_has_written_can_be_read(tmp_path: Path) -> None:
     ]
     assert state.counts == {(SEND, (0, 1), 1, 7, 0): 3}
     assert state.operations[0].line == "holder.py:8 in <module>"
+
+
+@pytest.mark.parametrize(
+    ("handler", "line"), [("signal.SIG_DFL", "holder.py:10 in <module>"), ("print", "")]
+)
+def test_a_process_says_where_it_is_unless_it_uses_that_signal_itself(
+    tmp_path: Path, handler: str, line: str
+) -> None:
+    script = tmp_path / "holder.py"
+    uses = f"import signal, time; signal.signal(signal.SIGURG, {handler})"
+    script.write_text(HOLDER.replace("import signal, time", uses))
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        (view,) = find_boxes([process.pid])
+        answers = [view.ask_for_line() for _ in range(2)]
+        process.kill()
+    assert answers == [line, line]
 
 
 def test_the_ring_keeps_the_latest_operations_and_all_counts() -> None:

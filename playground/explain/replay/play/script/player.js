@@ -38,7 +38,7 @@ class View {
   tellStandstill() {
     if (!this.run.standstill) return [];
     const {sentence, cure} = this.run.standstill;
-    return [element("p", {class: "warning"}, element("strong", {}, sentence), cure && ` The cure: ${cure}.`)];
+    return [element("p", {class: "warning"}, element("strong", {}, sentence), cure && ` To fix it: ${cure}.`)];
   }
 
   layOut() {
