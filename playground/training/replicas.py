@@ -15,8 +15,8 @@ SMALLEST = 5e-324
 """The smallest float64 above 0."""
 
 
-def broadcast_parameters(model: nn.Module) -> None:
-    """Every rank starts from the parameters and buffers of rank 0. Raises `UsageError` on all ranks
+def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
+    """Every rank starts from the parameters and buffers of `src`. Raises `UsageError` on all ranks
     if a rank's model has other shapes: it would deadlock, or train on garbage."""
     named = model.state_dict().items()
     shapes = {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in named}
@@ -24,7 +24,7 @@ def broadcast_parameters(model: nn.Module) -> None:
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
             whole = tensor.contiguous()
-            dist.broadcast(whole, src=0)
+            dist.broadcast(whole, src)
             tensor.copy_(whole)
 
 

@@ -259,24 +259,25 @@ def test_a_step_returns_its_loss() -> None:
     assert (loss.item(), loss.requires_grad, model.weight.item()) == (4.0, False, 1 - 0.5 * 4)
 
 
-def start_from_rank_0(rank: int, size: int) -> bool:
-    """Whether this rank's model, after the broadcast, is that of rank 0: each has its own, of any
+def start_from(rank: int, size: int, src: int) -> bool:
+    """Whether this rank's model, after the broadcast, is that of `src`: each has its own, of any
     layout."""
     models = []
-    for seed in (rank, 0):
+    for seed in (rank, src):
         torch.manual_seed(seed)
         model = nn.Sequential(
             nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last), nn.BatchNorm2d(3)
         )
         model.get_buffer("1.running_mean").fill_(seed)
         models.append(model)
-    broadcast_parameters(models[0])
+    broadcast_parameters(models[0], src)
     pairs = zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True)
     return all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
-def test_parameters_and_buffers_of_any_layout_are_broadcast(world: Worlds) -> None:
-    assert world(2).run(start_from_rank_0) == [True, True]
+@pytest.mark.parametrize("src", [0, 1])
+def test_parameters_and_buffers_of_any_layout_are_broadcast(src: int, world: Worlds) -> None:
+    assert world(2).run(start_from, src) == [True, True]
 
 
 @pytest.mark.parametrize(
