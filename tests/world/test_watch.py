@@ -137,3 +137,33 @@ def test_a_rank_that_does_not_leave_is_told_where_it_stands(
     with pytest.raises(RankFailed, match="did not leave cleanly: still there after 2 s") as caught:
         launch(stay, 2, timeout=2)
     assert "threading.py" in caught.value.others[1]
+
+
+@pytest.mark.parametrize("prints", [True, False])
+def test_a_rank_that_prints_while_it_leaves_is_waited_for(
+    prints: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here no time passes: it leaves after two hundred looks, of a second each."""
+    process, seconds = SimpleNamespace(exitcode=None), iter(range(200))
+    rank: Any = SimpleNamespace(
+        process=process, vanished=False, failure=None, order=lambda order: None,
+        unclean_exit=lambda how: RankFailed(0, 1, how),
+    )  # fmt: skip
+    now = 0.0
+
+    def receive(ranks: list[Any], pause: float) -> bool:
+        nonlocal now
+        now += pause
+        if next(seconds, None) is None:
+            process.exitcode = 0
+        return prints
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(watch, "receive", receive)
+    monkeypatch.setattr(watch, "ask_for_stacks", lambda ranks: {0: "in train.py"})
+    if prints:
+        watch.release([rank], timeout=60.0)
+        assert now > 200
+    else:
+        with pytest.raises(RankFailed, match="still there after 60 s"):
+            watch.release([rank], timeout=60.0)
