@@ -18,7 +18,9 @@ from ranks import add_up, go_wrong
 
 import playground
 from playground.world import RankFailed, RankTimeout, report
+from playground.world.backends import BACKENDS
 from playground.world.launcher import deadlock_watch, watch
+from playground.world.launcher.rank_handle import RankHandle
 from playground.world.rank.preemption import PreemptionNotice
 
 launch = partial(playground.launch, fresh=True)
@@ -122,6 +124,21 @@ def test_a_rank_that_is_about_to_die_is_waited_for_and_named(
     assert world.first_failure() is killed
     other.died, other.failure, other.is_ending = False, None, lambda: False
     assert world.first_failure() is raised
+
+
+def test_nothing_is_said_of_ranks_of_which_one_asks_a_person(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may begin to ask while the launcher looks at them."""
+    nothing: Any = None
+    rank = RankHandle(0, 1, nothing, nothing, [], BACKENDS["gloo"])
+    world, judged = watch.WorldWatch([rank], 1.0, watch.ignore_report, PreemptionNotice(0.0)), []
+    monkeypatch.setattr(watch, "ask_for_stacks", lambda *_: None)
+    monkeypatch.setattr(world.examiner, "confirm", lambda *_: judged.append(rank.question))
+    monkeypatch.setattr(world.examiner, "find_reason", lambda *_: None)
+    for rank.question in ("Name? ", None):
+        world.judge(stands=True)
+    assert judged == [None]
 
 
 def stay(rank: int, size: int) -> None:
