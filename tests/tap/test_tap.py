@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import ProcessGroup, Work, _functional_collectives
 
 from playground import launch
 from playground.explain.hang.box import SWITCH
@@ -309,6 +309,29 @@ OBSERVED = (
 def test_an_observer_learns_of_every_call(world: Callable[..., World]) -> None:
     for observe in OBSERVED:
         world(2).run(observe)
+
+
+class Inside(Log):
+    looks_inside = True
+    looks_at_ends = False
+
+
+def observe_functional_collectives(rank: int, size: int) -> list[str]:
+    """One is waited for as soon as its result is used."""
+    with observing(log := Inside()):
+        result = _functional_collectives.all_reduce(ones(2), "sum", dist.group.WORLD)
+        assert (result * 1).tolist() == [2.0, 2.0]
+    [call] = log.calls.values()
+    assert (call.name, call.in_cpp, call.is_functional) == ("all_reduce", True, True)
+    return log.events()
+
+
+@pytest.mark.torch(2, 14)  # older ones do not tell of what C++ calls
+def test_who_looks_inside_learns_of_the_wait_for_a_functional_collective(
+    world: Callable[..., World],
+) -> None:
+    told = ["begun", "returned", "waiting", "waited"]
+    assert world(2).run(observe_functional_collectives) == [told] * 2
 
 
 def wait_in_vain(rank: int, size: int) -> None:

@@ -18,7 +18,9 @@ from ranks import add_up, go_wrong
 
 import playground
 from playground.world import RankFailed, RankTimeout, report
+from playground.world.backends import BACKENDS
 from playground.world.launcher import deadlock_watch, watch
+from playground.world.launcher.rank_handle import RankHandle
 from playground.world.rank.preemption import PreemptionNotice
 
 launch = partial(playground.launch, fresh=True)
@@ -124,6 +126,21 @@ def test_a_rank_that_is_about_to_die_is_waited_for_and_named(
     assert world.first_failure() is raised
 
 
+def test_nothing_is_said_of_ranks_of_which_one_asks_a_person(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may begin to ask while the launcher looks at them."""
+    nothing: Any = None
+    rank = RankHandle(0, 1, nothing, nothing, [], BACKENDS["gloo"])
+    world, judged = watch.WorldWatch([rank], 1.0, watch.ignore_report, PreemptionNotice(0.0)), []
+    monkeypatch.setattr(watch, "ask_for_stacks", lambda *_: None)
+    monkeypatch.setattr(world.examiner, "confirm", lambda *_: judged.append(rank.question))
+    monkeypatch.setattr(world.examiner, "find_reason", lambda *_: None)
+    for rank.question in ("Name? ", None):
+        world.judge(stands=True)
+    assert judged == [None]
+
+
 def stay(rank: int, size: int) -> None:
     if rank == 1:
         dist.destroy_process_group = threading.Event().wait
@@ -137,3 +154,33 @@ def test_a_rank_that_does_not_leave_is_told_where_it_stands(
     with pytest.raises(RankFailed, match="did not leave cleanly: still there after 2 s") as caught:
         launch(stay, 2, timeout=2)
     assert "threading.py" in caught.value.others[1]
+
+
+@pytest.mark.parametrize("prints", [True, False])
+def test_a_rank_that_prints_while_it_leaves_is_waited_for(
+    prints: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here no time passes: it leaves after two hundred looks, of a second each."""
+    process, seconds = SimpleNamespace(exitcode=None), iter(range(200))
+    rank: Any = SimpleNamespace(
+        process=process, vanished=False, failure=None, order=lambda order: None,
+        unclean_exit=lambda how: RankFailed(0, 1, how),
+    )  # fmt: skip
+    now = 0.0
+
+    def receive(ranks: list[Any], pause: float) -> bool:
+        nonlocal now
+        now += pause
+        if next(seconds, None) is None:
+            process.exitcode = 0
+        return prints
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(watch, "receive", receive)
+    monkeypatch.setattr(watch, "ask_for_stacks", lambda ranks: {0: "in train.py"})
+    if prints:
+        watch.release([rank], timeout=60.0)
+        assert now > 200
+    else:
+        with pytest.raises(RankFailed, match="still there after 60 s"):
+            watch.release([rank], timeout=60.0)

@@ -88,10 +88,9 @@ def test_a_rank_that_has_finished_never_comes_and_is_at_fault() -> None:
 
 
 def test_whoever_may_still_act_has_not_finished() -> None:
-    for last in (
-        replace(finished(2), may_act="what thread Thread-1 does"),
-        replace(finished(2), unnamed="what it has called"),
-    ):
+    acts = replace(finished(2), may_act="what thread Thread-1 does")
+    is_in_doubt = replace(finished(2), unnamed="what it has called by send")
+    for last in (acts, is_in_doubt):
         states = in_operation(0, SUM), in_operation(1, SUM), last
         assert blocked_and_culprits(*states) == (set(), set())
 
