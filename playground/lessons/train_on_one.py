@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--checkpoint", default="checkpoint.pt")
+    parser.add_argument("--checkpoint", default="points.pt")
     args = parser.parse_args()
     torch.manual_seed(1234)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -342,6 +342,46 @@ for epoch in range(3):
     torch.save(model.state_dict(), "new.pt")
     os.replace("new.pt", "model.pt")
 """
+SAMPLED = PLAIN.replace(
+    "loader = DataLoader(train_set, batch_size=8, shuffle=SHUFFLE)",
+    """weights, draws = [1.0, 3.0] * 24, torch.Generator().manual_seed(0)
+sampler = torch.utils.data.WeightedRandomSampler(weights, 48, generator=draws)
+loader = DataLoader(train_set, batch_size=8, sampler=sampler)""",
+)
+AHEAD = (
+    DRAWN.replace("    x, y = get_batch(8)\n", "")
+    .replace("for it in range(12):", "x, y = get_batch(8)\nfor it in range(12):")
+    .replace(
+        "    optimizer.zero_grad()\n    loss.backward()",
+        "    x, y = get_batch(8)\n    optimizer.zero_grad()\n    loss.backward()",
+    )
+)
+TWO_MODELS = f"""
+import csv
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{DATA}
+loader = DataLoader(train_set, batch_size=8, shuffle=SHUFFLE)
+encoder, decoder = nn.Linear(4, 2), nn.Linear(2, 4)
+parameters = [*encoder.parameters(), *decoder.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.1)
+with open("log.csv", "w") as file:
+    log = csv.writer(file)
+    for epoch in range(3):
+        losses = []
+        for x, _ in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(decoder(encoder(x)), x)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        log.writerow([epoch, sum(losses) / len(losses)])
+        print(f"epoch {{epoch}}: {{sum(losses) / len(losses):.6f}}")
+with open("log.csv") as file:
+    print(len(file.readlines()))
+torch.save(encoder.state_dict(), "model.pt")
+"""
 SHAPES = {
     "a plain loop": PLAIN,
     "functions and main": FUNCTIONS,
@@ -353,4 +393,7 @@ SHAPES = {
     "arguments of a loader unpacked": UNPACKED,
     "batches that it draws": DRAWN,
     "slices": SLICES,
+    "a sampler of its own": SAMPLED,
+    "a batch that is drawn ahead": AHEAD,
+    "two models, losses in a list, a log in a file": TWO_MODELS,
 }

@@ -120,11 +120,7 @@ RIGHT = {
         ),
         (DEADLOCK, {"culprits": [0, 1]}, "expected the ranks [1], found [0, 1]"),
         (SILENT, {"results": [3, 3, 3]}, "expected wrong values, found [3, 3, 3]"),
-        (
-            SILENT,
-            {"cured": [3, 3, 1]},
-            "expected the fixed program to return [3, 3, 3], found [3, 3, 1]",
-        ),
+        (SILENT, {"cured": [3, 3, 1]}, "expected the fix to return [3, 3, 3], found [3, 3, 1]"),
     ],
 )
 def test_what_is_not_as_expected_is_told(
@@ -177,7 +173,7 @@ def test_a_cure_that_does_not_work_is_a_failure(
     )
     shown = run_cli("break", "same-seed")
     assert shown.code == 1, shown.err
-    said = "expected the fixed program to return [2, 2, 2], found [3, 3, 3]"
+    said = "expected the fix to return [2, 2, 2], found [3, 3, 3]"
     assert shown.err == f"playground: same-seed: {said}\n"
 
 

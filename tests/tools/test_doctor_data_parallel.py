@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import Ran, Run, Save
-from single_scripts import ACCUMULATION, AMP, FUNCTIONS, HALF, PLAIN, SHAPES, TRAINER
+from single_scripts import ACCUMULATION, AMP, FUNCTIONS, HALF, PLAIN, SAMPLED, SHAPES, TRAINER
 from widths import too_wide
 
 from playground.base.remote import ROOT
@@ -161,27 +161,13 @@ for start in range(0, 32, 8):
     optimizer.step()
     optimizer.zero_grad()
 """
-TWO_MODELS = """
-import torch
-from torch.utils.data import DataLoader
-data = torch.randn(32, 4)
-one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
-first = torch.optim.SGD(one.parameters(), lr=0.1)
-second = torch.optim.SGD(other.parameters(), lr=0.1)
-for x in DataLoader(data, batch_size=4):
-    loss = other(one(x)).mean()
-    loss.backward()
-    first.step()
-    second.step()
-"""
 UNKNOWN = {
     "batches that are cut by hand": (OWN_BATCHES, "sampler", "walks a DataLoader is not seen"),
-    "two models": (TWO_MODELS, "model", "2 models are called in the loop"),
     "no loop": ("import torch\nx = torch.ones(1, requires_grad=True)\nx.backward()", "model",
                 "no loop over batches is seen"),
     "two trainings": (OWN_BATCHES + OWN_BATCHES, "model", "2 loops call backward()"),
-    "a sampler": (
-        shape(PLAIN).replace("shuffle=False", "sampler=WeightedRandomSampler([1] * 48, 48)"),
+    "a sampler of batches": (
+        shape(PLAIN).replace("batch_size=8, shuffle=False", "batch_sampler=[[0, 1], [2, 3]]"),
         "sampler", "has a sampler that is not DistributedSampler",
     ),
     "one loader for all": (
@@ -212,6 +198,15 @@ def test_what_the_text_does_not_show_is_unknown(name: str) -> None:
     assert words in told.saw
     assert told.edits == ()
     ast.parse(found.after)
+
+
+def test_a_sampler_without_a_generator_draws_the_same_on_all_ranks() -> None:
+    """torch's own is given one; of another one it is said."""
+    drawn = SAMPLED.replace(", generator=draws", "")
+    assert "(weights, 48, generator=torch.Generator().manual_seed(0))" in plan(drawn, "a.py").after
+    own = SAMPLED.replace("torch.utils.data.WeightedRandomSampler", "Mine")
+    [part] = [each for each in plan(own, "a.py").parts if each.name == "sampler"]
+    assert "all ranks have to draw the same order" in part.notes[-1]
 
 
 def test_what_a_print_calls_is_called_on_all_ranks() -> None:

@@ -111,7 +111,8 @@ def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
     told = (
         Kind.WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else Kind.ROOTS
     )
-    doing = f"{detail(wait.operation, told)} #{wait.operation.index}"
+    # short enough for its column, so that the tag is not cut
+    doing = f"{detail(wait.operation, told).replace(' with', ',')} #{wait.operation.index}"
     awaited = format_ranks(wait.missing)
     if wait.any_one and len(wait.missing) > 1:
         awaited = f"any of {awaited}"

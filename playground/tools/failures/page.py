@@ -119,7 +119,7 @@ def find_problem(found: Outcome) -> str:
         ranks, are_named = f"the ranks {culprits}", named == culprits or not expected.words
     checks: list[tuple[str, bool, object]] = [
         (expected.symptom, found.symptom == expected.symptom, found.told or found.results),
-        (f"the fixed program to return {right}", found.cured == right, found.cured),
+        (f"the fix to return {right}", found.cured == right, found.cured),
         ("wrong values", found.results != right, found.results),
         (kind, is_of_kind, told),
         (ranks, are_named, named),

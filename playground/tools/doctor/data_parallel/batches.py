@@ -1,5 +1,6 @@
-"""Shares of batches that no plain DataLoader makes: of a stream, of a loader whose arguments are
-unpacked, of batches that the script draws itself. Does not import torch."""
+"""Shares of batches that no plain DataLoader makes: of a stream, of a sampler of the script's own,
+of a loader whose arguments are unpacked, of batches that the script draws itself. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -25,16 +26,53 @@ class {name}({base}):
 '''
 
 
+SHARE_OF_INDICES = '''\
+class {name}:
+    """The indices of one rank, of a sampler that draws the same order on all ranks."""
+
+    def __init__(self, sampler, rank, size):
+        self.sampler, self.rank, self.size = sampler, rank, size
+
+    def __len__(self):
+        return len(self.sampler) // self.size
+
+    def __iter__(self):
+        for group in zip(*[iter(self.sampler)] * self.size):
+            yield group[self.rank]
+
+
+'''
+DRAWS = {"RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}
+"""torch's samplers that draw from the generator which they are given."""
+
+
 def share_stream(script: Script, call: ast.Call, data: ast.expr, base: str) -> Iterator[Edit]:
     """The changes of a DataLoader of a stream: of samples that follow each other, every rank takes
     one."""
+    yield from put_in_share(script, call, data, SHARE, base=base)
+
+
+def share_indices(script: Script, call: ast.Call, sampler: ast.expr) -> Iterator[Edit]:
+    """The changes of a DataLoader with a sampler: of indices that follow each other, every rank
+    takes one. All ranks draw the same."""
+    yield from put_in_share(script, call, sampler, SHARE_OF_INDICES)
+    for made in script.text.makers(sampler):
+        is_seeded = any(each.arg == "generator" for each in made.keywords)
+        if script.text.called(made) in DRAWS and not is_seeded:
+            yield script.add_argument(made, "generator=torch.Generator().manual_seed(0)")
+
+
+def put_in_share(
+    script: Script, call: ast.Call, whole: ast.expr, text: str, **names: str
+) -> Iterator[Edit]:
+    """The changes that put an argument of a call into a class of this text, added above."""
     name = script.text.fresh("Share")
     *_, place, _ = script.text.climb(call)  # a statement of the module itself
     above = [place, *getattr(place, "decorator_list", ())]
     first = min(getattr(each, "lineno", 0) for each in above)
-    yield Edit((first, 0), (first, 0), SHARE.format(name=name, base=base))
-    words = f"{name}({script.text.code(data)}, {script.rank}, {script.size})"
-    yield replace_node(data, words)
+    yield Edit((first, 0), (first, 0), text.format(name=name, **names))
+    words = f"{name}({script.text.code(whole)}, {script.rank}, {script.size})"
+    yield replace_node(whole, words)
 
 
 def share_unpacked(script: Script, unpacked: ast.expr, data: ast.expr) -> Edit:
@@ -71,6 +109,7 @@ def share_drawn(script: Script) -> Edit | None:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }
     names = [name for name in dict.fromkeys(names) if name in given]
+    names = names or [*name_drawn_ahead(script, loop.body[place:])]
     if not names:
         return None
     share = f".chunk({script.size})[{script.rank}]"
@@ -80,6 +119,16 @@ def share_drawn(script: Script) -> Edit | None:
         line = f"{several} = (each{share} for each in ({several}))"
     use = loop.body[place]
     return add_before(use.lineno, script.indent_of(use), line)
+
+
+def name_drawn_ahead(script: Script, body: Sequence[ast.stmt]) -> Iterator[str]:
+    """The names of a batch that the first of these statements uses, and one after it draws for the
+    next round."""
+    used = {node.id for each in body[:1] for node in ast.walk(each) if isinstance(node, ast.Name)}
+    for each in body[1:]:
+        if isinstance(each, ast.Assign) and is_drawn(script, each.value):
+            drawn = (name for target in each.targets for name in list_names(target))
+            yield from (name for name in drawn if name in used)
 
 
 def name_batch(script: Script, loop: ast.For | ast.While) -> Sequence[str]:

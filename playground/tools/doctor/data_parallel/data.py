@@ -7,7 +7,13 @@ import ast
 from collections.abc import Iterator
 
 from playground.tools.doctor.data_parallel import Part, Status
-from playground.tools.doctor.data_parallel.batches import share_drawn, share_stream, share_unpacked
+from playground.tools.doctor.data_parallel.batches import (
+    DRAWS,
+    share_drawn,
+    share_indices,
+    share_stream,
+    share_unpacked,
+)
 from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
 from playground.tools.doctor.data_parallel.script import Script
 
@@ -33,17 +39,26 @@ def find_sampler(script: Script) -> Part:
         )
     call = script.loaders[0]
     given = {each.arg: each for each in call.keywords}
-    if "sampler" in given or "batch_sampler" in given:
-        made = text.makers((given.get("sampler") or given["batch_sampler"]).value)
+    if found := find_own_sampler(script):
+        made = text.makers(found.value)
         if any(text.called(each) == "DistributedSampler" for each in made):
             return Part(name, Status.THERE, f"{script.at(call)} has a DistributedSampler")
-        return Part(
-            name,
-            Status.UNKNOWN,
-            f"{script.at(call)} has a sampler that is not "
-            f"DistributedSampler: {rule}, so let it yield every {script.size}-th index, "
-            f"from {script.rank} on, of an order that is the same on all ranks",
-        )
+        saw = f"{script.at(call)} has a sampler that is not DistributedSampler: {rule}"
+        if found.arg == "batch_sampler":
+            return Part(
+                name,
+                Status.UNKNOWN,
+                f"{saw}, so let it yield of each batch every {script.size}-th index, from "
+                f"{script.rank} on. All ranks must draw the same batches",
+            )
+        notes = note_order(script, call)
+        if not all(text.called(each) in DRAWS for each in made) or not made:
+            notes.append(
+                "all ranks have to draw the same order: let the sampler draw from a "
+                "torch.Generator().manual_seed(0) of its own"
+            )
+        edits = [*share_indices(script, call, found.value), *divide_batch(script, call, given)]
+        return Part(name, Status.MISSING, saw, edits, notes)
     if any(isinstance(each, ast.Starred) for each in call.args):
         return Part(name, Status.UNKNOWN, f"{script.at(call)} unpacks its arguments: {rule}")
     data = dataset_of(call)
@@ -76,6 +91,12 @@ def find_sampler(script: Script) -> Part:
         else [*divide(script, call, data, given)],
         note_order(script, call),
     )
+
+
+def find_own_sampler(script: Script) -> ast.keyword | None:
+    """The sampler, or the sampler of batches, that the DataLoader of the training is given."""
+    given = {each.arg: each for call in script.loaders for each in call.keywords}
+    return given.get("sampler") or given.get("batch_sampler")
 
 
 def dataset_of(call: ast.Call) -> ast.expr | None:
@@ -194,6 +215,8 @@ def find_set_epoch(script: Script) -> Part:
         return Part(name, Status.UNKNOWN, f"no loop over a DataLoader is seen: {rule}")
     if find_stream(script, script.loaders[0]):
         return Part(name, Status.NOT_NEEDED, "a stream has no sampler")
+    if find_own_sampler(script):
+        return Part(name, Status.NOT_NEEDED, "the script's own sampler draws in every epoch")
     epochs = script.training.epochs if script.training else None
     if epochs is None:
         return Part(name, Status.NOT_NEEDED, "no loop over epochs is seen: one pass needs none")

@@ -66,8 +66,10 @@ class UnknownShape(Exception):
 class Wrapping:
     """Finds how a model is wrapped, and the wrapper comes to the forward of the training."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, several: bool = False) -> None:
+        """`several`: the names of the wrappers tell whose they are."""
         assert script.training
+        self.several = several
         self.script = script
         self.text = script.text
         self.training = script.training
@@ -85,11 +87,16 @@ class Wrapping:
             raise UnknownShape("no call of the model that the optimizer has is seen in the loop")
         for call in calls:
             self.use_wrapper(call.func)
-        if len(self.wrapped) != 1:
-            raise UnknownShape(f"{len(self.wrapped)} models are called in the loop")
-        key, sample = next(iter(self.wrapped.items()))
-        self.edits.append(self.wrap(key, sample))
-        return self.edits
+        if len(self.wrapped) > 1 and not self.several:
+            return Wrapping(self.script, several=True).find_edits()
+        return [*self.edits, *(self.wrap(*each) for each in self.wrapped.items())]
+
+    def name_wrapper(self, model: ast.expr) -> str:
+        """The name of the wrapper of this model."""
+        name = self.ddp
+        if self.several:
+            name = f"{name}_{ast.unparse(model).rpartition('.')[2]}"
+        return f"self.{name}" if isinstance(model, ast.Attribute) else name
 
     def find_models(self) -> set[ast.Call]:
         """What made the models whose parameters an optimizer has."""
@@ -156,8 +163,7 @@ class Wrapping:
             self.pass_wrapper(function, key[1])
             return
         self.wrapped.setdefault(key, node)
-        name = f"self.{self.ddp}" if isinstance(node, ast.Attribute) else self.ddp
-        self.edits.append(replace_node(node, name))
+        self.edits.append(replace_node(node, self.name_wrapper(node)))
 
     def all_functions(self) -> Iterator[Function]:
         return (node for node in ast.walk(self.text.tree) if isinstance(node, Function))
@@ -216,7 +222,5 @@ class Wrapping:
             raise UnknownShape(f"where {ast.unparse(sample)} is made is not seen")
         if any(node is last for node in self.training.path):
             raise UnknownShape(f"{self.script.at(last)} makes the model in the loop")
-        model = ast.unparse(sample)
-        name = f"self.{self.ddp}" if isinstance(sample, ast.Attribute) else self.ddp
-        line = f"{name} = {self.script.wrapper}({model})"
+        line = f"{self.name_wrapper(sample)} = {self.script.wrapper}({ast.unparse(sample)})"
         return add_after(last, self.script.indent_of(last), line)

@@ -31,9 +31,14 @@ def find_first_rank(script: Script) -> Part:
         node for node in ast.walk(text.tree) if isinstance(node, ast.stmt) and script.is_log(node)
     ]
     apart = [each for each in found if not is_for_first(script, each)]
-    if not found:
+    opened = [
+        each
+        for each in text.calls
+        if script.opens_to_write(each) and not is_for_first(script, each)
+    ]
+    if not found and not opened:
         return Part(name, Status.NOT_NEEDED, "no print, save or log is seen")
-    if not apart:
+    if not apart and not opened:
         return Part(name, Status.THERE, f"{script.at(found[0])} is under a condition on the rank")
     edits, notes = list[Edit](), list[str]()
     called = {each: call_before(script, each) for each in apart}
@@ -42,6 +47,13 @@ def find_first_rank(script: Script) -> Part:
         edits += put_under(
             f"{script.rank} == 0", first.lineno, last.end_lineno or 0, script.indent_of(first)
         )
+    edits += (
+        replace_node(
+            each.args[0], f"{text.code(each.args[0])} if {script.rank} == 0 else os.devnull"
+        )
+        for each in opened
+        if each.args
+    )
     for bar in (each for each in text.find_calls("tqdm", "trange") if each.args):
         if not any(each.arg == "disable" for each in bar.keywords):
             edits.append(script.add_argument(bar, f"disable={script.rank} != 0"))
@@ -158,8 +170,9 @@ def find_metrics(script: Script) -> Part:
         if isinstance(each, ast.stmt) and script.is_log(each)
     ][:1]
     notes += note_validation(script)
-    loss = loss_after(script, script.loop)
-    if not (sums or loss):
+    lists = [*find_lists(script, script.loop)]
+    loss = "" if lists else loss_after(script, script.loop)
+    if not (sums or lists or loss):
         saw = "the loop adds up nothing that is used after it"
         return Part(name, Status.NOT_NEEDED, saw, notes=notes)
     indent = script.indent_of(script.loop)
@@ -167,9 +180,16 @@ def find_metrics(script: Script) -> Part:
     lines = []
     tensors = [each for each, _ in sums if is_used_as_tensor(script, each, script.loop)]
     numbers = [each for each, _ in sums if each not in tensors]
-    for each in tensors or ([loss] if not sums else []):
+    for each in lists:
+        numbers_of_all = text.fresh("totals")
+        lines += [
+            f"{numbers_of_all} = torch.tensor({each}{where})",
+            f"{script.dist}.all_reduce({numbers_of_all})",
+            f"{each} = ({numbers_of_all} / {script.size}).tolist()",
+        ]
+    for each in tensors or ([loss] if loss and not sums else []):
         lines += [f"{each} = {each}.detach()", f"{script.dist}.all_reduce({each})"]
-    means = [each for each, is_mean in sums if is_mean] or ([loss] if not sums else [])
+    means = [each for each, is_mean in sums if is_mean] or ([loss] if loss and not sums else [])
     if numbers:
         values = ", ".join(f"float({each})" for each in numbers)
         total = text.fresh("totals")
@@ -184,7 +204,7 @@ def find_metrics(script: Script) -> Part:
     lines += (f"{each} /= {script.size}" for each in means)
     if function:
         script.collective.add(id(function))
-    what = ", ".join(each for each, _ in sums) or loss
+    what = ", ".join([*lists, *(each for each, _ in sums)]) or loss
     return Part(
         name,
         Status.MISSING,
@@ -207,6 +227,19 @@ def find_sums(script: Script, loop: ast.For) -> Iterator[tuple[str, bool]]:
             if not isinstance(node.value, ast.Constant):  # which counts batches
                 found[words] = not any(COUNTED.search(ast.unparse(each)) for each in values)
     yield from found.items()
+
+
+def find_lists(script: Script, loop: ast.For) -> Iterator[str]:
+    """The lists of numbers of batches, `losses.append(loss.item())`, that are used after the
+    loop."""
+    found = dict[str, None]()
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            words = ast.unparse(node.func.value)
+            is_number = ast.unparse(node.args[0]).endswith(".item()")
+            if node.func.attr == "append" and is_number and script.is_used_after(words, loop):
+                found[words] = None
+    yield from found
 
 
 def is_used_as_tensor(script: Script, words: str, loop: ast.For) -> bool:

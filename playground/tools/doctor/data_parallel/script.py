@@ -11,7 +11,9 @@ from playground.tools.doctor.data_parallel.edits import Edit
 from playground.tools.doctor.data_parallel.text import Training, TrainingText, walk_own
 
 LOGS = {"print", "add_scalar", "add_scalars", "add_image", "add_histogram", "add_text"}
-SAVES = {"save", "savefig", "save_pretrained"}
+SAVES = {"save", "savefig", "save_pretrained", "savetxt", "savez"}
+WRITES = {"to_csv", "write_bytes", "write_text"}
+"""Methods that write a file which they open themselves."""
 MOVES_FILES = {
     *(f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "move")),
     *(f"os.{name}" for name in ("link", "remove", "rename", "replace", "symlink", "unlink")),
@@ -107,9 +109,16 @@ class Script:
         return (
             (name in LOGS and (name != "print" or self.text.resolve(node.value) is None))
             or dotted in MOVES_FILES
+            or name in WRITES
             or (name in SAVES and dotted.startswith(("torch.", "matplotlib.", "numpy.")))
             or bool(LOGGERS.search(dotted))
         )
+
+    def opens_to_write(self, call: ast.Call) -> bool:
+        """Whether it is `open`, of a file that is written."""
+        given = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "mode")]
+        modes = [each.value for each in given if isinstance(each, ast.Constant)]
+        return self.text.dotted(call.func) == "open" and str(*modes)[:1] in {"w", "a", "x"}
 
     def is_used_after(self, words: str, loop: ast.For) -> bool:
         """Whether an expression is read after the loop, in its function."""

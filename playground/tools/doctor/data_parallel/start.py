@@ -20,7 +20,7 @@ def find_start(script: Script, parts: Collection[Part]) -> Part:
     changed = {part.name for part in parts if part.edits}
     imports = [each for each in text.tree.body if isinstance(each, (ast.Import, ast.ImportFrom))]
     needed = {f"import torch.distributed as {script.dist}": "torch.distributed"}
-    if "device" in changed:
+    if any(re.search(r"\bos\.", edit.text) for part in parts for edit in part.edits):
         needed = {"import os": "os"} | needed
     if "model" in changed:
         needed[f"from torch.nn.parallel import {script.wrapper}"] = OF_DDP
