@@ -19,6 +19,7 @@ from playground.explain.hang import (
     NEW_GROUP,
     OF_DDP,
     RECEIVE,
+    REDUCTIONS,
     SEND,
     Channel,
     Doing,
@@ -36,6 +37,7 @@ from playground.explain.hang.sequences import (
     is_same,
     order_calls,
 )
+from playground.explain.hang.streams import stand_in_streams
 from playground.explain.hang.wait_graph import (
     TO_ROOT,
     Dependency,
@@ -167,15 +169,15 @@ class Difference:
 def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only
     states of the same moment prove a deadlock: states between which no rank has moved."""
-    states = leave_out_renumbered(states)
+    states = stand_in_streams(leave_out_renumbered(states))
     found = find_cause(states)
-    return found and note_difference(found, states)
+    return found and (find_unlaunched(found, states) or note_difference(found, states))
 
 
 def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     """Why the operation failed that a dead rank was in: what ranks have called differently, or who
     did not come. None if no dead rank was in an operation, or nothing tells why."""
-    states = leave_out_renumbered(states)
+    states = stand_in_streams(leave_out_renumbered(states))
     was = [
         replace(state, doing=Doing.IN_OPERATION)
         if state.doing == Doing.DEAD and state.waits_for
@@ -228,6 +230,18 @@ def note_difference(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
     if first.culprits <= there and (others & there or not others) and not first.extra:
         return found
     return replace(found, difference=first.say(), cure=first.kind.cure)
+
+
+def find_unlaunched(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis | None:
+    """The diagnosis, if ranks wait for an operation in a batch that has no end."""
+    waits = [state.waits_for for state in states if state.doing == Doing.IN_OPERATION]
+    for state in states:
+        for one in state.unlaunched:
+            if any(each and is_at(each, one.channel, one.index) for each in waits):
+                act = has_called(one, Kind.OPEN, " in a batch that has no end")
+                said = f"{act.say([state.rank])}"
+                return replace(found, kind=Kind.OPEN, difference=said, cure=Kind.OPEN.cure)
+    return None
 
 
 def note_surplus(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
@@ -645,6 +659,7 @@ def detail(operation: Operation, kind: Kind) -> str:
         Kind.UNWAITED: " and not waited for it" if operation.kind == SEND else "",
         Kind.STRANGER: ", which does not exist" if operation.stranger is not None else "",
         Kind.STORES: f" at {operation.dtype or 'the place that was launched'}",
+        Kind.OPS: f" with {REDUCTIONS[operation.tag % len(REDUCTIONS)]}",
         Kind.SHAPES: f" of shape {shape}",
         Kind.ABORTED: f" of shape {shape}" if shape else "",
         Kind.DTYPES: f" of {operation.dtype}",

@@ -42,6 +42,7 @@ from playground.base.upstream import (
     FUNCTIONAL,
     count_collectives,
     default_store,
+    is_carried_by_nccl,
     is_joining,
     is_registered,
     read_timeout,
@@ -53,15 +54,18 @@ from playground.explain.hang import (
     BUFFERS,
     COLLECTIVE,
     FORM_WORLD,
+    HOST,
     MAKE_DDP,
     NEW_GROUP,
     RECEIVE,
     SEND,
     SPLIT_GROUP,
     STRANGERS,
+    Gpu,
 )
-from playground.explain.hang.activity import callbacks, checks
-from playground.explain.hang.box import MAIN, MAY_GIVE_UP, Box, Known
+from playground.explain.hang.activity import callbacks, checks, spinning
+from playground.explain.hang.box import GPU, MAIN, MAY_GIVE_UP, Box, Known
+from playground.explain.hang.queues import Queues
 from playground.tap import (
     MESSAGES,
     METHODS,
@@ -141,6 +145,11 @@ class Hooks(Recorder):
         the models' numbers, by the model's id."""
         self.here = threading.local()
         """`counted`: the tensor of the message that this thread is handing to a backend."""
+        self.queues: Queues | None = None
+        """The streams of this rank's GPU, once a group is carried by NCCL."""
+        self.on_gpu: dict[int, bool] = {}
+        """By the id of each such group, whether NCCL carries all its tensors, those of the host
+        too."""
         self.reached: set[int] = set()
         """Those that the backward pass under way has come to."""
         self.passes: dict[int, list[int]] = {}
@@ -160,6 +169,10 @@ class Hooks(Recorder):
             (dist.Reducer, "_rebuild_buckets"): self.rebuild_buckets,
             (torch.autograd, "backward"): self.backward,
             (distributed_c10d, "_new_group_with_tag"): self.new_group,
+            (ProcessGroup, "_start_coalescing"): self.start_batch,
+            (ProcessGroup, "_end_coalescing"): self.end_batch,
+            (distributed_c10d, "destroy_process_group"): self.destroy,
+            (dist, "destroy_process_group"): self.destroy,
         }
         for method in MESSAGES:
             stand_ins[Backend, method] = partial(self.send_unnamed, method)
@@ -251,6 +264,8 @@ class Hooks(Recorder):
         )
         with self.counted_apart(id(group)):
             call = box.call(known, 4, id(group) in self.limited, shape)
+            if self.queues and self.is_on_gpu(group, tensor):
+                self.queues.add(box, call, (id(group), None))
             with self.main_thread_in(box, call):
                 try:
                     result = real(*args, **kwargs)
@@ -270,6 +285,9 @@ class Hooks(Recorder):
         parts = waited if isinstance(waited, list) else [waited]
         found = [self.results.pop(storage_of(each), NONE) for each in parts]
         calls = [call for call in found if call != NONE]
+        if self.queues and box.words[GPU]:
+            for call in calls:
+                self.queues.hold(call)
         with self.main_thread_in(box, calls[-1]) if calls else contextlib.nullcontext():
             result = real(waited)
         for call in calls:
@@ -304,7 +322,9 @@ class Hooks(Recorder):
 
     def forget_groups(self) -> None:
         """Begin with those of the world that has just been formed, if there is one."""
-        for kept in (self.limited, self.tallies, self.alive, self.forwarded, self.made):
+        for kept in (
+            self.limited, self.tallies, self.alive, self.forwarded, self.made, self.on_gpu,
+        ):  # fmt: skip
             kept.clear()
         if dist.is_initialized():
             self.read_group(dist.group.WORLD, is_new=True)
@@ -354,10 +374,14 @@ class Hooks(Recorder):
         def forget(_: Any) -> None:  # another may get its id
             if self.alive.pop(key, None):
                 self.tallies.pop(key, None)
+                if self.on_gpu.pop(key, None) is not None and self.queues:
+                    self.queues.forget_group(key)
                 if self.box:
                     self.box.known.clear()
 
         self.alive[key] = ref(group, forget)
+        if is_carried_by_nccl(group):
+            self.watch_gpu(box, group)
         if not is_registered(group):
             box.doubt("which ranks a group has that torch.distributed did not register")
             return
@@ -377,7 +401,9 @@ class Hooks(Recorder):
             no_rank = None if kind == COLLECTIVE else STRANGERS + peer
             peer = dict(enumerate(ranks)).get(peer, no_rank)
         known = box.describe(key, (kind, name, ranks, dtype, peer, tag, number_of(group), ()))
-        if tally := self.tallies.get(id(group)):
+        # which NCCL counts apart
+        is_counted = kind == COLLECTIVE or id(group) not in self.on_gpu
+        if is_counted and (tally := self.tallies.get(id(group))):
             tally.places.add(known[1])
         return known
 
@@ -422,6 +448,10 @@ class Hooks(Recorder):
             if known is None:
                 return self.call_unnamed(method, real, group, *args, **kwargs)
             number = box.call(known, 4, limited, shape)
+            queues = self.queues if self.queues and self.is_on_gpu(group, given) else None
+            if queues:
+                peer = given[1] if is_message and given else None
+                queues.add(box, number, (id(group), peer))
             is_main, words = get_ident() == box.main_thread, box.words
             if is_main:
                 words[MAIN] = number
@@ -438,6 +468,8 @@ class Hooks(Recorder):
                     self.here.counted = None
             if work is None:
                 box.end(number)
+                if queues:
+                    queues.hold(number)
             else:
                 self.works[id(work)] = number
             if is_twice:
@@ -458,10 +490,11 @@ class Hooks(Recorder):
                 tensor = tensor[0] if len(tensor) == 1 else None
             shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, Tensor) else ((), "")
             root = root_of(method, given) if has_root else None
-            key = id(group), name, dtype, root
+            op = reduction_of(given) if self.queues else 0
+            key = id(group), name, dtype, root, op
             known = box.known.get(key)
             if known is None:
-                known = self.describe(box, key, group, COLLECTIVE, name, dtype, root, 0)
+                known = self.describe(box, key, group, COLLECTIVE, name, dtype, root, op)
             limited = id(group) in self.limited
             if has_limit or _getframe(3).f_globals is not TORCH:  # whose functions set no other's
                 limited = limited or any(map(self.is_limit, map(find_timeout, given)))
@@ -478,6 +511,7 @@ class Hooks(Recorder):
             known = box.known.get(key)
             if known is None:
                 *peer, tag = map(operator.index, given[1:])
+                tag = 0 if self.is_on_gpu(group, tensor) else tag  # which NCCL does not look at
                 known = self.describe(
                     box, key, group, kind, kind, tensor.dtype, peer[0] if peer else None, tag
                 )
@@ -529,6 +563,8 @@ class Hooks(Recorder):
             is_main, words = get_ident() == box.main_thread, box.words
             if self.is_limit(timeout):
                 box.end(number, MAY_GIVE_UP)
+            if self.queues and words[GPU]:
+                self.queues.hold(number)
             if is_main:
                 words[MAIN] = number
             try:
@@ -539,6 +575,67 @@ class Hooks(Recorder):
                 box.end(number)
 
         return wait
+
+    def watch_gpu(self, box: Box, group: Any) -> None:
+        """A group that NCCL carries: its operations are in the streams of the GPU."""
+        if self.queues is None:
+            self.queues = Queues(self.stand)
+            record_also(self.queues.places)
+        if not box.words[GPU]:
+            self.queues.begin(box)
+        self.on_gpu[id(group)] = all(each.type == "cuda" for each in group._device_types)
+
+    def is_on_gpu(self, group: Any, given: Any) -> bool:
+        """Whether NCCL carries what a group's operation is given."""
+        is_for_all = self.on_gpu.get(id(group))
+        if is_for_all is not False:
+            return bool(is_for_all)
+        while isinstance(given, list | tuple) and given:
+            given = given[0]
+        return isinstance(given, Tensor) and given.is_cuda
+
+    def stand(
+        self, name: str, batches: Sequence[int], real: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Make a call in which the host waits for the end of these batches."""
+        box = self.box
+        if box is None or get_ident() != box.main_thread or not (batches and box.words[GPU]):
+            return real(*args, **kwargs)
+        key = HOST, name
+        known = box.known.get(key) or box.describe(key, (HOST, name, (), "", None, 0, 0, ()))
+        call = box.call(known, 3, False)
+        box.put_in_queue(call, None, batches)
+        thread = {threading.get_native_id()} if box.words[GPU] == Gpu.REAL else set[int]()
+        spinning.update(thread)
+        with self.main_thread_in(box, call):
+            try:
+                return real(*args, **kwargs)
+            finally:
+                spinning.difference_update(thread)
+                box.end(call)
+
+    def destroy(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The end of the world, or of a group."""
+        is_of_world = not any((*args, *kwargs.values()))
+        if self.queues and is_of_world and dist.is_initialized():
+            return self.queues.destroy(real, *args, **kwargs)
+        return real(*args, **kwargs)
+
+    def start_batch(self, real: Callable[..., Any], group: Any, *args: Any) -> Any:
+        if self.queues and id(group) in self.on_gpu:
+            self.queues.begin_batch()
+        return real(group, *args)
+
+    def end_batch(self, real: Callable[..., Any], group: Any, *args: Any) -> Any:
+        box = self.box
+        batch = self.queues.end_batch(box) if self.queues and box else None
+        if box is None or batch is None:
+            return real(group, *args)
+        with self.main_thread_in(box, batch):
+            work = real(group, *args)
+        if work is not None:
+            self.works[id(work)] = batch
+        return work
 
     def add_callback(
         self, real: Callable[..., Any], future: Any, callback: Callable[[Any], Any]
@@ -670,7 +767,12 @@ class Hooks(Recorder):
             with self.inside(
                 box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model
             ) as calls:
+                call, queues = calls[0], self.queues if key in self.on_gpu else None
+                if queues:
+                    queues.add(box, call, (key, None), ends=False)
                 yield calls
+                if queues and not (may_be_none and calls):
+                    queues.hold(call, (key, None))
 
     @contextlib.contextmanager
     def inside(
@@ -705,6 +807,14 @@ def storage_of(result: Any) -> int:
     """A number of the memory that a functional collective's result, or its wrapper, is in."""
     tensor: Any = getattr(result, "elem", result)
     return int(tensor.untyped_storage()._cdata)
+
+
+def reduction_of(given: Sequence[Any]) -> int:
+    """The number that torch has for the reduction of a call; 0 if it has none."""
+    for each in given:
+        if op := getattr(each, "reduceOp", None):
+            return int(getattr(op, "op", op))
+    return 0
 
 
 def find_timeout(argument: Any) -> timedelta | None:

@@ -297,6 +297,7 @@ void run_messages(ncclComm* comm, const std::vector<Message>& messages) {
       continue;
     }
     threads.emplace_back([comm, &all = all] {
+      pthread_setname_np(pthread_self(), "NCCL message");
       char taken = 1;
       for (const Message& one : all) {
         Header header{P2P, 0, 0, 0, one.bytes};

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -87,6 +88,7 @@ using Lock = std::unique_lock<std::mutex>;
 
 void work_off(Stream* stream) {
   current_device = stream->device;
+  pthread_setname_np(pthread_self(), "cuda-stream");  // as the flight recorder knows what acts for others
   Lock lock(state().lock);
   while (true) {
     stream->filled.wait(lock, [&] { return !state().unloaded && ((!stream->queue.empty() && !stream->busy) || stream->ends); });
