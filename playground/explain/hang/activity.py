@@ -74,6 +74,9 @@ TCP_INFO, TRANSFER = 11, struct.Struct("=24xI92x2Q")
 callbacks: weakref.WeakSet[Any] = weakref.WeakSet()
 spinning: set[int] = set()
 """The system's numbers of threads that wait for a real GPU, and may spin meanwhile."""
+waits: list[Callable[[int], tuple[int, ...] | None]] = []
+"""Tell what the thread with this number waits for in CUDA: batches of operations; None if it does
+not, or if that is not known."""
 checks: list[Callable[[], None]] = []
 """Called before each look: they check that all the program has called is counted."""
 
@@ -95,6 +98,8 @@ class Activity:
     ticks: tuple[bytes, ...]
     asleep: frozenset[Sleep] = frozenset()
     """The threads that only others of this process can wake."""
+    waits: tuple[int, ...] | None = None
+    """The batches of operations that the main thread waits for in CUDA; None if it does not."""
 
 
 def look(spare_port: int = 0) -> Activity | None:
@@ -115,8 +120,10 @@ def find_activity(spare_port: int) -> Activity:
         for thread, name in list_threads()
     ]
     actor, asleep = find_actor([thread for thread, name, _ in threads if not NAMED.match(name)])
+    main = threading.main_thread().native_id or 0
+    waiting = next((found for each in waits if (found := each(main)) is not None), None)
     return Activity(
-        may_act=find_visitor() or actor,
+        may_act=(waiting is None and find_visitor()) or actor,
         in_flight=any(unacked for unacked, *_ in sockets),
         runnable=frozenset(
             thread
@@ -131,6 +138,7 @@ def find_activity(spare_port: int) -> Activity:
             if not (LOOPS.match(name) or OF_GPU.match(name) or int(thread) in spinning)
         ),
         asleep=frozenset(asleep),
+        waits=waiting,
     )
 
 

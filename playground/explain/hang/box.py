@@ -311,8 +311,10 @@ class View(LogReader):
 
     @property
     def waits(self) -> bool:
-        """Whether the main thread is in an operation."""
-        return self.read_header()[MAIN] != NONE
+        """Whether the main thread is in an operation, or may wait for a simulated GPU, of which it
+        is to be asked."""
+        header = self.read_header()
+        return header[MAIN] != NONE or header[GPU] == Gpu.SIMULATED
 
     def read(self, latest: int = CAPACITY) -> RankState:
         """The rank's state and its latest operations, without one that is half written."""

@@ -18,6 +18,7 @@ from playground.explain.hang.activity import Activity, compare, look
 from playground.explain.hang.box import LATEST, Box, View
 from playground.explain.hang.diagnosis import Diagnosis, diagnose, find_mismatch
 from playground.explain.hang.judge import Judge
+from playground.explain.hang.streams import suppose_wait
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -86,6 +87,8 @@ class Exchange:
         """This rank's own."""
         state, activity = self.view.read_since(self.seen[0], LATEST), self.seen[1]
         may_act, moves = compare(activity, activity)
+        if activity and activity.waits is not None:
+            state = suppose_wait(state, activity.waits)
         return replace(state, may_act=state.may_act or may_act, moves=moves)
 
     def collect(self) -> list[RankState]:

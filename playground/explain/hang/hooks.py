@@ -63,7 +63,7 @@ from playground.explain.hang import (
     STRANGERS,
     Gpu,
 )
-from playground.explain.hang.activity import callbacks, checks, spinning
+from playground.explain.hang.activity import callbacks, checks, spinning, waits
 from playground.explain.hang.box import GPU, MAIN, MAY_GIVE_UP, Box, Known
 from playground.explain.hang.queues import Queues
 from playground.tap import (
@@ -580,6 +580,7 @@ class Hooks(Recorder):
         """A group that NCCL carries: its operations are in the streams of the GPU."""
         if self.queues is None:
             self.queues = Queues(self.stand)
+            waits.append(self.queues.find_wait)
             record_also(self.queues.places)
         if not box.words[GPU]:
             self.queues.begin(box)

@@ -15,6 +15,7 @@ wait for less: so nothing is proved that is not so.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterable
@@ -58,6 +59,7 @@ class Queues:
         """The latest batch of each communicator."""
         self.events: WeakKeyDictionary[Any, Batches] = WeakKeyDictionary()
         """What a stream waited for when it recorded an event."""
+        self.library = ctypes.CDLL(None) if os.environ.get(SIMULATED_GPUS) else None
         self.here = threading.local()
         """`batch`: the operations of the batch that this thread has begun and not ended."""
         names: dict[tuple[Any, str], Callable[..., Any]] = {
@@ -79,7 +81,7 @@ class Queues:
         """A world begins whose operations are carried out by a GPU."""
         self.streams.clear()
         self.latest.clear()
-        box.words[GPU] = Gpu.SIMULATED if os.environ.get(SIMULATED_GPUS) else Gpu.REAL
+        box.words[GPU] = Gpu.SIMULATED if self.library else Gpu.REAL
 
     def forget_group(self, group: int) -> None:
         """The group with this id is gone, and another may get its id."""
@@ -108,6 +110,19 @@ class Queues:
         self.streams[stream] = add_last(self.streams.get(stream, ()), [batch])
         if communicator is not None:
             self.latest[communicator] = batch
+
+    def find_wait(self, thread: int) -> Batches | None:
+        """What a thread of the host waits for in CUDA, whoever has called that; None if it waits
+        for nothing there, or nothing tells: a real CUDA does not."""
+        if self.library is None:
+            return None
+        device, handle = ctypes.c_int(), ctypes.c_void_p()
+        waits = self.library.simulated_gpu_wait_of(
+            thread, ctypes.byref(device), ctypes.byref(handle)
+        )
+        if not waits:
+            return None
+        return self.all if waits > 1 else self.streams.get((device.value, handle.value or 0), ())
 
     def begin_batch(self) -> None:
         self.here.batch = []
