@@ -26,6 +26,8 @@ thread, callback, timer, call and socket of the process. What is read by whom:
 |                                                      | `hooks.find_timeout`                      |
 | data under way, also of ranks that have come         | `activity.compare`, `diagnosis.find_firm` |
 | a rank that is stopped, not seen, or gives no answer | `RankState.moves`, `diagnosis.find_firm`  |
+| what an operation is behind in the stream of a GPU,  | `queues`, `streams`: there a rank is      |
+| and what its host waits for there                    | shown where its stream stands             |
 | calls of other groups, members in another order      | `tap.number_of`,                          |
 |                                                      | `hooks.Hooks.new_group`                   |
 | calls that pass no method that is known, as from C++ | `hooks.Hooks.check_groups`,               |
