@@ -25,6 +25,9 @@ SIMULATED_HOSTS = "PLAYGROUND_HOSTS"
 """The variable with which a world on one host is treated as one on several: its value is their
 number."""
 
+SIMULATED_GPUS = "PLAYGROUND_SIMULATED_GPU"
+"""The variable with the number of simulated GPUs; set wherever there are any."""
+
 
 def host_id() -> str:
     """Identity of this rank's host: ranks with the same one reach each other over loopback.

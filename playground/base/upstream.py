@@ -374,6 +374,31 @@ def read_timeout(group: Any) -> timedelta | None:
         return None
 
 
+def is_carried_by_nccl(group: Any) -> bool:
+    """Whether NCCL carries a group's tensors of GPUs.
+
+    Source: torch.distributed.ProcessGroupNCCL (torch 2.15)
+    """
+    import torch
+
+    try:
+        backend = backend_of(group, torch.device("cuda"))
+        return type(backend).__name__.startswith("ProcessGroupNCCL")
+    except (RuntimeError, AttributeError):
+        return False
+
+
+def current_stream(device: int | None = None) -> tuple[int, int]:
+    """A GPU, the current one by default, and the handle of its current stream in this thread.
+
+    Source: torch._C._cuda_getCurrentRawStream (torch 2.15)
+    """
+    import torch
+
+    index = torch._C._cuda_getDevice() if device is None else device
+    return index, torch._C._cuda_getCurrentRawStream(index)
+
+
 def count_collectives(group: Any) -> int | None:
     """How many collectives a group has counted, those that C++ calls included; None if it does not
     tell, as a backend in Python, which hands on some of them to another.

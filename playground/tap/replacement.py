@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+INHERITED = object()
+"""In the place of an attribute that a class has from another."""
 Wrap = Callable[[Any], Any]
 """Makes the function that replaces the one it is given."""
 
@@ -40,7 +42,7 @@ class Replacement:
 
     def install(self) -> Replacement:
         key = id(self.owner), self.name
-        stack = _stacks.setdefault(key, [(None, vars(self.owner)[self.name])])
+        stack = _stacks.setdefault(key, [(None, vars(self.owner).get(self.name, INHERITED))])
         self.put_on(stack)
         return self
 
@@ -54,7 +56,10 @@ class Replacement:
         at = [each for each, _ in stack].index(self)
         above = stack[at + 1 :]
         del stack[at:]
-        setattr(self.owner, self.name, stack[-1][1])
+        if stack[-1][1] is INHERITED:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, stack[-1][1])
         for each, _ in above:
             assert each
             each.put_on(stack)

@@ -180,6 +180,8 @@ def test_what_is_read_of_a_group(group: dist.ProcessGroup) -> None:
 def test_what_does_not_tell() -> None:
     assert upstream.read_timeout(object()) is None
     assert upstream.count_collectives(object()) is None
+    assert not upstream.is_carried_by_nccl(group)
+    assert not upstream.is_carried_by_nccl(object())
 
 
 def test_takes_remote_calls() -> None:
@@ -306,3 +308,17 @@ def test_has_step_hooks() -> None:
     assert not upstream.has_step_hooks(optimizer)
     optimizer.register_step_post_hook(lambda *_: None)
     assert upstream.has_step_hooks(optimizer)
+
+
+def find_streams(rank: int, size: int) -> None:
+    assert upstream.is_carried_by_nccl(dist.group.WORLD)
+    device = torch.cuda.current_device()
+    assert upstream.current_stream() == upstream.current_stream(device) == (device, 0)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        assert upstream.current_stream() == (device, stream.cuda_stream)
+
+
+@pytest.mark.gpu
+def test_nccl_and_its_streams(nccl: World) -> None:
+    nccl.run(find_streams)

@@ -32,3 +32,17 @@ def test_a_replacement_leaves_what_was_there_when_it_came() -> None:
             assert place.number == number * 10
             raise ZeroDivisionError
         assert place.number == number
+
+
+def test_a_replaced_method_of_a_base_class_is_inherited_again() -> None:
+    class Base:
+        def add(self, number: int) -> int:
+            return number
+
+    class Derived(Base):
+        pass
+
+    with replaced(Derived, "add", lambda real: lambda self, number: real(self, number) + 1):
+        assert (Derived().add(1), Base().add(1)) == (2, 1)
+    assert Derived().add(1) == 1
+    assert "add" not in vars(Derived)

@@ -124,6 +124,7 @@ def test_a_failure_a_restart_and_a_recording_are_as_without(
     assert "not this time" in ran.err
     assert "all_reduce" in ran.err + ran.out
     assert "2 events" in (tmp_path / "run.txt").read_text()
+    assert "2 ranks on nccl, cuda" in (tmp_path / "run.txt").read_text()
     ran = run_on("run", "-n", 2, *words[:2], words[-1])
     assert ran.code == 1
     assert "rank 1 of 2 failed: ValueError: not this time" in ran.err

@@ -179,8 +179,8 @@ def test_a_rank_that_prints_while_it_leaves_is_waited_for(
     monkeypatch.setattr(watch, "receive", receive)
     monkeypatch.setattr(watch, "ask_for_stacks", lambda ranks: {0: "in train.py"})
     if prints:
-        watch.release([rank], timeout=60.0)
+        watch.dismiss([rank], timeout=60.0)
         assert now > 200
     else:
         with pytest.raises(RankFailed, match="still there after 60 s"):
-            watch.release([rank], timeout=60.0)
+            watch.dismiss([rank], timeout=60.0)

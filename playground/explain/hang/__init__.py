@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
+HOST = "host"
+"""The kind of a wait of the host for its GPU: no operation of a group, and met by none."""
 FORM_WORLD = "init_process_group"
 NEW_GROUP, SPLIT_GROUP = "new_group", "split_group"
 MAKE_DDP = "DDP's __init__"
@@ -24,6 +26,9 @@ BY_ITSELF = FORM_WORLD, NEW_GROUP, SPLIT_GROUP, *OF_DDP
 two, the members in the third, and in the others DistributedDataParallel compares parameters,
 broadcasts buffers, agrees on buckets before its second forward, and averages gradients. Each is
 counted by itself."""
+DESTROY = "destroy_process_group"
+REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+"""The names of reductions by the numbers that torch has for them."""
 ISSUED, AWAITED, DONE = "issued", "awaited", "done"
 """Where an operation is: it has been called; the main thread is in the call, or waits for its
 `Work`; it is over."""
@@ -89,6 +94,7 @@ class Kind(StrEnum):
         "call the same collectives in the same order on all ranks of the group",
     )
     ROOTS = "different roots", "pass the same root on all ranks of the group"
+    OPS = "different reductions", "pass the same op on all ranks of the group"
     SHAPES = "different shapes", "pass tensors of the same shape on all ranks of the group"
     DTYPES = "different dtypes", "pass tensors of the same dtype on all ranks"
     SIZES = "different sizes", "receive into a tensor of the size and dtype that is sent"
@@ -122,6 +128,10 @@ class Kind(StrEnum):
         "a send that nobody waits for",
         "keep the Work that isend returns, and call its wait(): without it nothing may be sent",
     )
+    OPEN = (
+        "a batch without an end",
+        "end the batch: leave the block of _coalescing_manager, or use batch_isend_irecv",
+    )
     ENDED = (
         "a rank that has finished",
         "make the same number of calls on all ranks: equal numbers of batches, or join()",
@@ -145,6 +155,14 @@ class Kind(StrEnum):
     RUNNING = "in progress", "wait, or look at the network: all ranks have called it"
 
 
+class Gpu(IntEnum):
+    """What carries out the operations of a rank besides its host. A real NCCL may take a message
+    before its receiver has come, and calls that do not match may end with wrong values: there no
+    deadlock is proved by either. The simulated one waits for ever."""
+
+    NONE, REAL, SIMULATED = range(3)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """An operation of one rank."""
@@ -166,7 +184,7 @@ class Operation:
     has one. If the group has no such rank: the number that was passed, and `STRANGERS`."""
     tag: int = 0
     """Of a message. Of what DistributedDataParallel does, which of the group's models it is, from 1
-    on; 0 if it is not known."""
+    on; 0 if it is not known. On a GPU, of another collective the number of its reduction."""
     number: int = 0
     """The group's, as torch counts groups: the world's is 0, and groups of the same ranks differ by
     it."""
@@ -182,6 +200,16 @@ class Operation:
     """Whether it has a time limit of its own, after which the program may go on."""
     raised: str = ""
     """The class of the exception below whose `finally` or `except` it is called."""
+    call: int = 0
+    """Its place among all operations of the rank."""
+    batch: int | None = None
+    """Of an operation that a stream of a GPU carries out: the `call` of the first one of its batch,
+    which end together, most often its own. The host goes on meanwhile."""
+    is_open: bool = False
+    """Whether the batch has no end yet, so that none of it has begun."""
+    behind: tuple[int, ...] = ()
+    """The batches that must end before it begins, or of a wait of the host, before that ends: those
+    that are known."""
 
     @property
     def stranger(self) -> int | None:
@@ -233,6 +261,9 @@ class RankState:
     """What it has called that is not among its operations: their counts tell nothing of it then."""
     moves: bool = False
     """Whether data is under way to or from it, or may be."""
+    gpu: Gpu = Gpu.NONE
+    unlaunched: tuple[Operation, ...] = ()
+    """Operations on a GPU in a batch that has no end."""
     worlds: int = 0
     """How many worlds the program has formed itself: operations name ranks by their numbers in the
     latest."""

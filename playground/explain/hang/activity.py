@@ -41,17 +41,21 @@ OURS = (
 )
 OF_TORCH = re.compile(
     r"distributed/\w+\.py|nn/parallel/distributed\.py|autograd/(__init__|graph)\.py"
+    r"|(cuda|accelerator)/(__init__|streams)\.py|_tensor(_str)?\.py"
 )
 """Code that, in an operation, waits for its other ranks and for nothing else: ours by folder, but
 for the lesson whose functions are algorithms, and torch's by file."""
 DISPATCHER = re.compile(r"_ops\.py|_library/\w+\.py")
 """Torch's code through which an operator of C++ is called. As Python's own, it waits on behalf of
 its caller."""
-NAMED = re.compile(r"pt_|gloo_|jemalloc_bg_thd")
-"""Names of torch's threads, which act only if something is called or comes in, and of the one that
-gives memory back, which pyarrow starts."""
+NAMED = re.compile(r"pt_|gloo_|jemalloc_bg_thd|cuda|NCCL")
+"""Names of torch's threads and of those of CUDA and NCCL, which act only if something is called or
+comes in, and of the one that gives memory back, which pyarrow starts."""
 LOOPS = re.compile(r"pt_tcpstore|gloo_tcp_loop|jemalloc_bg_thd")
 """Names of those that also wake up for other reasons: their work is seen in the sockets."""
+OF_GPU = re.compile(r"cuda|NCCL|pt_nccl")
+"""Names of the threads of CUDA, of NCCL, and of torch's watch over it: what they wait for is told
+by the operations that have been called."""
 POOLS = re.compile(r"lib(gomp|iomp|omp|\w*openblas|mkl|torch|c10|gloo)\w*[-.]")
 """Libraries whose threads compute for those that call them."""
 C_LIBRARY = re.compile(
@@ -68,6 +72,11 @@ TCP_INFO, TRANSFER = 11, struct.Struct("=24xI92x2Q")
 """unacked (packets), bytes_acked and bytes_received of struct tcp_info"""
 
 callbacks: weakref.WeakSet[Any] = weakref.WeakSet()
+spinning: set[int] = set()
+"""The system's numbers of threads that wait for a real GPU, and may spin meanwhile."""
+waits: list[Callable[[int], tuple[int, ...] | None]] = []
+"""Tell what the thread with this number waits for in CUDA: batches of operations; None if it does
+not, or if that is not known."""
 checks: list[Callable[[], None]] = []
 """Called before each look: they check that all the program has called is counted."""
 
@@ -89,6 +98,8 @@ class Activity:
     ticks: tuple[bytes, ...]
     asleep: frozenset[Sleep] = frozenset()
     """The threads that only others of this process can wake."""
+    waits: tuple[int, ...] | None = None
+    """The batches of operations that the main thread waits for in CUDA; None if it does not."""
 
 
 def look(spare_port: int = 0) -> Activity | None:
@@ -109,19 +120,25 @@ def find_activity(spare_port: int) -> Activity:
         for thread, name in list_threads()
     ]
     actor, asleep = find_actor([thread for thread, name, _ in threads if not NAMED.match(name)])
+    main = threading.main_thread().native_id or 0
+    waiting = next((found for each in waits if (found := each(main)) is not None), None)
     return Activity(
-        may_act=find_visitor() or actor,
+        may_act=(waiting is None and find_visitor()) or actor,
         in_flight=any(unacked for unacked, *_ in sockets),
         runnable=frozenset(
             thread
-            for thread, _, status in threads
-            if status[:1] in RUNNABLE or waits_for_interpreter(read_call(thread))
+            for thread, name, status in threads
+            if not (OF_GPU.match(name) or int(thread) in spinning)
+            and (status[:1] in RUNNABLE or waits_for_interpreter(read_call(thread)))
         ),
         transferred=tuple(sorted(transferred for _, *transferred in sockets)),
         ticks=tuple(
-            b"/".join(status[11:13]) for _, name, status in threads if not LOOPS.match(name)
+            b"/".join(status[11:13])
+            for thread, name, status in threads
+            if not (LOOPS.match(name) or OF_GPU.match(name) or int(thread) in spinning)
         ),
         asleep=frozenset(asleep),
+        waits=waiting,
     )
 
 

@@ -46,26 +46,36 @@ from playground.base.forks import move_up
 from playground.base.frames import is_program
 from playground.base.process_status import is_stopped, process_status
 from playground.base.untrusted import printable
-from playground.explain.hang import AWAITED, DONE, ISSUED, Doing, Operation, RankState, channel_of
+from playground.explain.hang import (
+    AWAITED,
+    DONE,
+    ISSUED,
+    Doing,
+    Gpu,
+    Operation,
+    RankState,
+    channel_of,
+)
 from playground.explain.hang.sources import Sources
 
 NAME = "flight-recorder-of-a-rank"
 SWITCH = "PLAYGROUND_FLIGHT_RECORDER"
 CAPACITY = 2048
 """Number of operations in the ring."""
-LATEST = 64
-"""Number of a rank's latest operations that are looked at while it runs."""
+LATEST, LATEST_ON_GPU = 64, 512
+"""Number of a rank's latest operations that are looked at while it runs. The host of a GPU runs
+ahead."""
 MOST_CHANNELS = 8192
 """Number of channels that are told apart."""
 NO_TAG = -1
 """In the place of the tag of a message that is counted with others."""
 MOST_RAISED = 64
 """Number of classes of exceptions that are told apart."""
-PID, RANK, SIZE, PROGRAMS, ENDED, MAIN, ANSWERS = range(OWN, OWN + 7)
+PID, RANK, SIZE, PROGRAMS, ENDED, MAIN, ANSWERS, GPU = range(OWN, OWN + 8)
 """Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those
 that have returned; `MAIN` is the number of the operation that the main thread is in, or -1. As long
 as `BEGUN` and `MAIN` stay as they are, the main thread has begun and ended no operation. `ANSWERS`
-is 1 if the rank answers `QUESTION`."""
+is 1 if the rank answers `QUESTION`, `GPU` a number of `Gpu`."""
 QUESTION = signal.SIGURG
 """The signal on which the main thread's stack is written: one that is ignored by whoever has no
 handler for it."""
@@ -74,22 +84,32 @@ ANSWER_TIMEOUT = 2.0
 MOST_SIZES = 6
 """Number of a shape's sizes in a record: the last one is the product of those that have no
 place."""
+MOST_BEHIND = 3
+"""Number of batches of which is told that an operation is behind them."""
 HEADS = [
-    struct.Struct(f"<qqiiiii4x{sizes}q{8 * (MOST_SIZES - sizes)}xq")
+    struct.Struct(f"<qqiiiii4x{8 * (1 + MOST_BEHIND)}x{sizes}q{8 * (MOST_SIZES - sizes)}xq")
     for sizes in range(MOST_SIZES + 1)
 ]
 """when called (ns), when done, index + 1, line, description, what had been raised, number of sizes,
 sizes, mark"""
 RECORD = HEADS[-1]
+QUEUE = struct.Struct(f"<{1 + MOST_BEHIND}q")
+"""Of an operation in a stream of a GPU, in the room after these fields, which is 0 for others: its
+batch and flags, and the batches that it is behind, plus 1."""
 FIRST, LENGTH = HEADER, RECORD.size // 8
 """Where the first record begins, and how long each is, in units of 8 bytes."""
-DONE_AT, MARK_AT = 1, LENGTH - 1
+DONE_AT, QUEUE_AT, MARK_AT = 1, 5, LENGTH - 1
 """Offsets in a record, in units of 8 bytes."""
+IS_QUEUED, IS_OPEN = 1, 2
+"""Flags: whether a stream carries it out, and whether its batch has no end yet. The batch is above
+them."""
+FLAGS = 2
+"""Number of bits of the flags."""
 MARK = struct.Struct(f"<{8 * MARK_AT}xq")
 MAY_GIVE_UP = -1
 """In the place of when it was done: it is not, and has a time limit of its own."""
 FORMAT = Format(
-    title=b"PLAYBOX5", record=RECORD, mark=MARK, capacity=CAPACITY, words=MOST_CHANNELS, ring=True
+    title=b"PLAYBOX6", record=RECORD, mark=MARK, capacity=CAPACITY, words=MOST_CHANNELS, ring=True
 )
 COUNTS = FORMAT.words_at // 8
 """Where the counts by channel begin, in units of 8 bytes."""
@@ -159,6 +179,7 @@ class Box(EventLog):
         self.sources = Sources(Table(self, LINE).__getitem__)
         words[MAIN] = NONE
         words[USED] = 0
+        words[GPU] = Gpu.NONE
         self.around = NONE
         """The operation of the main thread in which it may call others."""
         has_moved = number != words[RANK]
@@ -224,6 +245,25 @@ class Box(EventLog):
 
         return call
 
+    def put_in_queue(
+        self, number: int, batch: int | None, behind: Sequence[int], is_open: bool = False
+    ) -> None:
+        """The operation is behind these batches, of which the last ones are told. With a `batch`, a
+        stream carries it out; without one the host waits for them."""
+        place = FIRST + LENGTH * (number % CAPACITY)
+        if self.words[place + MARK_AT] != number + 1:  # a later one has taken its place
+            return
+        flags = 0 if batch is None else batch << FLAGS | IS_QUEUED | IS_OPEN * is_open
+        told = [each + 1 for each in behind[-MOST_BEHIND:]]
+        told += [0] * (MOST_BEHIND - len(told))
+        QUEUE.pack_into(self.memory, 8 * (place + QUEUE_AT), flags, *told)
+
+    def close_batch(self, number: int) -> None:
+        """The batch of an operation has its end."""
+        place = FIRST + LENGTH * (number % CAPACITY)
+        if self.words[place + MARK_AT] == number + 1:
+            self.words[place + QUEUE_AT] &= ~IS_OPEN
+
     def take_back(self, number: int, known: Known) -> None:
         """The operation was refused before it began: it does not count, and meets none of the
         others'."""
@@ -265,7 +305,8 @@ class View(LogReader):
         """Stays the same as long as the main thread sleeps, or is stopped, in one operation, or is
         in none, and the program has not returned."""
         status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
-        used = status[11:13]  # ticks of the processor, as user and system
+        # ticks of the processor, as user and system; the host of a GPU spins where it waits for it
+        used = [] if self.read_header()[GPU] == Gpu.REAL else status[11:13]
         return self.calls, used, status[:1] == [b"T"]
 
     @property
@@ -287,13 +328,17 @@ class View(LogReader):
 
     @property
     def waits(self) -> bool:
-        """Whether the main thread is in an operation."""
-        return self.read_header()[MAIN] != NONE
+        """Whether the main thread is in an operation, or may wait for a simulated GPU, of which it
+        is to be asked."""
+        header = self.read_header()
+        return header[MAIN] != NONE or header[GPU] == Gpu.SIMULATED
 
     def read(self, latest: int = CAPACITY) -> RankState:
         """The rank's state and its latest operations, without one that is half written."""
         header = self.read_header()
         begun, main = header[BEGUN], header[MAIN]
+        if header[GPU] and latest < LATEST_ON_GPU:
+            latest = LATEST_ON_GPU
         records = self.read_records(sorted({main, *range(max(0, begun - latest), begun)}))
         now = time.monotonic()
         counts = memoryview(self.read_words()).cast("q")
@@ -305,7 +350,7 @@ class View(LogReader):
         operations = {
             number: read
             for number, record in records.items()
-            if number >= first and (read := read_operation(record, number == main, tables))
+            if number >= first and (read := read_operation(record, number, main, tables))
         }
         inside = operations.get(main)
         doing = Doing.IN_OPERATION if inside else Doing.IN_PROGRAM
@@ -323,6 +368,7 @@ class View(LogReader):
             unnamed=FULL if counts[-1] else "".join(tables[UNNAMED][:1]),
             worlds=worlds,
             is_renumbered=bool(moved),
+            gpu=Gpu(header[GPU]),
         )
 
     def read_tables(self) -> dict[str, list[Any]]:
@@ -377,18 +423,19 @@ def clean(value: Any) -> Any:
 
 
 def read_operation(
-    record: bytes, is_main: bool, tables: Mapping[str, list[Any]]
+    record: bytes, call: int, main: int, tables: Mapping[str, list[Any]]
 ) -> Operation | None:
-    """The operation of this record, which the main thread is in or not; None if its description is
-    missing."""
+    """The operation of this record, the rank's operation `call`; None if its description is
+    missing. The main thread is in operation `main`."""
     called, done, index, line, description, raised, sizes, *shape, _ = RECORD.unpack(record)
+    flags, *behind = QUEUE.unpack_from(record, 8 * QUEUE_AT)
     if not 0 <= description < len(tables[OPERATION]):
         return None
     kind, name, group, dtype, peer, tag, number, members = tables[OPERATION][description]
     state = ISSUED
     if done > 0:
         state = DONE
-    elif is_main:
+    elif call == main:
         state = AWAITED
     return Operation(
         kind=kind, name=name, group=tuple(group), shape=tuple(shape[: max(sizes, 0)]), dtype=dtype,
@@ -397,6 +444,10 @@ def read_operation(
         raised=find_in(tables[RAISED], raised),
         state=state,
         issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
+        call=call,
+        batch=flags >> FLAGS if flags & IS_QUEUED else None,
+        is_open=bool(flags & IS_OPEN),
+        behind=tuple(each - 1 for each in behind if each),
     )  # fmt: skip
 
 

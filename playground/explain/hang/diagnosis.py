@@ -32,6 +32,7 @@ from playground.explain.hang.differences import (
     note_difference,
     note_surplus,
 )
+from playground.explain.hang.streams import stand_in_streams
 from playground.explain.hang.wait_graph import (
     Dependency,
     WaitGraph,
@@ -68,15 +69,15 @@ JOINS = "whether other processes join that world"
 def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only
     states of the same moment prove a deadlock: states between which no rank has moved."""
-    states = leave_out_renumbered(states)
+    states = stand_in_streams(leave_out_renumbered(states))
     found = find_cause(states)
-    return found and note_difference(found, states)
+    return found and (find_unlaunched(found, states) or note_difference(found, states))
 
 
 def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     """Why the operation failed that a dead rank was in: what ranks have called differently, or who
     did not come. None if no dead rank was in an operation, or nothing tells why."""
-    states = leave_out_renumbered(states)
+    states = stand_in_streams(leave_out_renumbered(states))
     was = [
         replace(state, doing=Doing.IN_OPERATION)
         if state.doing == Doing.DEAD and state.waits_for
@@ -100,6 +101,18 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     others = min(graph.waits.keys() - aborted, default=None)
     told = describe(graph, Kind.ABORTED, aborted, min(aborted), others)
     return replace(told, table=draw_last(graph))
+
+
+def find_unlaunched(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis | None:
+    """The diagnosis, if ranks wait for an operation in a batch that has no end."""
+    waits = [state.waits_for for state in states if state.doing == Doing.IN_OPERATION]
+    for state in states:
+        for one in state.unlaunched:
+            if any(each and is_at(each, one.channel, one.index) for each in waits):
+                act = has_called(one, Kind.OPEN, " in a batch that has no end")
+                said = f"{act.say([state.rank])}"
+                return replace(found, kind=Kind.OPEN, difference=said, cure=Kind.OPEN.cure)
+    return None
 
 
 def find_cause(states: Sequence[RankState], is_over: bool = False) -> Diagnosis | None:

@@ -19,6 +19,7 @@ from playground.explain.hang.box import LATEST, Box, View
 from playground.explain.hang.diagnosis import diagnose
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge
+from playground.explain.hang.streams import suppose_wait
 from playground.explain.hang.wording import Diagnosis
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Exchange:
         """This rank's own."""
         state, activity = self.view.read_since(self.seen[0], LATEST), self.seen[1]
         may_act, moves = compare(activity, activity)
+        if activity and activity.waits is not None:
+            state = suppose_wait(state, activity.waits)
         return replace(state, may_act=state.may_act or may_act, moves=moves)
 
     def collect(self) -> list[RankState]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from playground.base.event_log import NONE
 from playground.base.upstream import FUNCTIONAL, resolve_group
 from playground.explain.hang import COLLECTIVE
+from playground.explain.hang.box import GPU
 from playground.explain.hang.recording import Recording
 from playground.tap.replacement import calling
 from playground.tap.tap import record_also
@@ -86,6 +87,8 @@ class FunctionalCalls:
         )
         with self.recording.counted_apart(id(group)):
             call = box.call(known, 4, id(group) in self.recording.limited, shape)
+            if self.recording.queues and self.recording.is_on_gpu(group, tensor):
+                self.recording.queues.add(box, call, (id(group), None))
             with self.recording.main_thread_in(box, call):
                 try:
                     result = real(*args, **kwargs)
@@ -105,6 +108,9 @@ class FunctionalCalls:
         parts = waited if isinstance(waited, list) else [waited]
         found = [self.results.pop(storage_of(each), NONE) for each in parts]
         calls = [call for call in found if call != NONE]
+        if self.recording.queues and box.words[GPU]:
+            for call in calls:
+                self.recording.queues.hold(call)
         with self.recording.main_thread_in(box, calls[-1]) if calls else contextlib.nullcontext():
             result = real(waited)
         for call in calls:

@@ -30,7 +30,7 @@ from playground.base.errors import LOST_PEER
 from playground.base.upstream import default_store
 from playground.explain.hang import COLLECTIVE, FORM_WORLD, NEW_GROUP, RECEIVE, SEND, SPLIT_GROUP
 from playground.explain.hang.activity import callbacks, checks
-from playground.explain.hang.box import MAIN, MAY_GIVE_UP, Box, Known
+from playground.explain.hang.box import GPU, MAIN, MAY_GIVE_UP, Box, Known
 from playground.explain.hang.ddp import DDPCalls
 from playground.explain.hang.functional import FunctionalCalls
 from playground.explain.hang.recording import ZERO, Recording
@@ -66,6 +66,10 @@ class Hooks(Recording):
             (torch.Future, "then"): self.add_callback,
             (torch.Future, "add_done_callback"): self.add_callback,
             (distributed_c10d, "_new_group_with_tag"): self.new_group,
+            (ProcessGroup, "_start_coalescing"): self.start_batch,
+            (ProcessGroup, "_end_coalescing"): self.end_batch,
+            (distributed_c10d, "destroy_process_group"): self.destroy,
+            (dist, "destroy_process_group"): self.destroy,
         }
         for method in MESSAGES:
             stand_ins[Backend, method] = partial(self.send_unnamed, method)
@@ -118,7 +122,7 @@ class Hooks(Recording):
 
     def forget_groups(self) -> None:
         """Begin with those of the world that has just been formed, if there is one."""
-        for kept in (self.limited, self.tallies, self.alive):
+        for kept in (self.limited, self.tallies, self.alive, self.on_gpu):
             kept.clear()
         self.ddp.forget_models()
         if dist.is_initialized():
@@ -175,6 +179,10 @@ class Hooks(Recording):
             if known is None:
                 return self.call_unnamed(method, real, group, *args, **kwargs)
             number = box.call(known, 4, limited, shape)
+            queues = self.queues if self.queues and self.is_on_gpu(group, given) else None
+            if queues:
+                peer = given[1] if is_message and given else None
+                queues.add(box, number, (id(group), peer))
             is_main, words = get_ident() == box.main_thread, box.words
             if is_main:
                 words[MAIN] = number
@@ -191,6 +199,8 @@ class Hooks(Recording):
                     self.here.counted = None
             if work is None:
                 box.end(number)
+                if queues:
+                    queues.hold(number)
             else:
                 self.works[id(work)] = number
             if is_twice:
@@ -212,10 +222,11 @@ class Hooks(Recording):
                 tensor = tensor[0] if len(tensor) == 1 else None
             shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, Tensor) else ((), "")
             root = root_of(method, given) if has_root else None
-            key = id(group), name, dtype, root
+            op = reduction_of(given) if self.queues else 0
+            key = id(group), name, dtype, root, op
             known = box.known.get(key)
             if known is None:
-                known = self.describe(box, key, group, COLLECTIVE, name, dtype, root, 0)
+                known = self.describe(box, key, group, COLLECTIVE, name, dtype, root, op)
             limited = id(group) in self.limited
             if has_limit or _getframe(3).f_globals is not TORCH:  # whose functions set no other's
                 limited = limited or any(map(self.is_limit, map(find_timeout, given)))
@@ -234,6 +245,7 @@ class Hooks(Recording):
             known = box.known.get(key)
             if known is None:
                 *peer, tag = map(operator.index, given[1:])
+                tag = 0 if self.is_on_gpu(group, tensor) else tag  # which NCCL does not look at
                 known = self.describe(
                     box, key, group, kind, kind, tensor.dtype, peer[0] if peer else None, tag
                 )
@@ -287,6 +299,8 @@ class Hooks(Recording):
             is_main, words = get_ident() == box.main_thread, box.words
             if self.is_limit(timeout):
                 box.end(number, MAY_GIVE_UP)
+            if self.queues and words[GPU]:
+                self.queues.hold(number)
             if is_main:
                 words[MAIN] = number
             try:
@@ -297,6 +311,29 @@ class Hooks(Recording):
                 box.end(number)
 
         return wait
+
+    def destroy(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The end of the world, or of a group."""
+        is_of_world = not any((*args, *kwargs.values()))
+        if self.queues and is_of_world and dist.is_initialized():
+            return self.queues.destroy(real, *args, **kwargs)
+        return real(*args, **kwargs)
+
+    def start_batch(self, real: Callable[..., Any], group: Any, *args: Any) -> Any:
+        if self.queues and id(group) in self.on_gpu:
+            self.queues.begin_batch()
+        return real(group, *args)
+
+    def end_batch(self, real: Callable[..., Any], group: Any, *args: Any) -> Any:
+        box = self.box
+        batch = self.queues.end_batch(box) if self.queues and box else None
+        if box is None or batch is None:
+            return real(group, *args)
+        with self.main_thread_in(box, batch):
+            work = real(group, *args)
+        if work is not None:
+            self.works[id(work)] = batch
+        return work
 
     def add_callback(
         self, real: Callable[..., Any], future: Any, callback: Callable[[Any], Any]
@@ -344,6 +381,14 @@ class Hooks(Recording):
         limited = any(map(self.is_limit, limits))
         with self.inside(box, SPLIT_GROUP, members, (), number_of(parent), limited):
             return real(parent, ranks, *args, **kwargs)
+
+
+def reduction_of(given: Sequence[Any]) -> int:
+    """The number that torch has for the reduction of a call; 0 if it has none."""
+    for each in given:
+        if op := getattr(each, "reduceOp", None):
+            return int(getattr(op, "op", op))
+    return 0
 
 
 def find_timeout(argument: Any) -> timedelta | None:

@@ -7,18 +7,29 @@ came otherwise, or cannot be read, makes the rank unknown: see `wait_graph`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import get_ident
 from typing import Any
 from weakref import ref
 
-from playground.base.upstream import count_collectives, is_registered, read_timeout
-from playground.explain.hang import BACKWARD, BUCKETS, COLLECTIVE, STRANGERS
-from playground.explain.hang.box import MAIN, Box, Known
+from torch import Tensor
+
+from playground.base.upstream import (
+    count_collectives,
+    is_carried_by_nccl,
+    is_registered,
+    read_timeout,
+)
+from playground.explain.hang import BACKWARD, BUCKETS, COLLECTIVE, HOST, STRANGERS, Gpu
+from playground.explain.hang.activity import spinning, waits
+from playground.explain.hang.box import GPU, MAIN, Box, Known
+from playground.explain.hang.queues import Queues
 from playground.tap import number_of, ranks_of
 from playground.tap.observer import Recorder
+from playground.tap.tap import record_also
 
 ZERO = timedelta(0)
 
@@ -52,6 +63,11 @@ class Recording(Recorder):
         self.alive: dict[int, ref[Any]] = {}
         """The groups that have been seen, by id: what is known by the id of a group goes with
         it."""
+        self.queues: Queues | None = None
+        """The streams of this rank's GPU, once a group is carried by NCCL."""
+        self.on_gpu: dict[int, bool] = {}
+        """By the id of each such group, whether NCCL carries all its tensors, those of the host
+        too."""
 
     def is_limit(self, timeout: timedelta | None) -> bool:
         """Whether a timeout ends before the world's, so that the program may go on."""
@@ -74,10 +90,14 @@ class Recording(Recorder):
         def forget(_: Any) -> None:  # another may get its id
             if self.alive.pop(key, None):
                 self.tallies.pop(key, None)
+                if self.on_gpu.pop(key, None) is not None and self.queues:
+                    self.queues.forget_group(key)
                 if self.box:
                     self.box.known.clear()
 
         self.alive[key] = ref(group, forget)
+        if is_carried_by_nccl(group):
+            self.watch_gpu(box, group)
         if not is_registered(group):
             box.doubt("which ranks a group has that torch.distributed did not register")
             return
@@ -97,9 +117,50 @@ class Recording(Recorder):
             no_rank = None if kind == COLLECTIVE else STRANGERS + peer
             peer = dict(enumerate(ranks)).get(peer, no_rank)
         known = box.describe(key, (kind, name, ranks, dtype, peer, tag, number_of(group), ()))
-        if tally := self.tallies.get(id(group)):
+        # which NCCL counts apart
+        is_counted = kind == COLLECTIVE or id(group) not in self.on_gpu
+        if is_counted and (tally := self.tallies.get(id(group))):
             tally.places.add(known[1])
         return known
+
+    def watch_gpu(self, box: Box, group: Any) -> None:
+        """A group that NCCL carries: its operations are in the streams of the GPU."""
+        if self.queues is None:
+            self.queues = Queues(self.stand)
+            waits.append(self.queues.find_wait)
+            record_also(self.queues.places)
+        if not box.words[GPU]:
+            self.queues.begin(box)
+        self.on_gpu[id(group)] = all(each.type == "cuda" for each in group._device_types)
+
+    def is_on_gpu(self, group: Any, given: Any) -> bool:
+        """Whether NCCL carries what a group's operation is given."""
+        is_for_all = self.on_gpu.get(id(group))
+        if is_for_all is not False:
+            return bool(is_for_all)
+        while isinstance(given, list | tuple) and given:
+            given = given[0]
+        return isinstance(given, Tensor) and given.is_cuda
+
+    def stand(
+        self, name: str, batches: Sequence[int], real: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Make a call in which the host waits for the end of these batches."""
+        box = self.box
+        if box is None or get_ident() != box.main_thread or not (batches and box.words[GPU]):
+            return real(*args, **kwargs)
+        key = HOST, name
+        known = box.known.get(key) or box.describe(key, (HOST, name, (), "", None, 0, 0, ()))
+        call = box.call(known, 3, False)
+        box.put_in_queue(call, None, batches)
+        thread = {threading.get_native_id()} if box.words[GPU] == Gpu.REAL else set[int]()
+        spinning.update(thread)
+        with self.main_thread_in(box, call):
+            try:
+                return real(*args, **kwargs)
+            finally:
+                spinning.difference_update(thread)
+                box.end(call)
 
     def check_groups(self) -> None:
         """Doubt what this rank is said to have called if its groups have counted more
@@ -159,7 +220,12 @@ class Recording(Recorder):
             with self.inside(
                 box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model
             ) as calls:
+                call, queues = calls[0], self.queues if key in self.on_gpu else None
+                if queues:
+                    queues.add(box, call, (key, None), ends=False)
                 yield calls
+                if queues and not (may_be_none and calls):
+                    queues.hold(call, (key, None))
 
     @contextlib.contextmanager
     def inside(

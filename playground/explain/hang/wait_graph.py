@@ -26,6 +26,8 @@ thread, callback, timer, call and socket of the process. What is read by whom:
 |                                                      | `hooks.find_timeout`                      |
 | data under way, also of ranks that have come         | `activity.compare`, `diagnosis.find_firm` |
 | a rank that is stopped, not seen, or gives no answer | `RankState.moves`, `diagnosis.find_firm`  |
+| what an operation is behind in the stream of a GPU,  | `queues`, `streams`: there a rank is      |
+| and what its host waits for there                    | shown where its stream stands             |
 | calls of other groups, members in another order      | `tap.number_of`,                          |
 |                                                      | `Hooks.new_group`                         |
 | calls that pass no method that is known, as from C++ | `Recording.check_groups`,                 |
@@ -60,6 +62,7 @@ from playground.explain.hang import (
     SPLIT_GROUP,
     Channel,
     Doing,
+    Gpu,
     Kind,
     Operation,
     RankState,
@@ -75,6 +78,8 @@ FROM_ROOT, TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
 EQUAL_SHAPES = (
     "all_reduce", "broadcast", "reduce", "reduce_scatter_tensor", "all_gather_into_tensor",
 )  # fmt: skip
+TYPED = "all_reduce", "broadcast", "reduce", "all_gather"
+"""Beginnings of the names of the collectives of NCCL that have a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +174,16 @@ class WaitGraph:
             others = set()
         if operation.kind != COLLECTIVE:
             absent = others if peer is None else {peer}
+            differing = self.find_differing_part(rank, operation)
             if self.is_matched(rank, operation):
                 absent = set()
-            return Dependency(operation, frozenset(absent), frozenset(), peer is None)
+            return Dependency(operation, frozenset(absent), frozenset(differing), peer is None)
         met = self.meet(operation)
         any_one = not (
-            self.pessimistic or name.startswith(NEED_ALL) or (name in TO_ROOT and peer == rank)
+            self.pessimistic
+            or self.is_simulated(rank, operation)
+            or name.startswith(NEED_ALL)
+            or (name in TO_ROOT and peer == rank)
         )
         is_from_root = name in FROM_ROOT or (name == "gather" and peer in met)
         if any_one and is_from_root and peer not in (rank, None):
@@ -182,6 +191,22 @@ class WaitGraph:
         named = {one for one in others & met.keys() if not self.states[one].unnamed}
         differing = {one for one in named if find_difference(operation, met[one])}
         return Dependency(operation, frozenset(others - met.keys()), frozenset(differing), any_one)
+
+    def is_simulated(self, rank: int, operation: Operation) -> bool:
+        """Whether the simulated NCCL carries out an operation, which waits there for all ranks, and
+        for ever for what does not match."""
+        return operation.batch is not None and self.states[rank].gpu == Gpu.SIMULATED
+
+    def find_differing_part(self, rank: int, message: Operation) -> set[int]:
+        """The rank whose part of a message has another size, if that keeps both waiting."""
+        peer = message.peer
+        if peer is None or peer not in self.states or not self.is_simulated(rank, message):
+            return set()
+        kind = RECEIVE if message.kind == SEND else SEND
+        channel: Channel = (kind, message.group, rank, message.tag, message.number)
+        known = list_known(self.states[peer])
+        parts = (one for one in known if is_at(one, channel, message.index))
+        return {peer} if any(find_difference(message, part) for part in parts) else set()
 
     def is_matched(self, rank: int, message: Operation) -> bool:
         """Whether the other part of a message has been called, or may have been, if receives from
@@ -308,14 +333,16 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
         return Kind.PARTIAL_GROUP
     if one.peer != other.peer:
         return Kind.ROOTS
+    if one.name not in OF_DDP and one.tag != other.tag:
+        return Kind.OPS
     equal = one.name in EQUAL_SHAPES
     is_flat = 1 in (len(one.shape), len(other.shape))
     same_order = is_flat or without_ones(one.shape) == without_ones(other.shape)
     if equal and (prod(one.shape) != prod(other.shape) or (strictly and not same_order)):
         return Kind.SHAPES
-    if one.dtype != other.dtype and (
-        strictly or (equal and find_width(one.dtype) != find_width(other.dtype))
-    ):
+    is_typed = one.batch is not None and one.name.startswith(TYPED)
+    widths_differ = equal and find_width(one.dtype) != find_width(other.dtype)
+    if one.dtype != other.dtype and (strictly or is_typed or widths_differ):
         return Kind.DTYPES
     return None
 

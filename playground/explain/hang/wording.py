@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from playground.base.ranks import format_ranks, name_ranks
-from playground.explain.hang import COLLECTIVE, OF_DDP, SEND, Doing, Kind, Operation
+from playground.explain.hang import COLLECTIVE, OF_DDP, REDUCTIONS, SEND, Doing, Kind, Operation
 from playground.explain.hang.wait_graph import TO_ROOT, WaitGraph
 
 ACTS = {
@@ -135,6 +135,7 @@ def detail(operation: Operation, kind: Kind) -> str:
         Kind.UNWAITED: " and not waited for it" if operation.kind == SEND else "",
         Kind.STRANGER: ", which does not exist" if operation.stranger is not None else "",
         Kind.STORES: f" at {operation.dtype or 'the place that was launched'}",
+        Kind.OPS: f" with {REDUCTIONS[operation.tag % len(REDUCTIONS)]}",
         Kind.SHAPES: f" of shape {shape}",
         Kind.ABORTED: f" of shape {shape}" if shape else "",
         Kind.DTYPES: f" of {operation.dtype}",

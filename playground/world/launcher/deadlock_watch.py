@@ -14,6 +14,7 @@ from playground.explain.hang.box import CAPACITY, LATEST, find_line
 from playground.explain.hang.diagnosis import diagnose, explain_failure
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge
+from playground.explain.hang.streams import suppose_wait
 from playground.explain.hang.wording import Diagnosis
 from playground.world.launcher.rank_handle import RankHandle
 
@@ -108,8 +109,13 @@ class Examiner:
             may_act, moves = (
                 (unasked, False) if seen is None else seen.get(rank.number, ("", False))
             )
-            if still is not None and rank not in still and state.doing == Doing.IN_OPERATION:
-                state = replace(state, doing=Doing.IN_PROGRAM)
+            if still is not None and rank not in still:
+                if state.doing == Doing.IN_OPERATION:
+                    state = replace(state, doing=Doing.IN_PROGRAM)
+            elif seen == {}:  # a suspicion, of which the rank is asked
+                state = suppose_wait(state)
+            elif seen and rank.activity and rank.activity.waits is not None:
+                state = suppose_wait(state, rank.activity.waits)
             states.append(replace(state, may_act=state.may_act or may_act, moves=moves))
         return states
 

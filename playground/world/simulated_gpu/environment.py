@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from playground.base.host import SIMULATED_GPUS
 from playground.world.simulated_gpu.build import CUDA, build
 
-GPUS = "PLAYGROUND_SIMULATED_GPU"
-"""The environment variable with their number; set wherever GPUs are simulated."""
+GPUS = SIMULATED_GPUS
 MEMORY = "PLAYGROUND_SIMULATED_GPU_MB"
 """The environment variable with the memory of each, in units of 2^20 bytes."""
 

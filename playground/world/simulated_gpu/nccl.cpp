@@ -94,11 +94,26 @@ bool send_message(ncclComm* comm, int peer, const Header& header, const void* da
   return write_all(comm, comm->to[peer], &header, sizeof header) && write_all(comm, comm->to[peer], data, header.bytes);
 }
 
+std::string describe(const Header& one) {
+  static const char* const kinds[] = {"a message", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "destroy"};
+  static const char* const types[] = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"};
+  static const char* const ops[] = {"sum", "product", "max", "min", "average"};
+  std::string text = kinds[one.kind], bytes = " of " + std::to_string(one.bytes) + " bytes";
+  if (one.kind == P2P || one.kind == GOODBYE) return text + (one.kind == P2P ? bytes : "");
+  text += bytes + (one.dtype < 10 ? std::string(" of ") + types[one.dtype] : "");
+  if (one.kind == ALL_REDUCE || one.kind == REDUCE || one.kind == REDUCE_SCATTER) text += std::string(", ") + ops[one.op];
+  return text + (one.kind == REDUCE || one.kind == BROADCAST ? ", root " + std::to_string(one.root) : "");
+}
+
 // Receive what the peer sent for the same operation; one for another never matches.
 bool receive_message(ncclComm* comm, int peer, const Header& expected, void* data) {
   Header header;
   if (!read_all(comm, comm->from[peer], &header, sizeof header)) return false;
-  if (!(header == expected)) return hang(comm);
+  if (!(header == expected)) {
+    fprintf(stderr, "simulated NCCL: rank %d has %s, and rank %d has %s: both wait for ever, where NCCL may also give wrong values\n",
+            comm->rank, describe(expected).c_str(), peer, describe(header).c_str());
+    return hang(comm);
+  }
   return read_all(comm, comm->from[peer], data, header.bytes);
 }
 
@@ -297,6 +312,7 @@ void run_messages(ncclComm* comm, const std::vector<Message>& messages) {
       continue;
     }
     threads.emplace_back([comm, &all = all] {
+      pthread_setname_np(pthread_self(), "NCCL message");
       char taken = 1;
       for (const Message& one : all) {
         Header header{P2P, 0, 0, 0, one.bytes};
@@ -333,6 +349,7 @@ struct Grouped {
 
 thread_local int depth = 0;
 thread_local std::vector<Grouped> grouped;
+thread_local std::vector<std::function<void()>> collectives;  // of the group: they begin at its end
 
 ncclResult_t add_message(Message message, ncclComm* comm, cudaStream_t stream) {
   if (message.peer < 0 || message.peer >= comm->size) return wrong(ncclInvalidArgument, "invalid peer");
@@ -346,8 +363,11 @@ ncclResult_t add_message(Message message, ncclComm* comm, cudaStream_t stream) {
 ncclResult_t add_collective(Kind kind, const void* input, size_t in, void* output, size_t out, ncclDataType_t dtype, int op,
                             int root, ncclComm* comm, cudaStream_t stream) {
   in *= size_of(dtype), out *= size_of(dtype);
-  issue(comm, stream, [=] { run_collective(comm, {kind, dtype, op, root, 0}, input, in, output, out, dtype); });
-  return ncclSuccess;
+  ncclGroupStart();
+  collectives.push_back([=] {
+    issue(comm, stream, [=] { run_collective(comm, {kind, dtype, op, root, 0}, input, in, output, out, dtype); });
+  });
+  return ncclGroupEnd();
 }
 
 void wait_until_done(ncclComm* comm) {
@@ -440,6 +460,7 @@ const char* ncclGetLastError(ncclComm_t) { return last_error; }
 ncclResult_t ncclGroupStart() { return ++depth, ncclSuccess; }
 ncclResult_t ncclGroupEnd() {
   if (--depth) return ncclSuccess;
+  for (auto& begin : std::exchange(collectives, {})) begin();
   for (Grouped& one : std::exchange(grouped, {}))
     issue(one.comm, one.stream, [one] { run_messages(one.comm, one.messages); });
   return ncclSuccess;

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -63,6 +64,7 @@ struct State {
   std::map<int, Stream*> default_streams;
   std::vector<Stream*> streams;
   std::map<int, size_t> used;
+  std::map<pid_t, Stream*> waits;  // of threads of the host: for a stream, or for a whole device
   bool unloaded = false;  // the process leaves: streams do nothing more, and no one waits for them
 };
 
@@ -87,6 +89,7 @@ using Lock = std::unique_lock<std::mutex>;
 
 void work_off(Stream* stream) {
   current_device = stream->device;
+  pthread_setname_np(pthread_self(), "cuda-stream");  // as the flight recorder knows what acts for others
   Lock lock(state().lock);
   while (true) {
     stream->filled.wait(lock, [&] { return !state().unloaded && ((!stream->queue.empty() && !stream->busy) || stream->ends); });
@@ -154,10 +157,18 @@ Stream* stream_of(void* handle) {
   return state().default_streams[current_device] = stream;
 }
 
+// The host waits, as long as there is one of these. The caller holds the lock.
+struct HostWait {
+  const pid_t thread = gettid();
+  explicit HostWait(Stream* stream) { state().waits[thread] = stream; }
+  ~HostWait() { state().waits.erase(thread); }
+};
+
 bool idle(const Stream* stream) { return (stream->queue.empty() && !stream->busy) || state().unloaded; }
 
 void wait_for(Stream* stream) {
   Lock lock(state().lock);
+  HostWait wait(stream);
   state().changed.wait(lock, [&] { return idle(stream); });
 }
 
@@ -239,10 +250,23 @@ void enqueue(void* handle, std::function<void()> work, bool may_wait) {
 
 void wait_until_idle(int device) {
   Lock lock(state().lock);
+  HostWait wait(nullptr);
   state().changed.wait(lock, [&] {
     auto& all = state().streams;
     return std::all_of(all.begin(), all.end(), [&](Stream* one) { return one->device != device || idle(one); });
   });
+}
+
+// What a thread of the host waits for: 0, nothing; 1, a stream, by its device and handle; 2, a whole device.
+extern "C" int simulated_gpu_wait_of(pid_t thread, int* device, void** handle) {
+  Lock lock(state().lock);
+  auto found = state().waits.find(thread);
+  if (found == state().waits.end()) return 0;
+  if (!found->second) return 2;
+  *device = found->second->device;
+  auto first = state().default_streams.find(*device);
+  *handle = first != state().default_streams.end() && first->second == found->second ? nullptr : found->second;
+  return 1;
 }
 
 void (*sleep_in_stream)(long cycles) = nullptr;

@@ -87,6 +87,7 @@ SHAPE = "shape"
 GROUP = "group"
 SOURCE = "source"
 START = "start"
+WORLD = "world"
 ENDED = "end"
 """Subjects of a line of the tables: its first element."""
 

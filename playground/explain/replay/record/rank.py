@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from playground.algorithms.messages import executed_by
 from playground.base.files import create
+from playground.explain.replay.record import layout
 from playground.explain.replay.record.algorithms import RecordingExecutor
 from playground.explain.replay.record.distributed import CallRecorder
 from playground.explain.replay.record.layout import RUN
@@ -21,8 +23,8 @@ from playground.explain.replay.record.recorder import Recorder
 from playground.explain.replay.record.training import DeviceRecorder, TrainingHooks
 from playground.lessons.devices import observing as observing_devices
 from playground.tap import observing
-from playground.world import device
-from playground.world.rank.reports import hearing
+from playground.world.backends import backend_of, device
+from playground.world.rank.reports import JOINED, Event, hearing
 
 _recorder: Recorder | None = None
 """The active recorder of this process."""
@@ -49,11 +51,20 @@ def recorded(folder: Path, rank: int, run: str = "") -> Iterator[Recorder]:
             observing_devices(DeviceRecorder(recorder)),
             training.installed(),
             hearing(training.hear),
+            hearing(partial(note_world, recorder)),
         ):
             yield recorder
     finally:
         _recorder = None
         recorder.stop()
+
+
+def note_world(recorder: Recorder, event: Event) -> None:
+    """Record the backend of a world that the program has formed, and the rank's device in it."""
+    with contextlib.suppress(KeyError):  # it has several
+        if JOINED in event:
+            about = {"backend": backend_of().name, "device": str(device())}
+            recorder.write(layout.WORLD, about)
 
 
 def forget() -> None:

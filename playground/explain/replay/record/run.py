@@ -65,6 +65,12 @@ def read_start(about: object) -> Mapping[str, Any]:
     return {"device": expect_text(told["device"]), "time": time, "clock": expect_int(told["clock"])}
 
 
+def read_world(about: object) -> Mapping[str, str]:
+    """The backend of the world that a rank's program has formed, and the rank's device in it."""
+    told = expect_dict(about)
+    return {each: expect_text(told[each]) for each in ("backend", "device")}
+
+
 def read_source(line: object) -> tuple[SourceLine, str]:
     """A line of the program, and the path of its file."""
     file, number, function, path = expect_list(line)
@@ -79,6 +85,7 @@ READERS: dict[str, Callable[..., Any]] = {
     ),
     layout.SOURCE: read_source,
     layout.START: read_start,
+    layout.WORLD: read_world,
     layout.ENDED: expect_int,
 }
 """Readers of the rest of a line, by its subject."""
@@ -221,13 +228,14 @@ def merge(files: Files, name: str | Path = "this") -> Recording:
                 "the recording ends before its first rank begins: record the run again"
             )
         began = min(start["clock"] for start in starts)
+        formed = (world for rank in ranks for world in rank[layout.WORLD][-1:])
         sources = dict.fromkeys(source for rank in ranks for source, _ in rank[layout.SOURCE])
         numbers = {source: number for number, source in enumerate(sources)}
         versions = expect_dict(run.get("versions", {}))
         texts = {each: text for each, text in files.items() if each.startswith(TEXT)}
         return Recording(
             command=tuple(map(expect_text, expect_list(run.get("command", [])))),
-            backend=expect_text(run.get("backend", "")),
+            backend=next(formed, {"backend": expect_text(run.get("backend", ""))})["backend"],
             versions={expect_text(name): expect_text(each) for name, each in versions.items()},
             began=starts[0]["time"],
             ranks=tuple(
@@ -286,7 +294,7 @@ def read_rank(
     records = [EventRecord._make(fields) for fields in RECORD.iter_unpack(whole)]
     return RankRecording(
         rank=rank,
-        device=tables[layout.START][-1]["device"],
+        device=(tables[layout.WORLD] or tables[layout.START])[-1]["device"],
         events=tuple(
             read_events(rank, tables, sources, began, records[: expect_int(capacity, 0)], values)
         ),
