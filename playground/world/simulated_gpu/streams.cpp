@@ -1,0 +1,419 @@
+// Streams and events. A piece of work is done as late as its stream lets it: when the host, or what the host waits for,
+// waits for it. So whoever forgets to wait computes with what was there before, in every run.
+//
+// The thread that waits does the work, in the order of the streams. What may wait for other processes, a collective, is
+// done in a thread of its stream, so that several can. As other processes wait for it, too, all that is queued is done
+// when the threads of the host sleep outside of this runtime, and a collective when the process has computed for a while.
+#include "streams.h"
+
+#include "lines.h"
+#include "pinned.h"
+#include "races.h"
+
+#include <cuda_runtime_api.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+thread_local int current_device = 0;
+thread_local bool in_work = false;
+
+namespace {
+
+const size_t LONGEST_QUEUE = 1000;
+const int INTERVAL = 5000, LOOKS = 3;     // microseconds between looks at the host's threads; so many find them asleep
+const double PATIENCE = 1;                // seconds of processor time for which a collective may stay undone
+const int ASKED = 200, ASKED_IN_VAIN = 20;  // questions whether work is done before it is; one of a thread that only asks
+
+struct Event {
+  Stream* stream = nullptr;  // in which it was recorded last
+  long piece = 0;
+  Clock clock;
+  std::shared_ptr<double> time = std::make_shared<double>(0);  // ms, when it was reached last
+  int asked = 0;
+  long launched = 0;
+};
+
+struct Host {
+  std::set<pid_t> threads;  // that queue work
+  int waiting = 0;          // of them, in this runtime
+};
+Host& host() {
+  static Host* one = new Host;
+  return *one;
+}
+
+thread_local long launched = 0;  // by this thread
+
+double now() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Seconds; negative if there is no such thread.
+double processor_time(clockid_t clock) {
+  timespec time;
+  return clock_gettime(clock, &time) ? -1 : time.tv_sec + time.tv_nsec * 1e-9;
+}
+clockid_t clock_of_thread(pid_t thread) { return (~clockid_t(thread) << 3) | 6; }
+
+bool is_asleep(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  size_t name_ends = text.rfind(')');
+  return name_ends != std::string::npos && text.compare(name_ends, 3, ") S") == 0;
+}
+
+void demand(Stream* stream, long piece, Lock& lock);
+void demand_what_may_wait(Lock& lock);
+
+// Do the work of a stream up to a piece, and before it what it waits for.
+void run(Stream* stream, long piece, Lock& lock, const Stream* own = nullptr) {
+  auto& all = streams();
+  while (stream->done < piece && !all.unloaded) {
+    if (stream->busy) {
+      all.changed.wait(lock);
+      continue;
+    }
+    auto& first = stream->queue.front();
+    if (first.other && first.other->done < first.awaited) {
+      run(first.other, first.awaited, lock, own);
+      continue;
+    }
+    if (first.may_wait && stream != own) {
+      demand(stream, stream->done + 1, lock);
+      demand_what_may_wait(lock);
+      all.changed.wait(lock);
+      continue;
+    }
+    auto taken = std::move(first);
+    stream->queue.pop_front();
+    if (taken.work) {
+      stream->busy = true;
+      lock.unlock();
+      const bool outer = std::exchange(in_work, true);
+      taken.work();
+      taken.work = nullptr;
+      in_work = outer;
+      lock.lock();
+      stream->busy = false;
+    }
+    stream->done++;
+    all.changed.notify_all();
+  }
+}
+
+void work_off(Stream* stream) {
+  current_device = stream->device;
+  Lock lock(streams().lock);
+  while (true) {
+    stream->filled.wait(lock, [&] { return !streams().unloaded && (stream->demanded > stream->done || stream->ends); });
+    if (stream->demanded <= stream->done) break;
+    run(stream, stream->demanded, lock, stream);
+  }
+  stream->has_thread = false;
+}
+
+// Have a stream's thread do its work up to a piece.
+void demand(Stream* stream, long piece, Lock&) {
+  if (stream->demanded >= piece || stream->done >= piece) return;
+  stream->demanded = piece;
+  if (!std::exchange(stream->has_thread, true)) std::thread(work_off, stream).detach();
+  stream->filled.notify_one();
+}
+
+void demand_what_may_wait(Lock& lock) {
+  for (Stream* one : streams().all) demand(one, one->last_that_may_wait, lock);
+}
+
+void demand_all(Lock& lock) {
+  for (Stream* one : streams().all) demand(one, one->queued, lock);
+}
+
+// Wait in a thread of the host.
+void run_for_host(Stream* stream, long piece, Lock& lock) {
+  if (stream->done >= piece) return;
+  host().threads.insert(gettid());
+  host().waiting++;
+  run(stream, piece, lock);
+  host().waiting--;
+}
+
+void remember(const Clock& clock, Lock& lock) {
+  streams().seen.add(clock);
+  lift_guards(streams().seen, lock);
+}
+
+// Whether a stream has come so far, for who asks and does not wait. Who asks again and again gets an answer at last. The
+// threads of ProcessGroupNCCL, of which Python knows nothing, ask for no one.
+bool has_come(Stream* stream, long piece, const Clock& clock, int& asked, long& launched_before, Lock& lock) {
+  const bool is_asking = is_known_to_python();
+  if (stream->done >= piece || streams().unloaded) {
+    if (is_asking) remember(clock, lock);
+    return true;
+  }
+  if (is_asking && (asked += std::exchange(launched_before, launched) == launched ? ASKED_IN_VAIN : 1) >= ASKED) demand(stream, piece, lock);
+  return false;
+}
+
+// Looks from time to time whether the host's threads sleep. One that wants to run and gets no processor does not.
+void watch() {
+  std::map<pid_t, double> before;
+  for (int looks = 0;;) {
+    usleep(INTERVAL);
+    Lock lock(streams().lock);
+    if (streams().unloaded) return;
+    auto& all = streams().all;
+    const bool is_pending = std::any_of(all.begin(), all.end(), [](Stream* one) { return std::max(one->done, one->demanded) < one->queued; });
+    if (!is_pending) {
+      looks = 0;
+      continue;
+    }
+    const double computed = processor_time(CLOCK_PROCESS_CPUTIME_ID);
+    for (Stream* one : all)
+      for (const auto& piece : one->queue)
+        if (one->last_that_may_wait > one->done && piece.may_wait && computed - piece.queued_at > PATIENCE) demand(one, one->last_that_may_wait, lock);
+    bool is_idle = !host().waiting;
+    std::map<pid_t, double> after;
+    for (pid_t thread : std::set<pid_t>(host().threads)) {
+      double time = processor_time(clock_of_thread(thread));
+      if (time < 0)
+        host().threads.erase(thread);
+      else
+        after[thread] = time;
+    }
+    is_idle = is_idle && after == before && std::all_of(after.begin(), after.end(), [](const auto& one) { return is_asleep(one.first); });
+    before = after;
+    looks = is_idle ? looks + 1 : 0;
+    if (looks >= LOOKS) demand_all(lock);
+  }
+}
+
+Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+
+void push(Stream* stream, Stream::Piece piece) {
+  stream->queue.push_back(std::move(piece));
+  stream->queued++;
+  stream->asked = 0;
+  stream->clock.of(stream->number) = stream->queued;
+}
+
+// A process that leaves takes its GPU's work with it, before what the work is made of is destroyed. What is done by then
+// on a GPU is done here. A kernel may be in the midst of its work; one that waits for another rank would do so for ever.
+void unload() {
+  Lock lock(streams().lock);
+  demand_all(lock);
+  streams().changed.wait_for(lock, std::chrono::milliseconds(200), [] {
+    auto& all = streams().all;
+    return std::all_of(all.begin(), all.end(), [](Stream* one) { return one->done == one->queued; });
+  });
+  streams().unloaded = true;
+  streams().changed.notify_all();
+}
+
+}  // namespace
+
+long& Clock::of(size_t stream) {
+  if (stream >= pieces.size()) pieces.resize(stream + 1);
+  return pieces[stream];
+}
+
+void Clock::add(const Clock& other) {
+  if (pieces.size() < other.pieces.size()) pieces.resize(other.pieces.size());
+  for (size_t i = 0; i < other.pieces.size(); ++i) pieces[i] = std::max(pieces[i], other.pieces[i]);
+}
+
+Streams& streams() {
+  static Streams* one = new Streams;
+  return *one;
+}
+
+Stream* make_stream(int device, int priority) {
+  Lock lock(streams().lock);
+  streams().all.push_back(new Stream{streams().all.size(), device, priority});
+  return streams().all.back();
+}
+
+Stream* stream_of(void* handle) {
+  // cudaStreamLegacy and cudaStreamPerThread are 1 and 2
+  if (reinterpret_cast<uintptr_t>(handle) > 2) return static_cast<Stream*>(handle);
+  static std::mutex lock;
+  static auto* defaults = new std::map<int, Stream*>;
+  std::lock_guard<std::mutex> guard(lock);
+  auto& found = (*defaults)[current_device];
+  if (!found) found = make_stream(current_device, 0);
+  return found;
+}
+
+void wait_for(Stream* stream) {
+  Lock lock(streams().lock);
+  const Clock clock = stream->clock;
+  run_for_host(stream, stream->queued, lock);
+  remember(clock, lock);
+}
+
+void wait_until_idle(int device) {
+  Lock lock(streams().lock);
+  for (size_t i = 0; i < streams().all.size(); ++i) {
+    Stream* one = streams().all[i];
+    if (one->device != device) continue;
+    const Clock clock = one->clock;
+    run_for_host(one, one->queued, lock);
+    remember(clock, lock);
+  }
+}
+
+void start_what_may_wait() {
+  Lock lock(streams().lock);
+  demand_what_may_wait(lock);
+}
+
+void wait_until_loadable(int device) {
+  Lock lock(streams().lock);
+  for (size_t i = 0; i < streams().all.size(); ++i)
+    if (Stream* one = streams().all[i]; one->device == device) run_for_host(one, one->last_that_may_wait, lock);
+}
+
+void enqueue(void* handle, std::function<void()> work, const Operation& operation, bool may_wait) {
+  static std::once_flag first;
+  std::call_once(first, [] {
+    atexit(unload);
+    std::thread(watch).detach();
+  });
+  Stream* stream = stream_of(handle);
+  const Place place = operation.name ? find_place() : Place{};
+  std::vector<Race> races;
+  launched++;
+  {
+    Lock lock(streams().lock);
+    if (streams().unloaded) return;
+    host().threads.insert(gettid());
+    stream->clock.add(streams().seen);
+    push(stream, {std::move(work), may_wait, nullptr, 0, may_wait ? processor_time(CLOCK_PROCESS_CPUTIME_ID) : 0});
+    if (may_wait) {
+      stream->last_that_may_wait = stream->queued;
+      if (host().waiting) demand(stream, stream->queued, lock);
+    }
+    if (operation.name) races = find_races(operation, {stream->number, stream->queued}, place, stream->clock);
+    for (const Access& one : operation.accesses)
+      if (one.storage_end) guard(one, {stream->number, stream->queued}, operation, place);
+    if (stream->queue.size() > LONGEST_QUEUE) run_for_host(stream, stream->queued, lock);
+  }
+  for (const Race& race : races) tell(race);
+}
+
+extern "C" {
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
+  *stream = reinterpret_cast<cudaStream_t>(make_stream(current_device, priority));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return cudaStreamCreateWithPriority(stream, 0, 0);
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  Stream* one = stream_of(stream);
+  Lock lock(streams().lock);
+  demand(one, one->queued, lock);
+  one->ends = true;
+  one->filled.notify_one();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  return *priority = stream_of(stream)->priority, cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  wait_for(stream_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  Stream* one = stream_of(stream);
+  static thread_local long launched_before = 0;
+  Lock lock(streams().lock);
+  return has_come(one, one->queued, one->clock, one->asked, launched_before, lock) ? cudaSuccess : told(cudaErrorNotReady);
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigned) {
+  Stream* one = stream_of(stream);
+  Event* event = event_of(handle);
+  Lock lock(streams().lock);
+  one->clock.add(event->clock);
+  if (event->stream && event->stream != one && event->stream->done < event->piece)
+    push(one, {nullptr, false, event->stream, event->piece});
+  return cudaSuccess;
+}
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
+  enqueue(stream, [=] { callback(stream, cudaSuccess, data); }, {}, true);
+  return cudaSuccess;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  enqueue(stream, [=] { function(data); }, {}, true);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                     cudaGraph_t* graph, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+  if (id) *id = 0;
+  if (graph) *graph = nullptr;
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(new Event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event_of(event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, unsigned) {
+  Stream* one = stream_of(stream);
+  Event* event = event_of(handle);
+  Lock lock(streams().lock);
+  one->clock.add(streams().seen);
+  push(one, {[time = event->time] { *time = now(); }, false});
+  event->stream = one;
+  event->piece = one->queued;
+  event->clock = one->clock;
+  event->asked = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
+cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  Event* event = event_of(handle);
+  Lock lock(streams().lock);
+  const bool is_done = !event->stream || has_come(event->stream, event->piece, event->clock, event->asked, event->launched, lock);
+  return is_done ? cudaSuccess : told(cudaErrorNotReady);
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
+  Event* event = event_of(handle);
+  Lock lock(streams().lock);
+  if (!event->stream) return cudaSuccess;
+  const Clock clock = event->clock;
+  run_for_host(event->stream, event->piece, lock);
+  remember(clock, lock);
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  Lock lock(streams().lock);
+  for (Event* event : {event_of(start), event_of(end)}) {
+    if (!event->stream) return told(cudaErrorInvalidResourceHandle);
+    if (event->stream->done < event->piece) return told(cudaErrorNotReady);
+  }
+  *ms = static_cast<float>(*event_of(end)->time - *event_of(start)->time);
+  return cudaSuccess;
+}
+}
