@@ -346,11 +346,13 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   for (IValue& output : outputs) stack->push_back(std::move(output));
 }
 
-// Have a device's current stream wait for another's, as torch does before it copies between GPUs, and after.
+// Have a stream wait for one of another device, as torch does before it copies between GPUs, and after.
 void order(c10::cuda::CUDAStream first, c10::cuda::CUDAStream second) {
+  c10::cuda::CUDAGuard on(first.device());
   cudaEvent_t event;
   cudaEventCreate(&event);
   cudaEventRecord(event, first.stream());
+  on.set_device(second.device());
   cudaStreamWaitEvent(second.stream(), event, 0);
   cudaEventDestroy(event);
 }
@@ -364,6 +366,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   BelowEverything below;
   at::Tensor from = source.expand_as(self);
   const c10::Device device = from.is_cuda() ? from.device() : self.device();
+  c10::cuda::CUDAGuard on(device);
   const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
   const auto others = c10::cuda::getCurrentCUDAStream(self.is_cuda() ? self.device().index() : device.index());
   const at::Tensor& host = self.is_cpu() ? self : source;

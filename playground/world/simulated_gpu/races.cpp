@@ -9,7 +9,7 @@
 
 namespace {
 
-const size_t MOST = 20;  // races that a process tells
+const size_t MOST = 100;  // races that a process tells
 
 struct Mark {
   Work work;

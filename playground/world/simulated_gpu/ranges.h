@@ -15,7 +15,7 @@ inline const int64_t MOST_RUNS = 1024;  // of a tensor that is scattered more, n
 
 inline std::string described(const at::Tensor& tensor) {
   std::ostringstream text;
-  text << "a tensor of " << c10::toString(tensor.scalar_type()) << " with shape " << tensor.sizes();
+  text << "a " << c10::getDtypeNames(tensor.scalar_type()).first << " tensor of shape " << tensor.sizes();
   return text.str();
 }
 

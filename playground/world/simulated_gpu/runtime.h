@@ -26,7 +26,7 @@ struct Operation {
 // processes is done in the stream's own thread.
 void enqueue(void* stream, std::function<void()> work, const Operation& operation = {}, bool may_wait = false);
 
-// Do the work that others may wait for, as a GPU does at once.
+// Begin with the work that others may wait for, as a GPU does at once.
 void start_what_may_wait();
 
 // Wait until nothing that may wait is left to do on a device, as the first launch of a kernel does under CUDA's lazy loading.

@@ -2,8 +2,10 @@
 // waits for it. So whoever forgets to wait computes with what was there before, in every run.
 //
 // The thread that waits does the work, in the order of the streams. What may wait for other processes, a collective, is
-// done in a thread of its stream, so that several can. As other processes wait for it, too, all that is queued is done
-// when the threads of the host sleep outside of this runtime, and a collective when the process has computed for a while.
+// done in a thread of its stream, so that several can. As other processes wait for it, too, the stream begins with it when
+// the host waits for any other, and when the process has computed for a while: it meets the others, and its result stays
+// beside until somebody waits for it. And all that is queued is done when the threads of the host sleep outside of this
+// runtime.
 #include "streams.h"
 
 #include "lines.h"
@@ -31,7 +33,7 @@ namespace {
 
 const size_t LONGEST_QUEUE = 1000;
 const int INTERVAL = 5000, LOOKS = 3;     // microseconds between looks at the host's threads; so many find them asleep
-const double PATIENCE = 1;                // seconds of processor time for which a collective may stay undone
+const double PATIENCE = 1;                // seconds of processor time until a stream begins with a collective
 const int ASKED = 200, ASKED_IN_VAIN = 20;  // questions whether work is done before it is; one of a thread that only asks
 
 struct Event {
@@ -74,7 +76,7 @@ bool is_asleep(pid_t thread) {
 }
 
 void demand(Stream* stream, long piece, Lock& lock);
-void demand_what_may_wait(Lock& lock);
+void begin_with_what_may_wait(Lock& lock);
 
 // Do the work of a stream up to a piece, and before it what it waits for.
 void run(Stream* stream, long piece, Lock& lock, const Stream* own = nullptr) {
@@ -91,7 +93,7 @@ void run(Stream* stream, long piece, Lock& lock, const Stream* own = nullptr) {
     }
     if (first.may_wait && stream != own) {
       demand(stream, stream->done + 1, lock);
-      demand_what_may_wait(lock);
+      begin_with_what_may_wait(lock);
       all.changed.wait(lock);
       continue;
     }
@@ -112,27 +114,76 @@ void run(Stream* stream, long piece, Lock& lock, const Stream* own = nullptr) {
   }
 }
 
+// Do a piece of work, and leave memory as it was: what it has written is written when the stream comes to it.
+std::function<void()> done_beside(std::function<void()> work, const std::vector<Access>& accesses) {
+  struct Written {
+    char* where;
+    std::vector<char> bytes;
+  };
+  std::vector<Written> all;
+  for (const Access& one : accesses)
+    if (auto* where = reinterpret_cast<char*>(one.begin); one.writes) all.push_back({where, {where, where + (one.end - one.begin)}});
+  work();
+  for (Written& one : all) std::swap_ranges(one.bytes.begin(), one.bytes.end(), one.where);
+  return [all = std::move(all)] {
+    for (const Written& one : all) std::copy(one.bytes.begin(), one.bytes.end(), one.where);
+  };
+}
+
+// Do the work that others wait for, and what it waits for.
+void begin(Stream* stream, Lock& lock) {
+  const long number = stream->to_begin_with;
+  run(stream, number - 1, lock, stream);
+  while (stream->busy) streams().changed.wait(lock);
+  if (stream->done >= number || streams().unloaded) return;
+  stream->busy = true;
+  auto& first = stream->queue.front();
+  lock.unlock();
+  first.work = done_beside(std::move(first.work), first.accesses);
+  lock.lock();
+  first.may_wait = false;
+  stream->busy = false;
+  stream->begun_with = number;
+  streams().changed.notify_all();
+}
+
 void work_off(Stream* stream) {
   current_device = stream->device;
   Lock lock(streams().lock);
+  const auto has_to_begin = [=] { return stream->to_begin_with > std::max(stream->done, stream->begun_with); };
   while (true) {
-    stream->filled.wait(lock, [&] { return !streams().unloaded && (stream->demanded > stream->done || stream->ends); });
-    if (stream->demanded <= stream->done) break;
-    run(stream, stream->demanded, lock, stream);
+    stream->filled.wait(lock, [&] { return !streams().unloaded && (stream->demanded > stream->done || has_to_begin() || stream->ends); });
+    if (stream->demanded > stream->done)
+      run(stream, stream->demanded, lock, stream);
+    else if (has_to_begin())
+      begin(stream, lock);
+    else
+      break;
   }
   stream->has_thread = false;
+}
+
+void wake(Stream* stream) {
+  if (!std::exchange(stream->has_thread, true)) std::thread(work_off, stream).detach();
+  stream->filled.notify_one();
 }
 
 // Have a stream's thread do its work up to a piece.
 void demand(Stream* stream, long piece, Lock&) {
   if (stream->demanded >= piece || stream->done >= piece) return;
   stream->demanded = piece;
-  if (!std::exchange(stream->has_thread, true)) std::thread(work_off, stream).detach();
-  stream->filled.notify_one();
+  wake(stream);
 }
 
-void demand_what_may_wait(Lock& lock) {
-  for (Stream* one : streams().all) demand(one, one->last_that_may_wait, lock);
+void begin_with_what_may_wait(Stream* stream) {
+  const long piece = stream->last_that_may_wait;
+  if (std::max({stream->done, stream->demanded, stream->to_begin_with}) >= piece) return;
+  stream->to_begin_with = piece;
+  wake(stream);
+}
+
+void begin_with_what_may_wait(Lock&) {
+  for (Stream* one : streams().all) begin_with_what_may_wait(one);
 }
 
 void demand_all(Lock& lock) {
@@ -181,7 +232,7 @@ void watch() {
     const double computed = processor_time(CLOCK_PROCESS_CPUTIME_ID);
     for (Stream* one : all)
       for (const auto& piece : one->queue)
-        if (one->last_that_may_wait > one->done && piece.may_wait && computed - piece.queued_at > PATIENCE) demand(one, one->last_that_may_wait, lock);
+        if (one->last_that_may_wait > one->done && piece.may_wait && computed - piece.queued_at > PATIENCE) begin_with_what_may_wait(one);
     bool is_idle = !host().waiting;
     std::map<pid_t, double> after;
     for (pid_t thread : std::set<pid_t>(host().threads)) {
@@ -201,9 +252,11 @@ void watch() {
 Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 
 void push(Stream* stream, Stream::Piece piece) {
+  if (stream->number == SIZE_MAX) stream->number = streams().used++;
   stream->queue.push_back(std::move(piece));
   stream->queued++;
   stream->asked = 0;
+  stream->queued_last = ++streams().pieces;
   stream->clock.of(stream->number) = stream->queued;
 }
 
@@ -239,7 +292,7 @@ Streams& streams() {
 
 Stream* make_stream(int device, int priority) {
   Lock lock(streams().lock);
-  streams().all.push_back(new Stream{streams().all.size(), device, priority});
+  streams().all.push_back(new Stream{device, priority});
   return streams().all.back();
 }
 
@@ -263,9 +316,11 @@ void wait_for(Stream* stream) {
 
 void wait_until_idle(int device) {
   Lock lock(streams().lock);
-  for (size_t i = 0; i < streams().all.size(); ++i) {
-    Stream* one = streams().all[i];
-    if (one->device != device) continue;
+  std::vector<Stream*> all;
+  std::copy_if(streams().all.begin(), streams().all.end(), std::back_inserter(all), [=](Stream* one) { return one->device == device; });
+  // What was queued last is done first, if no stream orders it.
+  std::sort(all.begin(), all.end(), [](Stream* one, Stream* other) { return one->queued_last > other->queued_last; });
+  for (Stream* one : all) {
     const Clock clock = one->clock;
     run_for_host(one, one->queued, lock);
     remember(clock, lock);
@@ -274,13 +329,20 @@ void wait_until_idle(int device) {
 
 void start_what_may_wait() {
   Lock lock(streams().lock);
-  demand_what_may_wait(lock);
+  begin_with_what_may_wait(lock);
 }
 
 void wait_until_loadable(int device) {
   Lock lock(streams().lock);
-  for (size_t i = 0; i < streams().all.size(); ++i)
-    if (Stream* one = streams().all[i]; one->device == device) run_for_host(one, one->last_that_may_wait, lock);
+  begin_with_what_may_wait(lock);
+  host().waiting++;
+  streams().changed.wait(lock, [=] {
+    auto& all = streams().all;
+    return std::none_of(all.begin(), all.end(), [=](Stream* one) {
+      return one->device == device && one->last_that_may_wait > std::max(one->done, one->begun_with) && !streams().unloaded;
+    });
+  });
+  host().waiting--;
 }
 
 void enqueue(void* handle, std::function<void()> work, const Operation& operation, bool may_wait) {
@@ -298,10 +360,12 @@ void enqueue(void* handle, std::function<void()> work, const Operation& operatio
     if (streams().unloaded) return;
     host().threads.insert(gettid());
     stream->clock.add(streams().seen);
-    push(stream, {std::move(work), may_wait, nullptr, 0, may_wait ? processor_time(CLOCK_PROCESS_CPUTIME_ID) : 0});
+    push(stream, {std::move(work), may_wait});
     if (may_wait) {
+      stream->queue.back().queued_at = processor_time(CLOCK_PROCESS_CPUTIME_ID);
+      stream->queue.back().accesses = operation.accesses;
       stream->last_that_may_wait = stream->queued;
-      if (host().waiting) demand(stream, stream->queued, lock);
+      if (host().waiting) begin_with_what_may_wait(stream);
     }
     if (operation.name) races = find_races(operation, {stream->number, stream->queued}, place, stream->clock);
     for (const Access& one : operation.accesses)
