@@ -22,11 +22,10 @@ at::Tensor by_parts(const at::Tensor& tensor, Function function) {
 
 inline bool has_parts(const at::Tensor& tensor) { return tensor.layout() != c10::kStrided || tensor.is_nested(); }
 
-// A tensor in the memory of the host that is the memory of this one. It does not keep that memory: as on a GPU, what is
-// freed is used again by what comes later in the same stream. One that may grow gets memory elsewhere when it does.
-inline at::Tensor host_view(const at::Tensor& tensor, bool may_grow) {
-  if (!tensor.defined() || !tensor.is_cuda()) return tensor;
-  if (has_parts(tensor)) return by_parts(tensor, [](const at::Tensor& part) { return host_view(part, false); });
+// A tensor of the CPU in the memory of this one. It does not keep that memory: as on a GPU, what is freed is used again by
+// what comes later in the same stream. One that may grow gets memory elsewhere when it does.
+inline at::Tensor same_memory(const at::Tensor& tensor, bool may_grow) {
+  if (has_parts(tensor)) return by_parts(tensor, [](const at::Tensor& part) { return same_memory(part, false); });
   auto host = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(),
                    c10::DataPtr(tensor.storage().mutable_data(), c10::kCPU), may_grow ? c10::GetCPUAllocator() : nullptr, may_grow),
@@ -38,18 +37,19 @@ inline at::Tensor host_view(const at::Tensor& tensor, bool may_grow) {
   return host;
 }
 
+inline at::Tensor host_view(const at::Tensor& tensor, bool may_grow) {
+  return tensor.defined() && tensor.is_cuda() ? same_memory(tensor, may_grow) : tensor;
+}
+
 inline at::Tensor values_of(const at::Tensor& tensor) { return host_view(tensor, false); }
 
 // What the thread of a stream destroys has no object of Python: it would wait for the GIL, and who holds that may wait for
-// the stream. So it gets a copy of a tensor of the CPU, as a kernel gets a number, and where it writes or reads later, another
-// tensor in the same memory.
+// the stream. So it gets a copy of a tensor of the CPU, as a kernel gets a number.
 inline at::Tensor taken_along(const at::Tensor& tensor) {
   auto copy = tensor.clone();
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
   return copy;
 }
-
-inline at::Tensor without_object(const at::Tensor& tensor) { return tensor.is_cpu() ? at::alias(tensor) : tensor; }
 
 inline at::Tensor meta(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;

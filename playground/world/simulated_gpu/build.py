@@ -26,7 +26,18 @@ HERE = Path(__file__).parent
 CUDA = "libcuda.so.1"
 """The CUDA runtime, the driver and NCCL, under the name of the driver's library."""
 LIBRARIES = {
-    CUDA: ["-O1", "runtime.cpp", "driver.cpp", "refusals.cpp", "nccl.cpp", f"-Wl,-soname,{CUDA}"],
+    CUDA: [
+        "-O1",
+        "runtime.cpp",
+        "streams.cpp",
+        "races.cpp",
+        "pinned.cpp",
+        "lines.cpp",
+        "driver.cpp",
+        "refusals.cpp",
+        "nccl.cpp",
+        f"-Wl,-soname,{CUDA}",
+    ],
     "kernels.so": [
         "-O0",
         "kernels.cpp",

@@ -6,6 +6,7 @@
 #include "arguments.h"
 #include "composed.h"
 #include "kernels.h"
+#include "ranges.h"
 #include "runtime.h"
 
 #include <ATen/AccumulateType.h>
@@ -44,6 +45,19 @@ const bool LAZY_LOADING = [] {
 struct BelowEverything {
   at::AutoDispatchBelowADInplaceOrView autograd;
   c10::impl::ExcludeDispatchKeyGuard python{c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
+};
+
+struct Silent : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// What a stream does is done in any thread, whatever that one is about: it computes as a thread of its own would.
+struct AsInItsOwnThread {
+  c10::impl::ForceDispatchKeyGuard keys{c10::default_included_set, c10::default_excluded_set};
+  BelowEverything below;
+  c10::ParallelGuard serial{true};
+  Silent silent;
+  c10::WarningUtils::WarningHandlerGuard warnings{&silent};
 };
 
 // The one device of all arguments. Single numbers may be on the CPU, as everywhere in torch; indices too.
@@ -115,6 +129,17 @@ struct Results {
   }
 };
 
+// What an operator reads, and writes: of its arguments, and of its results those that are no argument.
+Operation operation_of(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, const Stack& outputs, const Results& results, Tensors& tensors) {
+  Operation operation{op.schema().name().c_str(), {}, [&tensors](size_t number) { return described(tensors[number]); }};
+  for (size_t i = 0; i < args.size(); ++i)
+    for (const at::Tensor& tensor : tensors_of(args[i])) add_access(operation, tensors, tensor, writes(op.schema().arguments()[i]), false);
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (!results.argument[i])
+      for (const at::Tensor& tensor : tensors_of(outputs[i])) add_access(operation, tensors, tensor, true, true);
+  return operation;
+}
+
 // cuDNN's convolutions add in another order each time, unless they are told not to.
 void disturb(const IValue& result) {
   static thread_local std::mt19937 random{std::random_device{}()};
@@ -138,7 +163,7 @@ void load(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, c10::Device
     std::lock_guard<std::mutex> guard(lock);
     if (!loaded.emplace(toString(op.operator_name()), dtype).second) return;
   }
-  if (LAZY_LOADING) wait_until_idle(device.index());
+  if (LAZY_LOADING) wait_until_loadable(device.index());
 }
 
 // The type in which to compute what the CPU has no kernel for in this one: CUDA's kernels take float16 and bfloat16 nearly
@@ -205,15 +230,10 @@ void call(const c10::OperatorHandle& op, Stack& stack, bool types_known) {
 }
 
 void compute(const c10::OperatorHandle& op, Stack& stack, bool disturbed, bool types_known) {
-  BelowEverything guard;
-  c10::ParallelGuard serial(true);
+  AsInItsOwnThread guard;
   call(op, stack, types_known);
   if (disturbed) for (const IValue& result : stack) disturb(result);
 }
-
-struct Silent : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
 
 torch::Library* take_over(const std::string& name_space, c10::DispatchKey key);
 
@@ -276,9 +296,10 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
     auto targets = std::make_shared<Stack>();
     for (const IValue& output : outputs) targets->push_back(mapped(output, values_of));
     auto on_host = std::make_shared<Stack>(replaced(op, args, device, By::values));
-    enqueue(stream, [op, on_host, targets, results, disturbed, seed] {
+    Tensors tensors;
+    const auto work = [op, on_host, targets, results, disturbed, seed] {
       try {
-        BelowEverything guard;
+        AsInItsOwnThread guard;
         seed_of_launch = seed;
         compute(op, *on_host, disturbed, true);
         for (size_t i = 0; i < targets->size(); ++i)
@@ -291,8 +312,11 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
                   << error.what_without_backtrace() << std::endl;
         abort();
       }
-    });
+    };
+    enqueue(stream, work, operation_of(op, args, outputs, results, tensors));
   } else {  // the result's shape, or what is not a tensor, is known only when it has been computed
+    Tensors tensors;
+    enqueue(stream, [] {}, operation_of(op, args, {}, results, tensors));
     c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
     Stack on_host = replaced(op, args, device, By::values_that_may_grow);
     compute(op, on_host, disturbed, false);
@@ -322,30 +346,50 @@ void simulate(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   for (IValue& output : outputs) stack->push_back(std::move(output));
 }
 
-const int TRANSFER = 1000;  // microseconds in which the host goes on, and may read or write too early
+// Have a stream wait for one of another device, as torch does before it copies between GPUs, and after.
+void order(c10::cuda::CUDAStream first, c10::cuda::CUDAStream second) {
+  c10::cuda::CUDAGuard on(first.device());
+  cudaEvent_t event;
+  cudaEventCreate(&event);
+  cudaEventRecord(event, first.stream());
+  on.set_device(second.device());
+  cudaStreamWaitEvent(second.stream(), event, 0);
+  cudaEventDestroy(event);
+}
 
-// Copies: within the GPU, between GPUs, and between a GPU and the host, whose pageable memory is read or written before
-// the call returns.
+const size_t STAGED = 64 << 10;  // bytes of pageable memory that are read before the call returns, and copied later
+
+// Copies: within the GPU, between GPUs, and between a GPU and the host, which goes on where torch lets it: its memory is
+// pinned, or was read before the call returns.
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   take_over_torchvision();
   BelowEverything below;
   at::Tensor from = source.expand_as(self);
-  const c10::Device device = self.is_cuda() ? self.device() : from.device();
-  auto stream = c10::cuda::getCurrentCUDAStream(from.is_cuda() ? from.device().index() : device.index());
-  if (from.is_cuda() && self.is_cuda() && from.device() != self.device()) stream.synchronize();
-  const bool host_goes_on = non_blocking && ((from.is_cpu() && from.is_pinned()) || (self.is_cpu() && self.is_pinned()));
-  if (from.is_cpu() && !host_goes_on) from = source.clone().expand_as(self);
-  const at::Tensor to = without_object(values_of(self)), origin = without_object(values_of(from));
-  if (from.is_cuda() && self.is_cuda() && from.device() != self.device()) stream = c10::cuda::getCurrentCUDAStream(self.device().index());
-  const auto transfer = [to, origin, host_goes_on] {
-    BelowEverything guard;
-    c10::ParallelGuard serial(true);
-    if (host_goes_on) usleep(TRANSFER);
+  const c10::Device device = from.is_cuda() ? from.device() : self.device();
+  c10::cuda::CUDAGuard on(device);
+  const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
+  const auto others = c10::cuda::getCurrentCUDAStream(self.is_cuda() ? self.device().index() : device.index());
+  const at::Tensor& host = self.is_cpu() ? self : source;
+  const bool is_pinned = non_blocking && host.is_cpu() && !has_parts(host) && host.is_pinned();
+  const bool waits = host.is_cpu() && !is_pinned && !(non_blocking && source.is_cpu());
+  if (host.is_cpu() && !is_pinned && !waits) {
+    if (source.nbytes() > STAGED) stream.synchronize();
+    from = source.clone().expand_as(self);
+  }
+  Tensors tensors;
+  Operation operation{"aten::copy_", {}, [&tensors](size_t number) { return described(tensors[number]); }};
+  add_access(operation, tensors, source, false, false, is_pinned);
+  add_access(operation, tensors, self, true, false, is_pinned);
+  const bool is_kept = is_pinned && keep_until_copied(host, stream);
+  const auto view = [&](const at::Tensor& tensor) { return tensor.is_cuda() || is_kept ? same_memory(tensor, false) : at::alias(tensor); };
+  const at::Tensor to = view(self), origin = view(from);
+  if (others != stream) order(others, stream);
+  enqueue(stream.stream(), [to, origin] {
+    AsInItsOwnThread guard;
     const_cast<at::Tensor&>(to).copy_(origin);
-  };
-  enqueue(stream.stream(), transfer, host_goes_on);
-  if (self.is_cpu() && !host_goes_on) stream.synchronize();
-  if (from.is_cuda() && self.is_cuda() && from.device() != self.device()) stream.synchronize();
+  }, operation);
+  if (others != stream) order(stream, others);
+  if (waits) stream.synchronize();
   return self;
 }
 
@@ -390,7 +434,7 @@ const bool installed = [] {
   at::globalContext().setSDPUseCuDNN(false);
   at::globalContext().setUserEnabledCuDNN(false);
   sleep_in_stream = [](long cycles) {
-    enqueue(c10::cuda::getCurrentCUDAStream().stream(), [=] { usleep(cycles / 1000); }, true);
+    enqueue(c10::cuda::getCurrentCUDAStream().stream(), [=] { usleep(cycles / 1000); });
   };
   auto* library = take_over("aten", c10::DispatchKey::CUDA);
   library->impl("copy_", &copy_);

@@ -43,6 +43,7 @@ namespace {
 
 using Bytes = std::vector<char>;
 enum Kind : int { P2P, ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, GOODBYE };
+const char* const NAMES[]{"ncclSend", "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter"};
 
 struct Header {
   int kind, dtype, op, root;
@@ -326,7 +327,7 @@ void run_messages(ncclComm* comm, const std::vector<Message>& messages) {
 }
 
 // Put an operation of a communicator into a stream. It waits there for those that were issued before it.
-void issue(ncclComm* comm, cudaStream_t stream, std::function<void()> work) {
+void issue(ncclComm* comm, cudaStream_t stream, std::function<void()> work, const Operation& operation) {
   long turn = comm->issued++;
   auto in_turn = [=] {
     {
@@ -338,7 +339,12 @@ void issue(ncclComm* comm, cudaStream_t stream, std::function<void()> work) {
     comm->done++;
     comm->changed.notify_all();
   };
-  enqueue(stream, in_turn, true);
+  enqueue(stream, in_turn, operation, true);
+}
+
+Access access_to(const void* data, size_t bytes, bool writes) {
+  auto begin = reinterpret_cast<uintptr_t>(data);
+  return {begin, begin + bytes, writes};
 }
 
 struct Grouped {
@@ -363,14 +369,18 @@ ncclResult_t add_message(Message message, ncclComm* comm, cudaStream_t stream) {
 ncclResult_t add_collective(Kind kind, const void* input, size_t in, void* output, size_t out, ncclDataType_t dtype, int op,
                             int root, ncclComm* comm, cudaStream_t stream) {
   in *= size_of(dtype), out *= size_of(dtype);
+  Operation operation{NAMES[kind], {}, [=](size_t) { return std::to_string(out) + " bytes"; }};
+  if (kind != BROADCAST || comm->rank == root) operation.accesses.push_back(access_to(input, in, false));
+  if (kind != REDUCE || comm->rank == root) operation.accesses.push_back(access_to(output, out, true));
   ncclGroupStart();
   collectives.push_back([=] {
-    issue(comm, stream, [=] { run_collective(comm, {kind, dtype, op, root, 0}, input, in, output, out, dtype); });
+    issue(comm, stream, [=] { run_collective(comm, {kind, dtype, op, root, 0}, input, in, output, out, dtype); }, operation);
   });
   return ncclGroupEnd();
 }
 
 void wait_until_done(ncclComm* comm) {
+  start_what_may_wait();
   std::unique_lock<std::mutex> lock(comm->lock);
   comm->changed.wait(lock, [&] { return comm->done == comm->issued; });
 }
@@ -461,8 +471,14 @@ ncclResult_t ncclGroupStart() { return ++depth, ncclSuccess; }
 ncclResult_t ncclGroupEnd() {
   if (--depth) return ncclSuccess;
   for (auto& begin : std::exchange(collectives, {})) begin();
-  for (Grouped& one : std::exchange(grouped, {}))
-    issue(one.comm, one.stream, [one] { run_messages(one.comm, one.messages); });
+  for (Grouped& one : std::exchange(grouped, {})) {
+    Operation operation{one.messages[0].sends ? "ncclSend" : "ncclRecv", {}, [&](size_t i) { return std::to_string(one.messages[i].bytes) + " bytes"; }};
+    for (const Message& each : one.messages) {
+      operation.accesses.push_back(access_to(each.data, each.bytes, !each.sends));
+      operation.accesses.back().tensor = operation.accesses.size() - 1;
+    }
+    issue(one.comm, one.stream, [one] { run_messages(one.comm, one.messages); }, operation);
+  }
   return ncclSuccess;
 }
 

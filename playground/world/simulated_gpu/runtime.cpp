@@ -1,9 +1,11 @@
-// The CUDA runtime of a machine that has no GPU: device memory is host memory, a stream is a thread with a queue.
+// The CUDA runtime of a machine that has no GPU: device memory is host memory, a stream is a queue.
 //
 // Loaded before torch (LD_PRELOAD), its functions take the place of libcudart's, so that torch's own allocator, streams,
 // events and ProcessGroupNCCL run unchanged on top of it. The host goes on when it launches; only what waits on a real
-// GPU waits here. Kernels come from kernels.cpp, NCCL from nccl.cpp.
-#include "runtime.h"
+// GPU waits here. Streams come from streams.cpp, kernels from kernels.cpp, NCCL from nccl.cpp.
+#include "pinned.h"
+#include "races.h"
+#include "streams.h"
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -14,18 +16,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -37,35 +36,17 @@ int number(const char* name, int otherwise) {
 
 const int DEVICES = number("PLAYGROUND_SIMULATED_GPU", 1);
 const size_t MEMORY = size_t(number("PLAYGROUND_SIMULATED_GPU_MB", 4096)) << 20;
-const int LATENCY = number("PLAYGROUND_SIMULATED_GPU_LATENCY_US", 0);  // of each piece of work in a stream
-
-struct Stream {
-  int device, priority;
-  std::deque<std::function<void()>> queue;
-  bool has_thread = false, busy = false, ends = false;
-  std::condition_variable filled;
-};
-
-struct Event {
-  long recorded = 0, done = 0;  // how often
-  double time = 0;              // ms, when it was reached last
-};
 
 struct Allocation {
   size_t size;
   int device;  // -1: pinned memory of the host
 };
 
-// One lock for everything, and never destroyed: streams' threads outlive static objects.
+// Never destroyed: streams' threads outlive static objects.
 struct State {
   std::mutex lock;
-  std::condition_variable changed;  // a stream has done something
   std::map<uintptr_t, Allocation> allocations;
-  std::map<int, Stream*> default_streams;
-  std::vector<Stream*> streams;
   std::map<int, size_t> used;
-  std::map<pid_t, Stream*> waits;  // of threads of the host: for a stream, or for a whole device
-  bool unloaded = false;  // the process leaves: streams do nothing more, and no one waits for them
 };
 
 State& state() {
@@ -73,60 +54,12 @@ State& state() {
   return *one;
 }
 
-thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
-
-cudaError_t told(cudaError_t error) {
-  if (error != cudaSuccess) last_error = error;
-  return error;
-}
-
-double now() {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-using Lock = std::unique_lock<std::mutex>;
-
-void work_off(Stream* stream) {
-  current_device = stream->device;
-  pthread_setname_np(pthread_self(), "cuda-stream");  // as the flight recorder knows what acts for others
-  Lock lock(state().lock);
-  while (true) {
-    stream->filled.wait(lock, [&] { return !state().unloaded && ((!stream->queue.empty() && !stream->busy) || stream->ends); });
-    if (stream->queue.empty()) break;
-    auto work = std::move(stream->queue.front());
-    stream->queue.pop_front();
-    stream->busy = true;
-    lock.unlock();
-    if (LATENCY) usleep(LATENCY);
-    work();
-    work = nullptr;
-    lock.lock();
-    stream->busy = false;
-    state().changed.notify_all();
-  }
-  auto& all = state().streams;
-  all.erase(std::find(all.begin(), all.end(), stream));
-  delete stream;
-}
-
-// A process that leaves takes its GPU's work with it, before what the work is made of is destroyed. A kernel may be in
-// the midst of its work; one that waits for another rank would do so for ever.
-void unload() {
-  Lock lock(state().lock);
-  state().changed.wait_for(lock, std::chrono::milliseconds(200), [] {
-    auto& all = state().streams;
-    return std::none_of(all.begin(), all.end(), [](Stream* one) { return one->busy; });
-  });
-  state().unloaded = true;
-  state().changed.notify_all();
-}
 
 // The kernels are loaded before the first call of one: only a process that uses a GPU has them.
 void load_kernels() {
   static std::once_flag first;
   std::call_once(first, [] {
-    atexit(unload);
     Dl_info here;
     dladdr(reinterpret_cast<void*>(&load_kernels), &here);
     std::string path(here.dli_fname);
@@ -135,41 +68,6 @@ void load_kernels() {
     fprintf(stderr, "simulated GPU: %s\n", dlerror());
     abort();
   });
-}
-
-Stream* make_stream(int device, int priority) {
-  auto* stream = new Stream{device, priority};
-  Lock lock(state().lock);
-  state().streams.push_back(stream);
-  return stream;
-}
-
-Stream* stream_of(void* handle) {
-  // cudaStreamLegacy and cudaStreamPerThread are 1 and 2
-  if (reinterpret_cast<uintptr_t>(handle) > 2) return static_cast<Stream*>(handle);
-  {
-    Lock lock(state().lock);
-    auto found = state().default_streams.find(current_device);
-    if (found != state().default_streams.end()) return found->second;
-  }
-  auto* stream = make_stream(current_device, 0);
-  Lock lock(state().lock);
-  return state().default_streams[current_device] = stream;
-}
-
-// The host waits, as long as there is one of these. The caller holds the lock.
-struct HostWait {
-  const pid_t thread = gettid();
-  explicit HostWait(Stream* stream) { state().waits[thread] = stream; }
-  ~HostWait() { state().waits.erase(thread); }
-};
-
-bool idle(const Stream* stream) { return (stream->queue.empty() && !stream->busy) || state().unloaded; }
-
-void wait_for(Stream* stream) {
-  Lock lock(state().lock);
-  HostWait wait(stream);
-  state().changed.wait(lock, [&] { return idle(stream); });
 }
 
 const Allocation* allocation_of(const void* pointer) {  // the caller holds the lock
@@ -216,57 +114,37 @@ cudaError_t allocate(void** pointer, size_t size, int device) {
 
 cudaError_t release(void* pointer) {
   if (!pointer) return cudaSuccess;
+  for (int device = 0; device < DEVICES; ++device) wait_until_idle(device);
   Lock lock(state().lock);
   auto found = state().allocations.find(reinterpret_cast<uintptr_t>(pointer));
   if (found == state().allocations.end()) return told(cudaErrorInvalidValue);
   if (found->second.device >= 0) state().used[found->second.device] -= found->second.size;
+  {
+    Lock streams_lock(streams().lock);
+    forget(found->first, found->first + found->second.size);
+  }
   munmap(pointer, found->second.size);
   state().allocations.erase(found);
   return cudaSuccess;
 }
 
-Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+// Copies and fills that torch asks of the runtime itself: they know bytes and no tensor.
+Operation operation_on_bytes(const char* name, void* to, const void* from, size_t size) {
+  const auto access = [&](const void* where, bool writes) {
+    auto begin = reinterpret_cast<uintptr_t>(where);
+    return Access{begin, begin + size, writes};
+  };
+  Operation operation{name, {}, [=](size_t) { return std::to_string(size) + " bytes"; }};
+  if (from && !pageable(from)) operation.accesses.push_back(access(from, false));
+  if (!pageable(to)) operation.accesses.push_back(access(to, true));
+  return operation;
+}
 
 }  // namespace
 
-void enqueue(void* handle, std::function<void()> work, bool may_wait) {
-  Stream* stream = stream_of(handle);
-  Lock lock(state().lock);
-  if (state().unloaded) return;
-  if (may_wait || LATENCY || !idle(stream)) {
-    stream->queue.push_back(std::move(work));
-    if (!std::exchange(stream->has_thread, true)) std::thread(work_off, stream).detach();
-    stream->filled.notify_one();
-    return;
-  }
-  stream->busy = true;
-  lock.unlock();
-  work();
-  lock.lock();
-  stream->busy = false;
-  stream->filled.notify_one();
-  state().changed.notify_all();
-}
-
-void wait_until_idle(int device) {
-  Lock lock(state().lock);
-  HostWait wait(nullptr);
-  state().changed.wait(lock, [&] {
-    auto& all = state().streams;
-    return std::all_of(all.begin(), all.end(), [&](Stream* one) { return one->device != device || idle(one); });
-  });
-}
-
-// What a thread of the host waits for: 0, nothing; 1, a stream, by its device and handle; 2, a whole device.
-extern "C" int simulated_gpu_wait_of(pid_t thread, int* device, void** handle) {
-  Lock lock(state().lock);
-  auto found = state().waits.find(thread);
-  if (found == state().waits.end()) return 0;
-  if (!found->second) return 2;
-  *device = found->second->device;
-  auto first = state().default_streams.find(*device);
-  *handle = first != state().default_streams.end() && first->second == found->second ? nullptr : found->second;
-  return 1;
+cudaError_t told(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
 }
 
 void (*sleep_in_stream)(long cycles) = nullptr;
@@ -279,7 +157,7 @@ void sleep(long cycles) { sleep_in_stream(cycles); }
 extern "C" int kill(pid_t pid, int signal) {
   using Kill = int (*)(pid_t, int);
   static auto real = reinterpret_cast<Kill>(dlsym(RTLD_NEXT, "kill"));
-  if (pid == getpid() && signal == SIGKILL && !state().streams.empty()) {
+  if (pid == getpid() && signal == SIGKILL && !streams().all.empty()) {
     for (int file = 3; file < 1024; ++file) fcntl(file, F_SETFD, FD_CLOEXEC);
     char* environment[] = {nullptr};
     execle("/bin/sh", "sh", "-c", "sleep 1.5; kill -9 $$", nullptr, environment);
@@ -352,10 +230,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
 // Memory
 
 cudaError_t cudaMalloc(void** pointer, size_t size) { return allocate(pointer, size, current_device); }
-cudaError_t cudaFree(void* pointer) {
-  wait_until_idle(current_device);
-  return release(pointer);
-}
+cudaError_t cudaFree(void* pointer) { return release(pointer); }
 cudaError_t cudaHostAlloc(void** pointer, size_t size, unsigned) { return allocate(pointer, size, -1); }
 cudaError_t cudaFreeHost(void* pointer) { return release(pointer); }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
@@ -373,11 +248,12 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind, cudaStream_t stream) {
+  const Operation operation = operation_on_bytes("cudaMemcpyAsync", to, from, size);
   if (pageable(from)) {  // read before the call returns
     auto copy = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + size);
-    enqueue(stream, [=] { memcpy(to, copy->data(), size); });
+    enqueue(stream, [=] { memcpy(to, copy->data(), size); }, operation);
   } else {
-    enqueue(stream, [=] { memcpy(to, from, size); });
+    enqueue(stream, [=] { memcpy(to, from, size); }, operation);
   }
   if (pageable(to)) wait_for(stream_of(stream));
   return cudaSuccess;
@@ -391,115 +267,8 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t siz
   return cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream);
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
-  enqueue(stream, [=] { memset(to, value, size); });
+  enqueue(stream, [=] { memset(to, value, size); }, operation_on_bytes("cudaMemsetAsync", to, nullptr, size));
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, size_t size) { return cudaMemsetAsync(to, value, size, nullptr); }
-
-// Streams
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
-  *stream = reinterpret_cast<cudaStream_t>(make_stream(current_device, priority));
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  return cudaStreamCreateWithPriority(stream, 0, 0);
-}
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  Stream* one = stream_of(stream);
-  Lock lock(state().lock);
-  one->ends = true;
-  one->filled.notify_one();
-  return cudaSuccess;
-}
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-  return *priority = stream_of(stream)->priority, cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  wait_for(stream_of(stream));
-  return cudaSuccess;
-}
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  Stream* one = stream_of(stream);
-  Lock lock(state().lock);
-  return idle(one) ? cudaSuccess : told(cudaErrorNotReady);
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigned) {
-  Event* event = event_of(handle);
-  long awaited;
-  {
-    Lock lock(state().lock);
-    awaited = event->recorded;
-    if (event->done >= awaited) return cudaSuccess;
-  }
-  auto wait = [=] {
-    Lock lock(state().lock);
-    state().changed.wait(lock, [&] { return event->done >= awaited; });
-  };
-  enqueue(stream, wait, true);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
-  enqueue(stream, [=] { callback(stream, cudaSuccess, data); }, true);
-  return cudaSuccess;
-}
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  enqueue(stream, [=] { function(data); }, true);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                     cudaGraph_t* graph, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
-  if (id) *id = 0;
-  if (graph) *graph = nullptr;
-  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
-
-// Events. They are never freed: a stream may still have to reach one.
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(new Event);
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, unsigned) {
-  Event* event = event_of(handle);
-  long recorded;
-  {
-    Lock lock(state().lock);
-    recorded = ++event->recorded;
-  }
-  enqueue(stream, [=] {
-    Lock lock(state().lock);
-    event->done = recorded;
-    event->time = now();
-    state().changed.notify_all();
-  });
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
-cudaError_t cudaEventQuery(cudaEvent_t handle) {
-  Lock lock(state().lock);
-  return event_of(handle)->done == event_of(handle)->recorded ? cudaSuccess : told(cudaErrorNotReady);
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-  Lock lock(state().lock);
-  long awaited = event_of(handle)->recorded;
-  state().changed.wait(lock, [&] { return event_of(handle)->done >= awaited || state().unloaded; });
-  return cudaSuccess;
-}
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
-  Lock lock(state().lock);
-  for (Event* event : {event_of(start), event_of(end)}) {
-    if (!event->recorded) return told(cudaErrorInvalidResourceHandle);
-    if (event->done < event->recorded) return told(cudaErrorNotReady);
-  }
-  *ms = static_cast<float>(event_of(end)->time - event_of(start)->time);
-  return cudaSuccess;
-}
 }

@@ -1,0 +1,119 @@
+#include "races.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <set>
+#include <tuple>
+
+namespace {
+
+const size_t MOST = 100;  // races that a process tells
+
+struct Mark {
+  Work work;
+  const char* name;
+  Place place;
+};
+using Marked = std::shared_ptr<const Mark>;
+
+// The last write of some bytes, and the reads since, one of each stream.
+struct Range {
+  uintptr_t end;
+  Marked write;
+  std::vector<Marked> reads;
+};
+
+std::map<uintptr_t, Range>& ranges() {
+  static auto* all = new std::map<uintptr_t, Range>;
+  return *all;
+}
+
+// Have a range begin here, if one is here.
+void split(uintptr_t at) {
+  auto after = ranges().lower_bound(at);
+  if (after == ranges().begin()) return;
+  auto& before = std::prev(after)->second;
+  if (before.end <= at) return;
+  ranges().emplace_hint(after, at, before);
+  before.end = at;
+}
+
+bool is_before(const Marked& mark, const Clock& clock) { return !mark || clock.has(mark->work.stream, mark->work.piece); }
+
+void read(uintptr_t begin, uintptr_t end, const Marked& mark) {
+  split(begin);
+  split(end);
+  for (uintptr_t at = begin; at < end;) {
+    auto found = ranges().lower_bound(at);
+    if (found == ranges().end() || found->first > at) {
+      const uintptr_t until = found == ranges().end() ? end : std::min(end, found->first);
+      found = ranges().emplace_hint(found, at, Range{until, nullptr, {}});
+    }
+    auto& reads = found->second.reads;
+    std::erase_if(reads, [&](const Marked& one) { return one->work.stream == mark->work.stream; });
+    reads.push_back(mark);
+    at = found->second.end;
+  }
+}
+
+void write(uintptr_t begin, uintptr_t end, const Marked& mark) {
+  forget(begin, end);
+  ranges().emplace(begin, Range{end, mark, {}});
+}
+
+// What an access comes after without having waited for it: a write, or if it writes, a read.
+std::pair<Marked, bool> unordered(const Access& access, const Clock& clock) {
+  auto at = ranges().upper_bound(access.begin);
+  if (at != ranges().begin()) --at;
+  for (; at != ranges().end() && at->first < access.end; ++at) {
+    if (at->second.end <= access.begin) continue;
+    if (!is_before(at->second.write, clock)) return {at->second.write, true};
+    if (access.writes)
+      for (const Marked& one : at->second.reads)
+        if (!is_before(one, clock)) return {one, false};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<Race> find_races(const Operation& operation, const Work& work, const Place& place, const Clock& clock) {
+  std::vector<Race> found;
+  auto mark = std::make_shared<const Mark>(Mark{work, operation.name, place});
+  for (const Access& access : operation.accesses) {
+    if (access.begin == access.end) continue;
+    auto [earlier, has_written] = unordered(access, clock);
+    if (!earlier) continue;
+    std::string what = access.is_new ? "puts its result into memory of a deleted tensor"
+                                     : (access.writes ? "writes " : "reads ") + operation.describe(access.tensor);
+    found.push_back({operation.name, what, place, earlier->name, earlier->place, has_written});
+  }
+  for (const Access& access : operation.accesses)
+    if (!access.writes && access.begin < access.end) read(access.begin, access.end, mark);
+  for (const Access& access : operation.accesses)
+    if (access.writes && access.begin < access.end) write(access.begin, access.end, mark);
+  return found;
+}
+
+void forget(uintptr_t begin, uintptr_t end) {
+  split(begin);
+  split(end);
+  ranges().erase(ranges().lower_bound(begin), ranges().lower_bound(end));
+}
+
+void tell(const Race& race) {
+  static auto* told = new std::set<std::tuple<void*, int, void*, int>>;
+  static std::mutex lock;
+  {
+    std::lock_guard<std::mutex> guard(lock);
+    const Place &one = race.later_place, &other = race.earlier_place;
+    if (told->size() >= MOST || !told->emplace(one.code, one.instruction, other.code, other.instruction).second) return;
+  }
+  const char* rank = getenv("RANK");
+  std::string text = std::string("simulated GPU: ") + (rank ? "rank " + std::string(rank) + ": " : "") + "a wait is missing: " + race.later +
+                     " at " + text_of(race.later_place) + " " + race.what + ". Nothing orders it after " + race.earlier + " at " +
+                     text_of(race.earlier_place) + ", which " + (race.earlier_writes ? "writes" : "reads") + " the same memory.\n";
+  fputs(text.c_str(), stderr);
+}
