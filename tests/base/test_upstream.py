@@ -306,3 +306,11 @@ def test_has_step_hooks() -> None:
     assert not upstream.has_step_hooks(optimizer)
     optimizer.register_step_post_hook(lambda *_: None)
     assert upstream.has_step_hooks(optimizer)
+
+
+@pytest.mark.gpu
+def test_when_cuda_starts() -> None:
+    started = []
+    torch.cuda.init()
+    upstream.when_cuda_starts(lambda: started.append(torch.cuda.is_initialized()))
+    assert started == [True]

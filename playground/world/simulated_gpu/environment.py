@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from playground.world.simulated_gpu.build import CUDA, build
+from playground.world.simulated_gpu.build import CUDA, KERNELS, build
 
 GPUS = "PLAYGROUND_SIMULATED_GPU"
 """The environment variable with their number; set wherever GPUs are simulated."""
@@ -31,6 +31,11 @@ def environment_with(
         "LD_PRELOAD": " ".join([library, *preloaded]),
         "LD_LIBRARY_PATH": ":".join([str(folder), *searched]),
     }
+
+
+def kernels() -> Path:
+    """The library of the kernels, in a process that sees simulated GPUs."""
+    return Path(os.environ["LD_PRELOAD"].split()[0]).with_name(KERNELS)
 
 
 def has_begun_with(environ: Mapping[str, str]) -> bool:
