@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,13 @@ from playground.training import prepare
 
 ROUNDING = 1e-12
 """What float64 leaves of a difference, whatever the order of additions."""
-NARROW = {"bert": 1e-10, "ladder": 1e-8}
-"""By lesson, where more additions meet, or float32."""
+NARROW = {"bert": 1e-10, "elastic": 1e-6}
+"""By lesson, where more additions meet; and where two trainings in float32 are compared, as a GPU
+adds the gradients of a convolution in another order each time."""
 ONE_RANK = {"data-parallel"}
+COUNTED = re.compile(r"^(?:parameters|operations) +[\d,]+ +([\d,]+) +([\d,]+) ", re.MULTILINE)
+"""What gpt counts on all ranks, and by formula. The formula of the numbers that are kept is of the
+CPU's attention: a GPU's keeps more."""
 QUICK = {"zero", "tensor", "checkpoint"}
 
 
@@ -41,4 +46,9 @@ def test_a_program_on_gpus_ends_with_its_difference_within_rounding(
     words = ("-n", size, "--backend", "nccl", *SMALLER.get(lesson.name, ()))
     ran = run_cli(lesson.name, *words)
     assert ran.code == 0, ran.err
+    if lesson.name == "gpt":
+        counted = COUNTED.findall(ran.out)
+        assert len(counted) == 2
+        assert [number for number, formula in counted if number != formula] == []
+        return
     assert largest(CHECKS[lesson.name], ran.out) <= NARROW.get(lesson.name, ROUNDING)
