@@ -182,8 +182,7 @@ ROWS = (
     Row("ddp {on} --epochs 1"),
     Row("ddp {on} --epochs 1 --microbatches 4"),
     Row("torchrun --nproc-per-node {ranks} -m playground ddp --backend nccl --epochs 1"),
-    # A CPU has no backward of a norm in bfloat16 with statistics in float32, as a GPU has.
-    Row("memory {on}", needs=FOR.real),
+    Row("memory {on}"),
     Row("bytes --backend nccl -n 2", needs=FOR.pair),
     Row("scaling {on}", needs=FOR.pair),
     Row("gpt {on}"),

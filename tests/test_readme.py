@@ -85,6 +85,12 @@ NOT_RUN = {
     "python -m playground play -n 4": "somebody who types",
     "python -m playground run -n 4 --gpus 4 train.py": "a script: tests/tools/test_gpus.py",
     "python -m playground play -n 2 --gpus 2": "somebody who types: tests/tools/test_gpus.py",
+    "python -m playground run -n 2 --gpus 2 --gpu-memory 80G train.py": "a script: "
+    "tests/tools/test_gpu_memory.py",
+    **{
+        f"python -m playground run -n 2 --gpus 2 {words}": "tests/lessons/test_gpu_page.py"
+        for words in ("gpu_ranks.py", "gpu_barrier.py", "--gpu-memory 1G gpu_memory.py")
+    },
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
     "python -m playground doctor --hosts a,b,c": "three machines",

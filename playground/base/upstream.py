@@ -594,6 +594,16 @@ def find_older_torch(first: tuple[int, int]) -> str:
     return found if tuple(map(int, found.split(".")[:2])) < first else ""
 
 
+def when_cuda_starts(function: Callable[[], None]) -> None:
+    """Call `function` when torch initialises CUDA in this process; now if it has.
+
+    Source: torch.cuda._lazy_call (torch 2.15)
+    """
+    import torch
+
+    torch.cuda._lazy_call(function)
+
+
 def hide_from_compiler(function: Function, *, with_calls: bool = False) -> Function:
     """`function`, which `torch.compile` does not trace; with `with_calls`, nor what it calls.
 

@@ -36,7 +36,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from playground.base.errors import UsageError
@@ -119,6 +119,8 @@ class Exercise:
     """What a stranger who has read the chapter needs, all in all."""
     seed: int = 0
     """What the fault and the data of a program to be repaired are drawn from."""
+    gpus: int = field(default=0, repr=False)
+    """The number of simulated GPUs that its ranks see."""
 
     @property
     def grade(self) -> str:
@@ -392,6 +394,9 @@ CATALOGUE = {
         Exercise("mesh/two_by_two", (4, 6, 2), minutes=30),
         Exercise("mesh/gradient_factor", (4, 2, 6), PREDICT, minutes=15),
         Exercise("mesh/fit_the_mesh", (1,), CHOOSE, minutes=20),
+        Exercise("gpus/own_gpu", (4, 2), gpus=2, minutes=5),
+        Exercise("gpus/wrong_device", (4,), FIND, gpus=2, minutes=10),
+        Exercise("gpus/does_it_fit", (1,), PREDICT, preload=(COMPILER,), gpus=2, minutes=15),
     )
 }
 CORE = {
@@ -403,7 +408,8 @@ CORE = {
 }  # fmt: skip
 """Those of the path that a learner with twelve hours does, with its texts."""
 LIST = "python -m playground exercise"
-PLACES = [*LESSONS]
+PLACES = [*LESSONS, "gpus"]
+"""The lessons and the page that have exercises, in their order."""
 CATALOGUE = dict(sorted(CATALOGUE.items(), key=lambda item: PLACES.index(item[1].lesson)))
 """All exercises by name, in the order of the lessons."""
 

@@ -16,7 +16,16 @@ from playground.base.errors import UsageError
 from playground.base.flags import flag, like
 from playground.base.untrusted import printable
 from playground.exercises import EXERCISES
-from playground.exercises.exercise import BLOCKED, CATALOGUE, CORE, PASS, Exercise, find_exercise
+from playground.exercises.exercise import (
+    BLOCKED,
+    CATALOGUE,
+    CORE,
+    PASS,
+    PLACES,
+    Exercise,
+    find_exercise,
+)
+from playground.exercises.gpus_of_check import start_with_gpus
 from playground.exercises.verdict import BREAKPOINT, JUDGE, NOT_WRITTEN, Verdict, tell_lines
 from playground.exercises.workbook import (
     Workbook,
@@ -69,13 +78,13 @@ class ExerciseOptions(RunOptions):
 
 
 @click.command("exercise", cls=Command, short_help=EXERCISES["exercise"].purpose)
-@click.argument("name", metavar="[NAME]", type=Name((*CATALOGUE, *LESSONS)), required=False)
+@click.argument("name", metavar="[NAME]", type=Name((*CATALOGUE, *PLACES)), required=False)
 @flags(ExerciseOptions, "reset", "wide")
 def exercise(name: str | None, reset: bool, wide: bool) -> None:
     """List the exercises, those of a lesson where NAME is one, and how far you are; with the NAME
     of an exercise, write the file to be completed into this folder and show the task."""
     work = Workbook(Path.cwd())
-    if name is None or name in LESSONS:
+    if name is None or name in PLACES:
         if reset:
             raise UsageError("--reset begins one exercise again: name it")
         show_list(work, name, wide)
@@ -137,10 +146,12 @@ def show_next() -> None:
     passed = [each for each in every if each.name in work.passed]
     where, steps = f"All {len(every)} exercises have passed.", {}
     if following := work.find_next(every[0]):
-        lesson, number = following.lesson, [*LESSONS].index(following.lesson) + 1
+        lesson = following.lesson
+        number = PLACES.index(lesson) + 1
+        place = f"Lesson {number} of {len(LESSONS)}" if lesson in LESSONS else "Page"
         done, own = (sum(each.lesson == lesson for each in group) for group in (passed, every))
         where = (
-            f"Lesson {number} of {len(LESSONS)}, {lesson}: {done} of its {own} exercises have "
+            f"{place}, {lesson}: {done} of its {own} exercises have "
             f"passed, {len(passed)} of all {len(every)}."
         )
         steps = {
@@ -206,8 +217,11 @@ def check(
         raise UsageError(
             "there is no solution in this folder; list them: python -m playground exercise"
         )
+    named = (CATALOGUE.get(file.stem.replace("_", "-")) for file in files)
+    exercises = [each for each in named if each]
+    start_with_gpus(exercises)
     fork_client.preload(JUDGE.module)
-    for each in filter(None, (CATALOGUE.get(file.stem.replace("_", "-")) for file in files)):
+    for each in exercises:
         fork_client.preload(*each.preload)
         if size and size not in each.worlds:
             sizes = ", ".join(map(str, sorted(each.worlds)))

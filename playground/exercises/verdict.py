@@ -38,6 +38,7 @@ from playground.exercises.exercise import (
     Mistake,
     normalise,
 )
+from playground.exercises.gpus_of_check import find_missing_gpus
 from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
 from playground.exercises.observation import (
     RESULT,
@@ -300,6 +301,8 @@ def check_solution(
     solution = replace(solution, exercise=exercise, text=text)
     seed = exercise.seed if exercise.kind == FIND else seed
     verdict = Verdict(exercise=exercise.name, file=solution.file, seed=seed)
+    if exercise.gpus and (words := find_missing_gpus(exercise)):
+        return replace(verdict, status=BLOCKED, words=words)
     if words := find_fault(exercise, text):
         return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
     is_report = exercise.kind == FIND and not exercise.find_changes(text)

@@ -38,7 +38,7 @@ class Lines(Sources):
     def find_cause(self) -> int:
         """The number of the innermost line of the program in this thread; in a thread that has
         none, as of autograd's for a GPU, that in the main thread."""
-        number = self.find_from(sys._getframe(2))
+        number = self.find_from(sys._getframe(1).f_back)
         if number == NONE and threading.current_thread() is not threading.main_thread():
             number = self.find_from(sys._current_frames().get(threading.main_thread().ident or 0))
         return number

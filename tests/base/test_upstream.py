@@ -322,3 +322,11 @@ def find_streams(rank: int, size: int) -> None:
 @pytest.mark.gpu
 def test_nccl_and_its_streams(nccl: World) -> None:
     nccl.run(find_streams)
+
+
+@pytest.mark.gpu
+def test_when_cuda_starts() -> None:
+    started = []
+    torch.cuda.init()
+    upstream.when_cuda_starts(lambda: started.append(torch.cuda.is_initialized()))
+    assert started == [True]

@@ -59,6 +59,7 @@ from playground.site.chapters import CHAPTERS
 from playground.training import mesh_costs as costs
 from playground.ui import terminal
 from playground.world.launcher import pool as kept
+from playground.world.simulated_gpu.environment import GPUS
 
 ALL = list(CATALOGUE.values())
 MISTAKES = [(exercise, mistake.name) for exercise in ALL for mistake in exercise.mistakes]
@@ -254,6 +255,32 @@ def test_a_mistake_is_called_by_its_name(exercise: Exercise, name: str) -> None:
     verdict = judge(exercise, mistake.text)
     assert (verdict.mistake, verdict.status) == (name, mistake.status), tell_lines(verdict)
     assert len(tell_lines(verdict)) <= 12
+
+
+def test_an_exercise_on_gpus_is_refused_in_one_line_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = CATALOGUE["own-gpu"]
+    monkeypatch.setenv(GPUS, "")
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
+    for words in ("simulated GPUs cannot be kept in ", "simulated GPUs are compiled with g++: "):
+        verdict = judge(own, own.solution)
+        assert (verdict.status, verdict.exit_code) == (BLOCKED, 2)
+        assert verdict.words.startswith(words)
+        assert "\n" not in verdict.words
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.gpu
+def test_a_notebook_is_told_that_its_process_began_without_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = CATALOGUE["own-gpu"]
+    monkeypatch.setenv(GPUS, "")
+    verdict = judge(own, own.solution)
+    assert verdict.status == BLOCKED
+    assert verdict.words.endswith(": give the command check own_gpu.py in a shell")
 
 
 def test_every_exercise_has_its_parts() -> None:

@@ -8,8 +8,14 @@ from typing import Any
 
 from fixtures import Run
 
+from playground.ui.gpus import STARTED_AGAIN
+from playground.world.simulated_gpu.environment import GPUS, MEMORY
+
 COLD = 120.0
 """Seconds after which a run on GPUs is taken to hang: CUDA and NCCL start cold."""
+
+NONE = {GPUS: "", MEMORY: "", "LD_PRELOAD": "", "LD_LIBRARY_PATH": "", STARTED_AGAIN: ""}
+"""An environment without simulated GPUs."""
 
 
 def shown(run_cli: Run, *words: Any) -> Any:

@@ -7,10 +7,22 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from known_models import (
+    GPT2_SMALL,
+    SMALL,
+    gpt_bytes,
+    make_gpt2,
+    make_nanogpt,
+    make_resnet,
+    resnet_bytes,
+)
 from processes import ENOUGH
 from torch import nn
 
@@ -46,6 +58,60 @@ def test_the_peak_of_a_training_step_is_that_of_the_formula(layers: int) -> None
     assert torch.cuda.max_memory_allocated() - before == pytest.approx(formula, rel=0.03)
 
 
+def measure_step(model: nn.Module, forward: Callable[[nn.Module], Any], optimizer: Any) -> int:
+    """The most bytes that two steps have held at once, gradients being kept."""
+    gc.collect()  # what earlier tests have left
+    before = torch.cuda.memory_allocated()
+    model.cuda()
+    stepping = optimizer(model.parameters())
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        stepping.zero_grad(set_to_none=False)
+        outputs = forward(model)
+        outputs[-1].backward()
+        stepping.step()
+        del outputs
+    return torch.cuda.max_memory_allocated() - before
+
+
+def adam(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, fused=True)
+
+
+def momentum(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+KNOWN: dict[str, tuple[Any, ...]] = {
+    "nanogpt": (make_nanogpt, (SMALL,), gpt_bytes("nanogpt", SMALL), adam),
+    "gpt2": (make_gpt2, (SMALL,), gpt_bytes("gpt2", SMALL), adam),
+    "resnet50": (make_resnet, (16, 64), resnet_bytes(16, 64), momentum),
+}
+LARGE: dict[str, tuple[Any, ...]] = {
+    "nanogpt": (make_nanogpt, (GPT2_SMALL,), gpt_bytes("nanogpt", GPT2_SMALL), adam),
+    "gpt2": (make_gpt2, (GPT2_SMALL,), gpt_bytes("gpt2", GPT2_SMALL), adam),
+    "resnet50": (make_resnet, (8, 224), resnet_bytes(8, 224), momentum),
+}
+"""As they are published: GPT-2 small, and images of ImageNet."""
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_peak_of_known_models_is_that_of_their_formulas(name: str) -> None:
+    make, shape, formula, optimizer = KNOWN[name]
+    model, forward = make(*shape)
+    measured = measure_step(model, forward, optimizer)
+    assert measured == pytest.approx(sum(formula.values()), rel=0.03)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", LARGE)
+def test_the_peak_of_known_models_of_their_published_size(name: str) -> None:
+    make, shape, formula, optimizer = LARGE[name]
+    model, forward = make(*shape)
+    measured = measure_step(model, forward, optimizer)
+    assert measured == pytest.approx(sum(formula.values()), rel=0.03)
+
+
 @pytest.mark.parametrize("masked", [False, True], ids=["flash", "memory-efficient"])
 def test_attention_keeps_no_matrix_of_scores(masked: bool) -> None:
     """But its output, and for each row of scores the logarithm of its sum in float32."""
@@ -58,6 +124,20 @@ def test_attention_keeps_no_matrix_of_scores(masked: bool) -> None:
     out = F.scaled_dot_product_attention(q.requires_grad_(), k, v, mask)
     kept = out.nbytes + heads * length * FLOAT
     assert torch.cuda.max_memory_allocated() - before == pytest.approx(kept, abs=4096)
+
+
+def resident_bytes() -> int:
+    """The memory that this process has of the host."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_is_taken_from_the_host_when_it_is_allocated() -> None:
+    """So that what is left is known before the next allocation, of whichever rank."""
+    nbytes = 64 << 20
+    before = resident_bytes()
+    tensor = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    assert resident_bytes() - before > 0.9 * tensor.nbytes
 
 
 TOO_LARGE = """

@@ -48,6 +48,7 @@ VISION = "torchvision"
 RUN_PROGRAM = remote("playground.world.program:run_program")
 MEASURED = remote("playground.explain.cost.run:measured")
 CHECKED = remote("playground.explain.right.run:checked")
+MEMORY_TOLD = remote("playground.explain.memory.run:recorded")
 IN_RANKS = (
     remote("playground.explain.right.checked:Checked"),
     remote("playground.explain.right.observer:checked"),
@@ -97,6 +98,8 @@ def run_on_ranks(
         world.around = MEASURED(world, asked.profile, asked.link)
     if asked.check != OFF:
         world.around = CHECKED(world, asked.check)
+    if session.run.gpu_memory:
+        world.around = MEMORY_TOLD(world)
     is_ours = world.rank_env is None
     if asked.debug is not None and not is_ours:
         raise UsageError(

@@ -25,6 +25,8 @@ from playground.base.files import (
 HERE = Path(__file__).parent
 CUDA = "libcuda.so.1"
 """The CUDA runtime, the driver and NCCL, under the name of the driver's library."""
+KERNELS = "kernels.so"
+"""The kernels, and the record of memory."""
 LIBRARIES = {
     CUDA: [
         "-O1",
@@ -38,11 +40,12 @@ LIBRARIES = {
         "nccl.cpp",
         f"-Wl,-soname,{CUDA}",
     ],
-    "kernels.so": [
+    KERNELS: [
         "-O0",
         "kernels.cpp",
         "composed.cpp",
         "attention.cpp",
+        "memory.cpp",
         "-lc10",
         "-lc10_cuda",
         "-ltorch_cpu",

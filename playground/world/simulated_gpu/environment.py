@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from playground.base.host import SIMULATED_GPUS
-from playground.world.simulated_gpu.build import CUDA, build
+from playground.world.simulated_gpu.build import CUDA, KERNELS, build
 
 GPUS = SIMULATED_GPUS
 MEMORY = "PLAYGROUND_SIMULATED_GPU_MB"
@@ -31,6 +31,11 @@ def environment_with(
         "LD_PRELOAD": " ".join([library, *preloaded]),
         "LD_LIBRARY_PATH": ":".join([str(folder), *searched]),
     }
+
+
+def kernels() -> Path:
+    """The library of the kernels, in a process that sees simulated GPUs."""
+    return Path(os.environ["LD_PRELOAD"].split()[0]).with_name(KERNELS)
 
 
 def has_begun_with(environ: Mapping[str, str]) -> bool:

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -82,33 +83,63 @@ bool pageable(const void* pointer) {
   return !allocation_of(pointer);
 }
 
-// What the host can still hold, in bytes: of its memory, and of what its control group allows.
+// What the host can still hold, in bytes: of its memory, and of what its control group allows, whose cache of files can
+// be given up.
 size_t left_on_host() {
-  size_t left = SIZE_MAX, kilobytes = 0, most = 0, used = 0;
+  size_t left = SIZE_MAX, number = 0, most = 0, used = 0, cached = 0;
   std::string word;
   for (std::ifstream file("/proc/meminfo"); file >> word;)
-    if (word == "MemAvailable:" && file >> kilobytes) left = kilobytes << 10;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> most && std::ifstream("/sys/fs/cgroup/memory.current") >> used)
-    left = std::min(left, most - std::min(most, used));
+    if (word == "MemAvailable:" && file >> number) left = number << 10;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> most && std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
+    for (std::ifstream file("/sys/fs/cgroup/memory.stat"); file >> word >> number;)
+      if (word == "active_file" || word == "inactive_file") cached += number;
+    left = std::min(left, most - std::min(most, used - std::min(used, cached)));
+  }
   return left;
+}
+
+const size_t SPARE = size_t(256) << 20;  // left to everything else on the host
+
+// Memory of the host, or MAP_FAILED. It is taken at once, and by one process at a time: what is left for the next
+// allocation, of whichever rank, is then known. A kernel may compute its result beside the tensor that it is for.
+void* take_from_host(size_t size) {
+  static std::mutex in_this_process;
+  static const int for_all = [] {
+    Dl_info here;
+    dladdr(reinterpret_cast<void*>(&take_from_host), &here);
+    return open(here.dli_fname, O_RDONLY | O_CLOEXEC);
+  }();
+  std::lock_guard<std::mutex> guard(in_this_process);
+  flock(for_all, LOCK_EX);
+  void* memory = MAP_FAILED;
+  const size_t left = left_on_host();
+  if (left > SPARE && (left - SPARE) / 2 >= size)
+    memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  flock(for_all, LOCK_UN);
+  if (memory == MAP_FAILED) {
+    static std::once_flag once;
+    std::call_once(once, [=] {
+      fprintf(stderr, "simulated GPU: cuda:%d has room for %zu MiB more, and this host, which is to hold them and what computes them, has %zu MiB left\n",
+              current_device, size >> 20, left >> 20);
+    });
+  }
+  return memory;
 }
 
 cudaError_t allocate(void** pointer, size_t size, int device) {
   load_kernels();
+  size = std::max<size_t>(size, 1);
   Lock lock(state().lock);
   if (device >= 0 && state().used[device] + size > MEMORY) return told(cudaErrorMemoryAllocation);
-  if (size_t left = left_on_host(); size > left) {
-    static std::once_flag once;
-    std::call_once(once, [=] {
-      fprintf(stderr, "simulated GPU: cuda:%d has room for %zu MiB more, and this host, which is to hold them, has %zu MiB left\n",
-              current_device, size >> 20, left >> 20);
-    });
+  if (device >= 0) state().used[device] += size;
+  lock.unlock();
+  *pointer = take_from_host(size);
+  lock.lock();
+  if (*pointer == MAP_FAILED) {
+    if (device >= 0) state().used[device] -= size;
     return told(cudaErrorMemoryAllocation);
   }
-  *pointer = mmap(nullptr, std::max<size_t>(size, 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (*pointer == MAP_FAILED) return told(cudaErrorMemoryAllocation);
-  state().allocations[reinterpret_cast<uintptr_t>(*pointer)] = {std::max<size_t>(size, 1), device};
-  if (device >= 0) state().used[device] += size;
+  state().allocations[reinterpret_cast<uintptr_t>(*pointer)] = {size, device};
   return cudaSuccess;
 }
 

@@ -1,0 +1,56 @@
+"""The memory of GPUs as text. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from playground.explain.memory import Peak
+from playground.ui.tables import Column, Texts, figures, tabulate
+from playground.ui.units import format_bytes, plural
+
+SHOWN = 12
+"""Rows on the terminal."""
+COLUMNS = {"where": Column("line"), "kind": Column("kind")} | figures(
+    ("tensors", "tensors", "", ",.0f"),
+    ("nbytes", "memory", "MiB", ",.1f", 2**-20),
+)
+
+
+def memory_texts(peaks: Sequence[Peak]) -> Texts:
+    """What was alive on the GPU that held most, or where something did not fit, and what the others
+    held."""
+    first = max(peaks, key=lambda peak: (peak.lacking > 0, peak.nbytes))
+    others = [peak for peak in peaks if peak is not first]
+    rest = first.rows[SHOWN:]
+    more = f"and {plural(len(rest), 'row')} more: {format_bytes(sum(row.nbytes for row in rest))}"
+    kinds = ", ".join(f"{kind} {format_bytes(nbytes)}" for kind, nbytes in first.by_kind().items())
+    return [
+        "",
+        describe(first),
+        tabulate(first.rows[:SHOWN], COLUMNS),
+        *([more] if rest else []),
+        f"Together: {kinds}.",
+        f"PyTorch has reserved {format_bytes(first.reserved)} of {format_bytes(first.capacity)}.",
+        *([describe_others(others)] if others else []),
+    ]
+
+
+def describe(peak: Peak) -> str:
+    place = f"cuda:{peak.device} of rank {peak.rank}"
+    if peak.lacking:
+        return (
+            f"{place} had no room for {format_bytes(peak.lacking)} more in {peak.where}. "
+            f"Tensors of {format_bytes(peak.nbytes)} were alive:"
+        )
+    return f"{place} held most in {peak.where}: tensors of {format_bytes(peak.nbytes)} were alive:"
+
+
+def describe_others(others: Sequence[Peak]) -> str:
+    """One sentence."""
+    least, most = (pick(peak.nbytes for peak in others) for pick in (min, max))
+    held = format_bytes(most)
+    if least != most:
+        held = f"{format_bytes(least)} to {held}"
+    if len(others) == 1:
+        return f"cuda:{others[0].device} of rank {others[0].rank} held {held} at most."
+    return f"The {len(others)} other GPUs held {held} at most."
