@@ -48,6 +48,7 @@ NOT_RUN = {
     "python -m playground doctor train.py": "a script: tests/tools/test_doctor_data_parallel.py",
     "python -m playground doctor train_on_one.py": "tests/lessons/test_your_script.py",
     "python -m playground run -n 2 train_on_many.py": "tests/lessons/test_your_script.py",
+    "python -m playground run -n 2 --gpus 2 gpu_streams.py": "tests/lessons/test_gpu_streams.py",
     "python -m playground run -n 3 train.py": "a program that fails: tests/lessons/test_hello.py",
     "python -m playground run -n 3 --debug 1 train.py": "tests/tools/test_breakpoints.py",
     "python -m playground run -n 4 lesson.py": "a program that is edited",

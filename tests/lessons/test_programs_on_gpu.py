@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fixtures import Run
-from test_programs import CHECKS, PROGRAMS, SMALLER, largest
+from test_programs import CHECKS, PROGRAMS, SMALLER, differences, largest
 
 from playground.lessons.lesson_row import Lesson
 from playground.training import prepare
@@ -51,4 +51,4 @@ def test_a_program_on_gpus_ends_with_its_difference_within_rounding(
         assert len(counted) == 2
         assert [number for number, formula in counted if number != formula] == []
         return
-    assert largest(CHECKS[lesson.name], ran.out) <= NARROW.get(lesson.name, ROUNDING)
+    assert largest(differences(CHECKS[lesson.name], ran.out)) <= NARROW.get(lesson.name, ROUNDING)

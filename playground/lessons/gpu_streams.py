@@ -1,6 +1,6 @@
 """Streams, events and what `wait()` means on nccl: see gpus.md. On two GPUs, or simulated ones:
 
-python -m playground run -n 2 --gpus 2 streams.py
+python -m playground run -n 2 --gpus 2 gpu_streams.py
 """
 
 import os
