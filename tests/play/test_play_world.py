@@ -372,6 +372,16 @@ def test_a_rank_that_dies_is_replaced(world: PlayWorld, rank: int) -> None:
     assert [each for each in run.outcomes if run.outcomes[each].value == "8"] == kept
 
 
+def test_the_store_of_a_world_that_was_mended_hears_its_ranks_alone(world: PlayWorld) -> None:
+    world.run_cell("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
+    imports = (
+        "from playground.world.rank.member import members",
+        "from playground.world.rendezvous.keeper import ALONE",
+    )
+    run = world.run_cell("\n".join([*imports, "dist.barrier()", "members[0].store.get(ALONE)"]))
+    assert values(run) == ["b''"] * SIZE
+
+
 def test_a_rank_that_dies_between_cells_is_replaced(world: PlayWorld) -> None:
     os.kill(world.ranks[2].process.pid, signal.SIGKILL)
     world.ranks[2].process.join(10)

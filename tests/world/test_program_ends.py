@@ -343,7 +343,7 @@ def test_a_failure_leaves_time_to_save(run_program: Runs, tmp_path: Path) -> Non
         raise ValueError("no")
     """
     [ended] = run_program(text)
-    # on a busy machine, a line whose end is late appears in pieces, between which is the other's
+    # where a rank gets no core for a second, what it has printed of its line is shown
     assert (ended.code, ended.out.count("x")) == (1, 2 * 100 * 1024)
     assert sorted(file.name for file in tmp_path.glob("saved*")) == ["saved 0", "saved 1"]
 

@@ -156,6 +156,24 @@ def test_a_rank_that_does_not_leave_is_told_where_it_stands(
     assert "threading.py" in caught.value.others[1]
 
 
+def test_a_rank_that_has_told_its_failure_is_sent_no_signal_while_it_ends() -> None:
+    """It would cut short what its exit functions write."""
+    asked: list[int] = []
+
+    def rank(number: int, has_told_failure: bool) -> Any:
+        process = SimpleNamespace(
+            terminate=lambda: asked.append(number), kill=lambda: None, exitcode=1
+        )
+        return SimpleNamespace(
+            up=True, has_told_failure=has_told_failure, process=process,
+            is_stopped=lambda: False, line=SimpleNamespace(close=lambda: None),
+            relay_output=lambda: None, close=lambda: None,
+        )  # fmt: skip
+
+    watch.stop([rank(0, True), rank(1, False)])
+    assert asked == [1]
+
+
 @pytest.mark.parametrize("prints", [True, False])
 def test_a_rank_that_prints_while_it_leaves_is_waited_for(
     prints: bool, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,8 @@ class RankHandle:
     """Its activity besides its main thread, as of the stack. None if it has not answered."""
     failure: PlaygroundError | None = None
     failed_at: float = 0.0
+    has_told_failure: bool = False
+    """Whether it has told its failure itself: it ends by itself once the line is closed."""
     vanished: bool = False
     hung_up: bool = False
     """Whether its program has closed the line, as daemons do, or has ended by `os._exit(0)`. The
@@ -166,6 +168,7 @@ class RankHandle:
         elif kind == "ask":
             self.question = content[0]
         elif kind == "failed":
+            self.has_told_failure = True
             self.fail(content[0])
         return None
 

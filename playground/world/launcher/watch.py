@@ -343,9 +343,9 @@ def interrupt(ranks: Sequence[RankHandle], seconds: float) -> None:
 
 
 def stop(ranks: list[RankHandle], seconds: float = GRACE) -> None:
-    """End what is left of the ranks: the closed line asks them, then SIGTERM, then SIGKILL. What
-    they still do, exit functions of one that has failed and handlers of SIGTERM in the others, may
-    take so many seconds."""
+    """End what is left of the ranks: the closed line asks them, SIGTERM those that have not failed,
+    then SIGKILL. What they still do, exit functions of one that has failed and handlers of SIGTERM
+    in the others, may take so many seconds."""
     try:
         for rank in ranks:
             rank.relay_output()
@@ -355,10 +355,11 @@ def stop(ranks: list[RankHandle], seconds: float = GRACE) -> None:
                 rank.line.close()
                 # the start of one is not to be waited for, and one that is stopped hears nothing
                 hears = rank.up and not rank.is_stopped()
-                if hears:
-                    rank.process.terminate()
-                else:
+                if not hears:
                     rank.process.kill()
+                # which ignores it, but loses what is left of a write that it interrupts
+                elif not rank.has_told_failure:
+                    rank.process.terminate()
             await_ends(ranks, seconds)
         finally:  # Ctrl-C may come once more
             for rank in ranks:

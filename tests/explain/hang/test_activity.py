@@ -36,6 +36,9 @@ def test_data_is_under_way_if_either_look_has_seen_it() -> None:
     assert compare(quiet, replace(quiet, ticks=(b"1/0",))) == ("what its threads compute", False)
     awake = replace(quiet, asleep=frozenset({Sleep(thread=1, switches=("2",))}))
     assert compare(awake, quiet) == ("what its threads compute", False)
+    runs = replace(quiet, runnable=frozenset({"7"}))
+    assert compare(runs, runs) == ("", True)
+    assert [compare(runs, quiet), compare(quiet, runs)] == [("", False)] * 2, "it has slept"
     assert compare(None, quiet)[1]
     assert compare(quiet, None)[1]
 

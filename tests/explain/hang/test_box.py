@@ -99,6 +99,8 @@ def test_the_ring_keeps_the_latest_operations_and_all_counts() -> None:
     assert View(os.getpid(), box.file).read().doing == Doing.FINISHED
     box.begin_program()
     assert View(os.getpid(), box.file).read().operations == ()
+    box.call(box.describe("send", DESCRIPTION), 1, False)
+    assert [each.index for each in View(os.getpid(), box.file).read().operations] == [0]
 
 
 def test_more_than_fits_never_proves_anything() -> None:
@@ -223,6 +225,22 @@ def test_a_process_that_is_stopped_or_goes_on_is_none_that_stands_still() -> Non
         stopped = view.progress
         process.kill()
     assert stopped != before
+
+
+def test_a_rank_that_has_gone_on_is_in_its_program() -> None:
+    box, view, known = begin_box()
+    box.words[MAIN] = box.call(known, 1, False)
+    assert view.read().doing == Doing.IN_OPERATION
+    assert view.read_since(progress="what it was before").doing == Doing.IN_PROGRAM
+
+
+def test_a_rank_that_has_another_number_in_a_world_of_the_program_s_says_so() -> None:
+    box, view, _ = begin_box()
+    found = []
+    for number in (0, 1, 0):
+        box.begin_world(number)
+        found.append((view.read().worlds, view.read().is_renumbered))
+    assert found == [(1, False), (2, True), (3, False)]
 
 
 def test_a_process_that_has_ended_or_is_gone_is_ending() -> None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,25 @@ def send_by_the_group_and_by_its_backend(rank: int, size: int) -> None:
 )
 def test_what_a_rank_calls_is_what_its_box_says(fn: Callable[..., None], world: Worlds) -> None:
     world(2).run(fn)
+
+
+def take_remote_calls(rank: int, size: int, store: Path) -> tuple[str, str]:
+    from torch.distributed import rpc
+
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}")
+    rpc.init_rpc("alone", rank=rank, world_size=size, rpc_backend_options=options)
+    meanwhile = look()
+    rpc.shutdown()
+    after = look()
+    assert meanwhile
+    assert after
+    return meanwhile.may_act, after.may_act
+
+
+def test_a_rank_that_takes_remote_calls_may_act(world: Worlds, tmp_path: Path) -> None:
+    [(meanwhile, after)] = world(1, fresh=True).run(take_remote_calls, tmp_path / "store")
+    assert meanwhile == "whether a remote call comes"
+    assert after != meanwhile
 
 
 def test_threads_that_call_at_the_same_time_are_all_counted() -> None:
