@@ -191,6 +191,9 @@ def test_only_world_creates_and_destroys_groups() -> None:
         "playground.lessons.bert.multinli",
         "playground.lessons.context.ulysses",
         "playground.lessons.elastic.hosts",
+        "playground.lessons.gpu_barrier",
+        "playground.lessons.gpu_memory",
+        "playground.lessons.gpu_ranks",
         "playground.lessons.train_on_many",
         "playground.world.rank.member",
     }
