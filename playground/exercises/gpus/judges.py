@@ -18,8 +18,8 @@ FLOAT = 4
 
 
 def own_gpu(rank: int, size: int, seed: int) -> Cases:
-    """Hosts with two GPUs, and ranks that fill a host or take turns. A process begins with the first
-    GPU."""
+    """Hosts with two GPUs, and ranks that fill a host or take turns. The current GPU is the first
+    one before."""
     for about, local in (("ranks 0 and 1 on one host", rank % 2), ("hosts in turn", rank // 2)):
 
         def run(function: Callable[..., torch.Tensor], local: int = local) -> dict[str, object]:
