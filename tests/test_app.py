@@ -13,7 +13,7 @@ from fixtures import Run
 
 from playground.app import TOOLS, cli
 from playground.base.remote import ROOT
-from playground.exercises.exercise import CATALOGUE
+from playground.exercises.exercise import CATALOGUE, PLACES
 from playground.exercises.workbook import Workbook
 from playground.lessons import LESSONS, PATH
 from playground.lessons.lesson_row import Lesson
@@ -60,7 +60,8 @@ def test_the_help_shows_the_path(run_cli: Run) -> None:
 
 
 def test_exercises_come_in_the_order_of_their_lessons() -> None:
-    places = [[*LESSONS].index(exercise.lesson) for exercise in CATALOGUE.values()]
+    places = [PLACES.index(exercise.lesson) for exercise in CATALOGUE.values()]
+    assert PLACES[: len(LESSONS)] == [*LESSONS]
     assert places == sorted(places)
 
 

@@ -31,7 +31,9 @@ def test_the_page_shows_the_whole_of_its_programs(program: Path) -> None:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_a_program_prints_what_the_page_shows(program: Path, start_cli: Start) -> None:
     shown = re.search(
-        rf"```console\n\$ python -m playground (run .*{program.name})\n(.*?)```", PAGE, re.DOTALL
+        rf"```console\n\$ python -m playground (run [^\n]*{program.name})\n(.*?)```",
+        PAGE,
+        re.DOTALL,
     )
     assert shown, "the page shows no run"
     words = shlex.split(shown[1].replace(program.name, str(program)))

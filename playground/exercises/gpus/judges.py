@@ -18,9 +18,9 @@ FLOAT = 4
 
 
 def own_gpu(rank: int, size: int, seed: int) -> Cases:
-    """Hosts with two GPUs, and with one. A process begins with the first GPU."""
-    for gpus in (2, 1):
-        local = rank % gpus
+    """Hosts with two GPUs, and ranks that fill a host or take turns. The current GPU is the first
+    one before."""
+    for about, local in (("ranks 0 and 1 on one host", rank % 2), ("hosts in turn", rank // 2)):
 
         def run(function: Callable[..., torch.Tensor], local: int = local) -> dict[str, object]:
             torch.cuda.set_device(0)
@@ -39,7 +39,7 @@ def own_gpu(rank: int, size: int, seed: int) -> Cases:
                 torch.cuda.set_device(0)
 
         yield Case(
-            f"hosts with {plural(gpus, 'GPU')} each",
+            about,
             (),
             {"current GPU": local, "device of the tensor": f"cuda:{local}", "tensor": rank},
             run=run,
