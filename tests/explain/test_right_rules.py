@@ -4,7 +4,7 @@ silent."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -670,3 +670,16 @@ def test_calls_of_one_order_at_other_lines_are_a_hint() -> None:
     ):  # fmt: skip
         looks[1] = [look(step, 1, 2, 3, *other) for step in range(2)]
         assert rules_of(facts_of(looks)) == []
+
+
+KEPT = [each.name for each in fields(RankFacts) if each.default_factory is not MISSING]
+"""What a rank keeps of its program, by the fields of its facts."""
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_all_that_a_rank_has_written_is_looked_at_by_rules(name: str) -> None:
+    """But lines, which only say where something was."""
+    nothing = RankFacts(0, ENDED)
+    kept: Any = {"": 0} if isinstance(getattr(nothing, name), dict) else [None]
+    assert not nothing.has_events
+    assert replace(nothing, **{name: kept}).has_events == (name != "lines")

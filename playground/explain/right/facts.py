@@ -322,6 +322,16 @@ class RankFacts:
     has_threads: bool = False
     """Whether other threads than the main one communicate, step or run backward passes."""
 
+    @property
+    def has_events(self) -> bool:
+        """Whether it tells of anything that a rule looks at, besides how it ended."""
+        seen = (
+            self.models, self.late, self.looks, self.final, self.steps, self.draws, self.batches,
+            self.misuses, self.shares, self.files, self.samples, self.layouts, self.overwritten,
+            self.unowned,
+        )  # fmt: skip
+        return any(seen) or self.has_restored or self.has_loader
+
     def where(self, line: int) -> str:
         """A line as it is told; empty if it is not known."""
         if not 0 <= line < len(self.lines):

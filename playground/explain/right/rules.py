@@ -14,38 +14,10 @@ Four mistakes have no rule, since no right program would be safe from it, or eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
-from playground.explain.right.averaging import find_averaging
-from playground.explain.right.calls import find_misuses, find_other_layouts, find_shifted
-from playground.explain.right.clipping import find_clipped
-from playground.explain.right.data import RULES as DATA
-from playground.explain.right.drift import find_drifts
 from playground.explain.right.facts import RankFacts
-from playground.explain.right.files import find_early_load, find_overwritten, find_shared_file
 from playground.explain.right.finding import Finding, Level
-from playground.explain.right.models import RULES as MODELS
-from playground.explain.right.optimizers import RULES as OPTIMIZERS
-from playground.explain.right.replicas import AllFacts
-from playground.explain.right.samples import find_shared_samples
-from playground.explain.right.sharding import RULES as SHARDING
-
-RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
-    find_drifts,
-    find_averaging,
-    find_clipped,
-    *DATA,
-    *OPTIMIZERS,
-    *MODELS,
-    *SHARDING,
-    find_shared_samples,
-    find_shared_file,
-    find_early_load,
-    find_overwritten,
-    find_misuses,
-    find_other_layouts,
-    find_shifted,
-)
 
 TOLD_AT_THE_END = {"D2-nosync-last", "D4-later", "D7-inback", "M6-reduce"}
 """Rules that rest on something that did not happen, and that a later step may do: to bring replicas
@@ -54,6 +26,12 @@ together that train apart for a while."""
 
 def find_mistakes(facts: Sequence[RankFacts]) -> list[Finding]:
     """What is wrong, the certain first, then the probable, each by the step since which it is."""
+    if not any(each.has_events for each in facts):
+        return []
+    # not for a program that trains nothing: there are many rules
+    from playground.explain.right.every_rule import RULES
+    from playground.explain.right.replicas import AllFacts
+
     compared = AllFacts(facts)
     found = [finding for rule in RULES for finding in rule(compared)]
     return sorted(found, key=lambda each: ([*Level].index(each.level), each.since, each.rule))
