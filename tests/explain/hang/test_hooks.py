@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from playground.explain.hang.box import (
     find_boxes,
 )
 from playground.explain.hang.hooks import hooks
+from playground.tap.replacement import calling
 
 
 def read_own() -> RankState:
@@ -45,6 +47,11 @@ def call_in_many_ways(rank: int, size: int) -> None:
     with hooks.paused():
         dist.all_reduce(ones)
     hooks.check_groups()
+    counts, world = read_own().counts, dist.group.WORLD
+    assert world
+    with pytest.raises((RuntimeError, ValueError)):
+        world.allreduce([])
+    assert read_own().counts == counts, "what torch refuses has not been called"
     assert read_own().unnamed == "", "all is known"
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 1000)
@@ -85,9 +92,20 @@ def send_by_the_group_and_by_its_backend(rank: int, size: int) -> None:
     assert read_own().unnamed == f"what it has called by {'recv' if rank else 'send'} of a backend"
 
 
-@pytest.mark.parametrize(
-    "fn", [call_in_many_ways, call_inside_backward, send_by_the_group_and_by_its_backend]
-)
+def ask_for_a_backend_in_python(rank: int, size: int) -> None:
+    """What the program calls of it passes no method of torch's."""
+    find = calling(hooks.get_backend)(lambda group: SimpleNamespace())
+    find(dist.group.WORLD)
+    assert read_own().unnamed == "what it calls of a backend in Python"
+
+
+WAYS = (
+    call_in_many_ways, call_inside_backward, send_by_the_group_and_by_its_backend,
+    ask_for_a_backend_in_python,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", WAYS)
 def test_what_a_rank_calls_is_what_its_box_says(fn: Callable[..., None], world: Worlds) -> None:
     world(2).run(fn)
 
