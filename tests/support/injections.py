@@ -55,6 +55,8 @@ GROUP = "group"
 SIGNALS = (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP)
 TIMEOUT = 60
 """Seconds after which silent ranks are given up: one of them may be stopped."""
+NOTICE = re.compile(r"playground: (for \d+ s, |no rank has made progress)")
+"""Of a run that stands still, and goes on."""
 UNEXPLAINED = re.compile(r"Traceback|terminate called|Exception ignored")
 
 
@@ -121,6 +123,8 @@ class Run:
                 stdout=out, stderr=err, start_new_session=True, env=environ,
             )  # fmt: skip
         self.rank = 0
+        self.is_last = False
+        """Whether it is the last child of the fork server: that serves the store."""
         self.begun = True
         self.sent = 0.0
 
@@ -147,6 +151,7 @@ class Run:
                 continue
             if pids := self.find(injection.target):
                 self.rank = int(injection.place * 1e6) % len(pids)
+                self.is_last = self.rank == len(pids) - 1
                 self.begun, self.sent = catches_signals(self.process.pid), time.monotonic()
                 send = os.killpg if injection.target == GROUP else os.kill
                 with contextlib.suppress(ProcessLookupError):
@@ -188,7 +193,11 @@ class Run:
         ]:
             yield f"TMPDIR has {', '.join(files)}; nothing"
         code, err = self.process.poll(), (self.folder / "err").read_text(errors="replace")
-        said = [line for line in err.splitlines() if line.startswith("playground: ")]
+        said = [
+            line
+            for line in err.splitlines()
+            if line.startswith("playground: ") and not NOTICE.match(line)
+        ]
         if code not in (right := self.right_codes(injection, ended - self.sent)):
             yield f"exit code {code} {said}; {right}"
         if len(said) > 1 or (code == 1 and self.begun and not (said or self.torchrun)):
@@ -209,9 +218,8 @@ class Run:
             why = why or injection.number.name
             # The first child of a fork server may be a program that the import of torch runs.
             of_import = injection.newborn and "waits for a process that is stopped" in said[-1]
-            if not of_import and not (
-                re.search(rf"\b{self.rank} of ", said[-1]) and re.search(why, said[-1])
-            ):
+            whom = rf"\b{self.rank} of " + "|the ranks' store" * self.is_last
+            if not of_import and not (re.search(whom, said[-1]) and re.search(why, said[-1])):
                 yield f"{said[-1]}; rank {self.rank}, {why}"
 
     def members(self) -> list[int]:

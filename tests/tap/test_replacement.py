@@ -21,6 +21,15 @@ def test_replacements_may_go_in_any_order() -> None:
     assert place.add(0) == 0
 
 
+def test_the_last_to_come_leaves_those_before_it() -> None:
+    place = SimpleNamespace(number=1)
+    with replaced(place, "number", lambda real: real + 1):
+        with replaced(place, "number", lambda real: real * 10):
+            assert place.number == 20
+        assert place.number == 2
+    assert place.number == 1
+
+
 def test_a_replacement_leaves_what_was_there_when_it_came() -> None:
     place = SimpleNamespace(number=1)
     for number in (1, 2):

@@ -321,9 +321,16 @@ def observe_functional_collectives(rank: int, size: int) -> list[str]:
     with observing(log := Inside()):
         result = _functional_collectives.all_reduce(ones(2), "sum", dist.group.WORLD)
         assert (result * 1).tolist() == [2.0, 2.0]
-    [call] = log.calls.values()
+        told = log.events()
+        parts = _functional_collectives.all_gather_tensor(ones(2), 0, dist.group.WORLD)
+        assert (parts * 1).tolist() == [1.0] * 4
+    call, gather = log.calls.values()
     assert (call.name, call.in_cpp, call.is_functional) == ("all_reduce", True, True)
-    return log.events()
+    assert [[each.numel() for each in found] for found in (gather.inputs, gather.outputs)] == [
+        [2],
+        [4],
+    ]
+    return told
 
 
 @pytest.mark.torch(2, 14)  # older ones do not tell of what C++ calls

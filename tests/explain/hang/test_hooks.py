@@ -8,12 +8,15 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from fixtures import Worlds
+from torch._subclasses import FakeTensorMode
+from torch.distributed import _functional_collectives
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.explain.hang import BACKWARD, NEW_GROUP, SEND, RankState
@@ -24,6 +27,7 @@ from playground.explain.hang.box import (
     find_boxes,
 )
 from playground.explain.hang.hooks import hooks
+from playground.tap.replacement import calling
 
 
 def read_own() -> RankState:
@@ -45,6 +49,17 @@ def call_in_many_ways(rank: int, size: int) -> None:
     with hooks.paused():
         dist.all_reduce(ones)
     hooks.check_groups()
+    counts, world = read_own().counts, dist.group.WORLD
+    assert world
+    with pytest.raises((RuntimeError, ValueError)):
+        world.allreduce([])
+    with FakeTensorMode():
+        _functional_collectives.all_reduce(torch.ones(1), "sum", world)
+    assert read_own().counts == counts, "what torch refuses, or traces, has not been called"
+    work: Any = dist.all_reduce(ones, async_op=True)
+    work.get_future().then(lambda future: None).wait()
+    assert (found := look())
+    assert "callback" not in found.may_act, "it has run"
     assert read_own().unnamed == "", "all is known"
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 1000)
@@ -85,11 +100,22 @@ def send_by_the_group_and_by_its_backend(rank: int, size: int) -> None:
     assert read_own().unnamed == f"what it has called by {'recv' if rank else 'send'} of a backend"
 
 
-@pytest.mark.parametrize(
-    "fn", [call_in_many_ways, call_inside_backward, send_by_the_group_and_by_its_backend]
-)
+def ask_for_a_backend_in_python(rank: int, size: int) -> None:
+    """What the program calls of it passes no method of torch's."""
+    find = calling(hooks.get_backend)(lambda group: SimpleNamespace())
+    find(dist.group.WORLD)
+    assert read_own().unnamed == "what it calls of a backend in Python"
+
+
+WAYS = (
+    call_in_many_ways, call_inside_backward, send_by_the_group_and_by_its_backend,
+    ask_for_a_backend_in_python,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", WAYS)
 def test_what_a_rank_calls_is_what_its_box_says(fn: Callable[..., None], world: Worlds) -> None:
-    world(2).run(fn)
+    world(2, timeout=300.0).run(fn)  # DDP imports torch's compiler
 
 
 def take_remote_calls(rank: int, size: int, store: Path) -> tuple[str, str]:
