@@ -162,14 +162,12 @@ def test_a_run_that_is_slow_is_asked_why(start_cli: Start, run_cli: Run) -> None
     running = start_cli("failures", "--program", "save_for_long")
     for _ in range(150):
         told = run_cli("why", running.pid)
-        if "is in the program while ranks 1-3 are in barrier" in told.out:
+        if re.search(r"is in the program .*while ranks 1-3 are in barrier", told.out):
             break
         time.sleep(0.1)
     running.terminate()
     running.wait()
-    varying = re.compile(r"--pid \d+")
-    expected = varying.sub("#", form("\n".join(shown("python -m playground why 4711"))))
-    assert varying.sub("#", form(told.out)) == expected
+    assert form(told.out) == form("\n".join(shown("python -m playground why 4711")))
 
 
 SAID = {

@@ -202,7 +202,7 @@ def run(rank, size):
     expected, milliseconds = train(no_averaging, whole)  # each rank does the work of one process
     if rank == 0:
         print(f"one process{milliseconds:15.1f} ms a step, {size} x {BATCH_SIZE} samples")
-    wrong = []
+    differences = {}
     for rung in (
         per_parameter,
         flat,
@@ -221,8 +221,12 @@ def run(rank, size):
                 f"{rung.__name__:20}{milliseconds:6.1f} ms a step, "
                 f"largest difference {difference:.0e}"
             )
-        if rung is not no_averaging and not difference < 1e-6:
-            wrong.append(rung.__name__)
+        differences[rung] = difference
+    wrong = [  # rounding grows with the steps, but stays far below what a mistake does
+        rung.__name__
+        for rung, difference in differences.items()
+        if rung is not no_averaging and not difference <= differences[no_averaging] / 100
+    ]
     assert not wrong, f"not the training of one process: {', '.join(wrong)}"
 
 
