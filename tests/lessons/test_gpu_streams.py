@@ -39,7 +39,7 @@ def test_it_prints_and_is_told_what_the_page_says(tmp_path: Path) -> None:
     [block], [told] = blocks("console"), [each for each in blocks("") if "missing" in each]
     command, _, output = block.partition("\n")
     words = [sys.executable, *command.removeprefix("$ python ").split()]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=COLD, cwd=tmp_path)
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=3 * COLD, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (0, output), ran.stderr
     assert told in ran.stderr
     assert ran.stderr.count("a wait is missing") == 4  # two functions, two ranks

@@ -548,6 +548,39 @@ def swap() -> Any:
     return y.tolist(), [2.0 - dist.get_rank()] * 4
 
 
+def sleep_while_another_rank_waits() -> Any:
+    return send_and_wait_for(lambda key: store().wait([key]), "slept")
+
+
+def compute_while_another_rank_waits() -> Any:
+    """Without a wait for the GPU."""
+
+    def look_again_and_again(key: str) -> None:
+        while not store().check([key]):
+            sum(range(10_000))
+
+    return send_and_wait_for(look_again_and_again, "computed")
+
+
+def send_and_wait_for(wait: Callable[[str], None], key: str) -> Any:
+    """Rank 1 sends, and then waits for rank 0 to tell that it has received."""
+    x = mine()
+    if dist.get_rank() == 0:
+        dist.recv(x, 1)
+        received = x.tolist()
+        store().set(key, "yes")
+        return received, [2.0] * 4
+    work = dist.isend(x, 0)
+    wait(key)
+    assert work is not None
+    work.wait()
+    return x.tolist(), [2.0] * 4
+
+
+def store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
 def train_with_ddp() -> Any:
     return train(DistributedDataParallel(two_layers()))
 
@@ -581,6 +614,8 @@ RIGHT_OF_RANKS: list[Callable[[], Any]] = [
     compute_beside_a_collective,
     wait_in_both_streams,
     swap,
+    sleep_while_another_rank_waits,
+    compute_while_another_rank_waits,
     train_with_ddp,
     train_with_fsdp,
 ]

@@ -77,20 +77,23 @@ bool is_program(void* code) {
   return found->second;
 }
 
-Place innermost(void* thread) {
+// The innermost line of the program in a thread; where there is none, the outermost of any.
+struct Found {
+  Place place;
+  bool is_program = false;
+};
+
+Found innermost(void* thread) {
   const Python& api = python();
-  Place outermost;
-  void* frame = api.PyThreadState_GetFrame(thread);
-  while (frame) {
+  Found found;
+  for (void* frame = api.PyThreadState_GetFrame(thread); frame && !found.is_program;) {
     void* code = api.PyFrame_GetCode(frame);
-    outermost = {code, api.PyFrame_GetLasti(frame)};
-    if (is_program(code)) break;
-    void* back = api.PyFrame_GetBack(frame);
+    found = {{code, api.PyFrame_GetLasti(frame)}, is_program(code)};
+    void* back = found.is_program ? nullptr : api.PyFrame_GetBack(frame);
     api.Py_DecRef(frame);
     frame = back;
   }
-  if (frame) api.Py_DecRef(frame);
-  return outermost;
+  return found;
 }
 
 }  // namespace
@@ -101,8 +104,8 @@ Place find_place() {
   WithGIL lock;
   void* thread = python().PyGILState_GetThisThreadState();
   if (gettid() == getpid()) main_thread = thread;
-  Place place = innermost(thread);
-  return place.code || !main_thread ? place : innermost(main_thread);
+  Found found = innermost(thread), there = found.is_program || !main_thread ? Found{} : innermost(main_thread);
+  return there.is_program || !found.place.code ? there.place : found.place;
 }
 
 std::string text_of(const Place& place) {

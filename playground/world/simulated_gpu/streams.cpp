@@ -265,7 +265,6 @@ void push(Stream* stream, Stream::Piece piece) {
   stream->queue.push_back(std::move(piece));
   stream->queued++;
   stream->asked = 0;
-  stream->queued_last = ++streams().pieces;
   stream->clock.of(stream->number) = stream->queued;
 }
 
@@ -338,7 +337,7 @@ void wait_until_idle(int device) {
   HostWait wait(nullptr);
   std::vector<Stream*> all;
   std::copy_if(streams().all.begin(), streams().all.end(), std::back_inserter(all), [=](Stream* one) { return one->device == device; });
-  // What was queued last is done first, if no stream orders it.
+  // The operation that was queued last is done first, if no stream orders it; moments are taken when all are done.
   std::sort(all.begin(), all.end(), [](Stream* one, Stream* other) { return one->queued_last > other->queued_last; });
   for (Stream* one : all) {
     const Clock clock = one->clock;
@@ -387,7 +386,10 @@ void enqueue(void* handle, std::function<void()> work, const Operation& operatio
       stream->last_that_may_wait = stream->queued;
       if (host().waiting) begin_with_what_may_wait(stream);
     }
-    if (operation.name) races = find_races(operation, {stream->number, stream->queued}, place, stream->clock);
+    if (operation.name) {
+      stream->queued_last = ++streams().operations;
+      races = find_races(operation, {stream->number, stream->queued}, place, stream->clock);
+    }
     for (const Access& one : operation.accesses)
       if (one.storage_end) guard(one, {stream->number, stream->queued}, operation, place);
     if (stream->queue.size() > LONGEST_QUEUE) run_for_host(stream, stream->queued, lock);

@@ -37,7 +37,7 @@ struct Stream {
   std::deque<Piece> queue = {};
   long queued = 0, done = 0, demanded = 0;                        // how many pieces
   long last_that_may_wait = 0, to_begin_with = 0, begun_with = 0;  // numbers of pieces: see `begin_with`
-  long queued_last = 0;                                             // when, among the pieces of all streams
+  long queued_last = 0;                                             // its last operation, by number among those of all streams
   bool busy = false, has_thread = false, ends = false;
   int asked = 0;  // how often the host has asked in vain whether it is done
   Clock clock = {};
@@ -49,7 +49,7 @@ struct Streams {
   std::mutex lock;  // of all that is here, and of what is known of memory's accesses
   std::condition_variable changed;  // a piece of work was done
   size_t used = 0;  // numbers of streams
-  long pieces = 0;  // that were queued in all of them
+  long operations = 0;  // that were queued in all of them
   std::vector<Stream*> all;         // none is ever deleted: an event may name it
   std::map<int, Stream*> defaults;  // by device
   std::map<pid_t, Stream*> waits;   // of threads of the host: for a stream, or for a whole device
