@@ -492,7 +492,7 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
     if {rank, other} & graph.find_failing() & culprits:
         return Kind.IN_FINALLY
     if other in graph.waits[rank].differing and (
-        difference := find_difference(mine, graph.meet(mine)[other])
+        difference := find_difference(mine, graph.find_part(rank, mine, other))
     ):
         return difference
     if mine.kind != COLLECTIVE and (stray := find_stray(graph, rank, other, mine)):
