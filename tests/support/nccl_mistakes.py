@@ -50,9 +50,9 @@ def last_is_one_more(rank: int, size: int) -> None:
 
 def one_more_among_many(rank: int, size: int) -> None:
     for _ in range(5):
-        dist.all_reduce(ones())  # told
-    if rank == size - 1:
         dist.all_reduce(ones())
+    if rank == size - 1:
+        dist.all_reduce(ones())  # told
     for _ in range(5):
         dist.all_reduce(ones())
     ones().sum().item()
@@ -158,7 +158,7 @@ def message_sizes(rank: int, size: int) -> None:
 def one_batch_more(rank: int, size: int) -> None:
     model = make_model()
     for _ in range(4 + (rank == 1)):
-        step(model)  # told
+        model(ones(3, 4)).sum().backward()  # told
     torch.cuda.synchronize()
 
 
@@ -176,7 +176,7 @@ def first_rank_evaluates(rank: int, size: int) -> None:
     step(model)
     if rank == 0:
         dist.all_reduce(ones(1))  # told
-    step(model)  # told
+    model(ones(3, 4)).sum().backward()  # told
     torch.cuda.synchronize()
 
 
@@ -433,17 +433,17 @@ def side_streams(rank: int, size: int) -> None:
 
 def waits_for_what_is_not_awaited(rank: int, size: int) -> None:
     """A host that waits for its own stream is not held by a message that it has only started."""
-    if rank == 0:
-        work = dist.irecv(ones(), 1)
-        late(True)
-        ones().cpu()
-        dist.send(ones(), 1)
-        work.wait()
-    elif rank == 1:
-        value = ones()
-        dist.recv(value, 0)
-        value.cpu()
+    group = dist.new_group(range(size))
+    work = dist.irecv(ones(), 1) if rank == 0 else None
+    late(rank == 0)
+    ones().cpu()
+    value = ones()
+    dist.all_reduce(value, group=group)
+    assert value.tolist() == [size] * 4
+    if rank == 1:
         dist.send(value, 0)
+    if work:
+        work.wait()
     torch.cuda.synchronize()
 
 
@@ -476,9 +476,9 @@ def masks(rank: int, size: int) -> None:
 RIGHT: list[Program] = [
     hosts_run_ahead, unequal_work, calls_before_a_wait, late_message, exchange_in_a_batch,
     everybody_in_a_batch, batches_of_collectives, pipeline_of_messages, groups_in_the_same_order,
-    asynchronous_groups_in_opposite_order, a_group_of_some, uneven_batches_in_join, trains,
+    asynchronous_groups_in_opposite_order, a_group_of_some, trains,
     accumulates, barriers, objects, long_kernel, side_streams, waits_for_what_is_not_awaited,
-    scatters_and_gathers, uneven_parts, masks,
+    scatters_and_gathers, uneven_parts, masks, uneven_batches_in_join,
 ]  # fmt: skip
 
 

@@ -77,13 +77,15 @@ def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
 def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     """Why the operation failed that a dead rank was in: what ranks have called differently, or who
     did not come. None if no dead rank was in an operation, or nothing tells why."""
-    states = stand_in_streams(leave_out_renumbered(states))
-    was = [
-        replace(state, doing=Doing.IN_OPERATION)
-        if state.doing == Doing.DEAD and state.waits_for
-        else state
-        for state in states
-    ]
+    states = leave_out_renumbered(states)
+    was = stand_in_streams(
+        [
+            replace(state, doing=Doing.IN_OPERATION)
+            if state.doing == Doing.DEAD and state.waits_for
+            else state
+            for state in states
+        ]
+    )
     graph = WaitGraph(was)
     dead = {state.rank for state in states if state.doing == Doing.DEAD}
     if told := find_strays(was):
@@ -230,7 +232,7 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
     if {rank, other} & graph.find_failing() & culprits:
         return Kind.IN_FINALLY
     if other in graph.waits[rank].differing and (
-        difference := find_difference(mine, graph.meet(mine)[other])
+        difference := find_difference(mine, graph.find_part(rank, mine, other))
     ):
         return difference
     if mine.kind != COLLECTIVE and (stray := find_stray(graph, rank, other, mine)):

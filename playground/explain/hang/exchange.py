@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from playground.base.untrusted import unpickle
-from playground.explain.hang import UNASKED, Doing, Operation, RankState
+from playground.explain.hang import UNASKED, Doing, Gpu, Operation, RankState
 from playground.explain.hang.activity import Activity, compare, look
 from playground.explain.hang.box import LATEST, Box, View
 from playground.explain.hang.diagnosis import diagnose
@@ -100,7 +100,7 @@ class Exchange:
             (rank, key) for rank in range(self.size) if self.store.check([key := f"state {rank}"])
         ]
         for rank, key in told:
-            states[rank] = unpickle(self.store.get(key), RankState, Doing, Operation)
+            states[rank] = unpickle(self.store.get(key), RankState, Doing, Gpu, Operation)
         return states
 
     def explain(self) -> Diagnosis | None:

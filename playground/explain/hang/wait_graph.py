@@ -197,16 +197,22 @@ class WaitGraph:
         for ever for what does not match."""
         return operation.batch is not None and self.states[rank].gpu == Gpu.SIMULATED
 
+    def find_part(self, rank: int, operation: Operation, other: int) -> Operation | None:
+        """What another rank has called to meet an operation of this rank, if it is known."""
+        if operation.kind == COLLECTIVE:
+            return self.meet(operation).get(other)
+        kind = RECEIVE if operation.kind == SEND else SEND
+        channel: Channel = (kind, operation.group, rank, operation.tag, operation.number)
+        known = list_known(self.states[other]) if other in self.states else iter(())
+        return next((one for one in known if is_at(one, channel, operation.index)), None)
+
     def find_differing_part(self, rank: int, message: Operation) -> set[int]:
         """The rank whose part of a message has another size, if that keeps both waiting."""
         peer = message.peer
-        if peer is None or peer not in self.states or not self.is_simulated(rank, message):
+        if peer is None or not self.is_simulated(rank, message):
             return set()
-        kind = RECEIVE if message.kind == SEND else SEND
-        channel: Channel = (kind, message.group, rank, message.tag, message.number)
-        known = list_known(self.states[peer])
-        parts = (one for one in known if is_at(one, channel, message.index))
-        return {peer} if any(find_difference(message, part) for part in parts) else set()
+        part = self.find_part(rank, message, peer)
+        return {peer} if find_difference(message, part) else set()
 
     def is_matched(self, rank: int, message: Operation) -> bool:
         """Whether the other part of a message has been called, or may have been, if receives from

@@ -305,10 +305,12 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
             if not work.bare:  # which is its program's, and is not kept
                 state.begin()
         result = run_until_preempted(run_function, call, fn, env.rank, env.size, *args)
+        is_over = not (work.stays or work.bare)
+        if is_over:
+            member.backend.synchronize()  # a GPU that stands still is explained while it is watched
         if work.bare:
             finish()
         hooks.end_program()
-        is_over = not (work.stays or work.bare)
         launcher.submit(result, state.find_changes() if is_over else ["its program goes on"])
         if work.bare:
             if member.box:

@@ -10,7 +10,7 @@ from random_programs import collective, receive, run
 from torch.distributed import HashStore
 
 from playground.base.untrusted import unpickle
-from playground.explain.hang import UNASKED, Doing, RankState
+from playground.explain.hang import UNASKED, Doing, Gpu, RankState
 from playground.explain.hang.box import Box
 from playground.explain.hang.exchange import Exchange
 
@@ -97,4 +97,4 @@ def test_a_rank_that_has_finished_tells_the_others() -> None:
     for _ in range(100):  # the ticks of this process may have gone on in some
         exchange.look()
     assert store.check(["state 1"])
-    assert unpickle(store.get("state 1"), RankState, Doing).doing == Doing.FINISHED
+    assert unpickle(store.get("state 1"), RankState, Doing, Gpu).doing == Doing.FINISHED

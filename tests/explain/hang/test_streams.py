@@ -145,6 +145,17 @@ def test_only_the_simulated_nccl_surely_holds_a_send(gpu: Gpu, proved: bool) -> 
     assert (found is not None and found.kind == Kind.SENDS and found.proved) == proved
 
 
+@pytest.mark.parametrize(("gpu", "proved"), [(Gpu.SIMULATED, True), (Gpu.REAL, False)])
+def test_a_message_of_another_size_holds_both_in_the_simulated_nccl(gpu: Gpu, proved: bool) -> None:
+    first, second = make(gpu)
+    first.call("send", kind=SEND, peer=1, shape=(4,), dtype="float32")
+    second.call("recv", kind=RECEIVE, peer=0, shape=(5,), dtype="float32")
+    for rank in (first, second):
+        rank.wait(0)
+    found = diagnose([first.state, second.state])
+    assert (found is not None and found.kind == Kind.SIZES and found.proved) == proved
+
+
 def test_receives_hold_each_other_everywhere() -> None:
     ranks = make(Gpu.REAL)
     for rank in ranks:
