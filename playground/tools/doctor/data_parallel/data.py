@@ -7,7 +7,12 @@ import ast
 from collections.abc import Iterator
 
 from playground.tools.doctor.data_parallel import Part, Status
-from playground.tools.doctor.data_parallel.batches import share_drawn, share_stream, share_unpacked
+from playground.tools.doctor.data_parallel.batches import (
+    find_division_of_drawn,
+    share_drawn,
+    share_stream,
+    share_unpacked,
+)
 from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
 from playground.tools.doctor.data_parallel.script import Script
 
@@ -20,6 +25,8 @@ def find_sampler(script: Script) -> Part:
         assert script.training
         assert script.training.batches
         loop = script.at(script.training.batches)
+        if by := find_division_of_drawn(script, script.training.batches):
+            return say_divided(script, by)
         saw = f"every rank would have the whole batch of {loop}, which the script draws itself"
         return Part(name, Status.MISSING, saw, [share], note_draws(script))
     if not script.loop:
@@ -49,6 +56,8 @@ def find_sampler(script: Script) -> Part:
     data = dataset_of(call)
     if data is None:
         return Part(name, Status.UNKNOWN, f"the dataset of {script.at(call)} is not seen: {rule}")
+    if by := script.find_division(data):
+        return say_divided(script, by)
     if base := find_stream(script, call):
         return Part(
             name,
@@ -75,6 +84,16 @@ def find_sampler(script: Script) -> Part:
         if None in given
         else [*divide(script, call, data, given)],
         note_order(script, call),
+    )
+
+
+def say_divided(script: Script, by: ast.AST) -> Part:
+    """The part of a script that divides its data itself."""
+    return Part(
+        "sampler",
+        Status.UNKNOWN,
+        f"{script.at(by)} seems to divide the data by rank already: all ranks need the same "
+        "number of batches",
     )
 
 
@@ -194,6 +213,10 @@ def find_set_epoch(script: Script) -> Part:
         return Part(name, Status.UNKNOWN, f"no loop over a DataLoader is seen: {rule}")
     if find_stream(script, script.loaders[0]):
         return Part(name, Status.NOT_NEEDED, "a stream has no sampler")
+    data = dataset_of(script.loaders[0])
+    if data and (by := script.find_division(data)):
+        saw = f"{script.at(by)} seems to divide the data by rank, so that no sampler does"
+        return Part(name, Status.NOT_NEEDED, saw)
     epochs = script.training.epochs if script.training else None
     if epochs is None:
         return Part(name, Status.NOT_NEEDED, "no loop over epochs is seen: one pass needs none")
