@@ -137,7 +137,7 @@ def explain(found: Diagnosis, head: str) -> Iterator[str]:
     if found.difference:
         yield from fill(in_cells(f"before that: {found.difference}"))
     yield from (f"  {line}" for line in in_cells(found.table, keeps_columns=True).splitlines())
-    yield from fill(f"fix: {found.cure}")
+    yield from fill(in_cells(f"fix: {found.cure}"))
 
 
 def fill(text: str) -> list[str]:

@@ -140,8 +140,8 @@ def test_zero_s_memory_is_what_the_lessons_say() -> None:
             assert held[0] == pytest.approx(4e9 * times_held(stage, ranks))
             assert sent[0] == pytest.approx(stage_bytes_sent(stage, 4e9, ranks))
         found = compute({**chosen, "precision": "mixed precision"})
-        for row, stage in zip(found.values(), STAGES, strict=True):
-            assert row[3][0] == pytest.approx(1e9 * state_bytes(MIXED, stage, ranks))
+        for row, number in zip(found.values(), STAGES, strict=True):
+            assert row[3][0] == pytest.approx(1e9 * state_bytes(MIXED, number, ranks))
 
 
 @pytest.mark.parametrize("name", CALCULATORS)

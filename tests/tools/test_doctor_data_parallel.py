@@ -174,7 +174,28 @@ for x in DataLoader(data, batch_size=4):
     first.step()
     second.step()
 """
+DIVIDED_BY_RANK = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Subset
+dist.init_process_group()
+rank, size = dist.get_rank(), dist.get_world_size()
+data = torch.randn(101, 4)
+mine = Subset(data, range(rank, 101, size))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for x in DataLoader(mine, batch_size=10):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+"""
 UNKNOWN = {
+    "data that is divided by rank": (DIVIDED_BY_RANK, "sampler", "train.py:8 seems to divide"),
+    "data that is indexed by rank": (
+        DIVIDED_BY_RANK.replace("Subset(data, range(rank, 101, size))", "data[rank::size]"),
+        "sampler", "train.py:8 seems to divide",
+    ),
     "batches that are cut by hand": (OWN_BATCHES, "sampler", "walks a DataLoader is not seen"),
     "two models": (TWO_MODELS, "model", "2 models are called in the loop"),
     "no loop": ("import torch\nx = torch.ones(1, requires_grad=True)\nx.backward()", "model",
@@ -212,6 +233,14 @@ def test_what_the_text_does_not_show_is_unknown(name: str) -> None:
     assert words in told.saw
     assert told.edits == ()
     ast.parse(found.after)
+
+
+def test_a_rank_that_chooses_a_device_divides_no_data() -> None:
+    source = DIVIDED_BY_RANK.replace("range(rank, 101, size)", "range(101)").replace(
+        "torch.randn(101, 4)", "torch.randn(101, 4).to(rank)[: 100 if rank == 0 else 100]"
+    )
+    [part] = [each for each in plan(source, "train.py").parts if each.name == "sampler"]
+    assert part.status is Status.MISSING
 
 
 def test_what_a_print_calls_is_called_on_all_ranks() -> None:

@@ -27,7 +27,7 @@ from playground.tools.doctor import (
 from playground.tools.doctor.data_parallel import Plan
 from playground.tools.doctor.data_parallel.edits import show_edits
 from playground.tools.doctor.data_parallel.plan import plan_of_half, plan_of_text
-from playground.ui.options import RunOptions, pack_options
+from playground.ui.options import RunOptions, pack_options, tell_misplaced
 from playground.ui.session import Session, session_command
 from playground.ui.text import Prose, bad, good, prose
 from playground.ui.units import plural
@@ -191,6 +191,8 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
         )
     system = f"{platform.platform()}, Python {platform.python_version()}"
     session.say(f"{TOOL.name}: {platform.node()}, {system}", "")
+    if words and Path(words[0]).is_file():
+        tell_misplaced(words[0], words[1:], Path(words[0]).read_text("utf-8", "replace"))
     if words and (found := plan_of_text(Path(words[0]))):
         examine_text(session, Path(words[0]), found)
     tiers = [settings.check] if settings.check else tiers
