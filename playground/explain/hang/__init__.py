@@ -73,8 +73,8 @@ class Kind(StrEnum):
     )
     BESIDE_DDP = (
         "a collective that meets DDP's",
-        "give all ranks equal numbers of batches, or train in `with model.join():`; make all other "
-        "calls on all ranks",
+        "give all ranks equal numbers of batches, or `with model.join():`; make other calls on all "
+        "ranks",
     )
     ALONE = (
         "a model that some ranks call alone",
@@ -125,7 +125,7 @@ class Kind(StrEnum):
     )
     ENDED = (
         "a rank that has finished",
-        "make the same number of calls on all ranks: equal numbers of batches, or train in `with "
+        "make the same number of calls on all ranks: equal numbers of batches, or `with "
         "model.join():`",
     )
     ABSENT = (

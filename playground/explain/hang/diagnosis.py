@@ -55,6 +55,7 @@ from playground.explain.hang.wording import (
     draw_table,
     has_called,
     list_cells,
+    shorten,
 )
 
 LATE = {
@@ -298,8 +299,7 @@ def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
 UNANSWERED = "have rank {other} take part in this message, or rank {rank} leave it out"
 """The cure where a rank waits for a message with one that has finished."""
 UNSHARED = (
-    "{ranks} {make} a call at {line} that {others} {do} not make: is it under a condition on the "
-    "rank? All ranks have to make it"
+    "{ranks} {make} a call ({line}) that {others} {do} not: is it under a condition on the rank?"
 )
 """The cure where a rank waits in a collective whose line the others have not called from."""
 
@@ -355,7 +355,7 @@ def find_unshared(graph: WaitGraph, rank: int) -> str:
     ranks = [each for each, wait in graph.waits.items() if wait.operation.line == one.line]
     return UNSHARED.format(
         ranks=name_ranks(ranks), make="make" if ranks[1:] else "makes",
-        line=one.line.partition(" in ")[0],
+        line=shorten(one.line.partition(" in ")[0], 24),
         others=name_ranks(others), do="do" if others[1:] else "does",
     )  # fmt: skip
 
