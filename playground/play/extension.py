@@ -29,11 +29,12 @@ from playground.play.text_report import (
     by_rank,
     describe_end,
     describe_values,
+    in_cells,
     label,
     table_of_calls,
     values_in_html,
 )
-from playground.play.world import PlayWorld, Run
+from playground.play.world import PlayWorld, Run, check_world, configure
 from playground.ui import terminal
 from playground.ui.tables import RANK_COLUMN, Column, Table, numbers
 from playground.ui.units import plural
@@ -43,24 +44,34 @@ if TYPE_CHECKING:
     from playground.explain.replay.record.recording import Recording
 
 HELP = """\
-Every cell runs on all ranks, with rank, size, torch, dist, device; what begins with % does not:
+Every cell runs on all ranks, with rank, size, torch, dist, device; what begins
+with % does not:
   %ranks 4 [--backend nccl]  start a world, in the place of the one there is
-  %world                     what each rank is: its process, memory, device, groups, names
-  %on 0,2   %on all          the ranks of the cells that follow;  %%on 0,2  of one cell
-  %%here                     run a cell in this process;  push(x=1) sets x on all ranks there,
-                             pull("x") is the list of each rank's x
+  %world                     what each rank is: its process, memory, device,
+                             groups, names
+  %on 0,2   %on all          the ranks of the cells that follow;  %%on 0,2  of one
+                             cell
+  %%here                     run a cell in this process;  push(x=1) sets x on all
+                             ranks there, pull("x") is the list of each rank's x
   %out 2                     all of a rank's value, of which a long one is cut
-  %calls                     what each rank called in the last cell, with bytes and milliseconds
-  %see   %see run.html       play the last cell, in place or in a file; a cell under %%see is
-                             recorded in full: what tensors held, and what was computed
-  %why                       what the ranks did when a cell was interrupted, who waits for whom
+  %calls                     what each rank called in the last cell, with bytes
+                             and milliseconds
+  %see   %see run.html       play the last cell, in place or in a file; a cell
+                             under %%see is recorded in full: what tensors held,
+                             and what was computed
+  %why                       what the ranks did when the last cell hung or was
+                             interrupted: who waited for whom
   %retry                     run the last cell again
-  %lesson zero               run a lesson's program; with other constants: %lesson zero --steps 2
-  %exercise ring             a task, and its stub in the next cell, which is judged when it is run
-  x?   x??                   what x is on rank 0, and its source;  %%time  measures a cell
-All ranks have one seed, so torch.randn(3) is the same on all; torch.manual_seed(rank) changes that.
-No rank has a display: plt.savefig("x.png"). At a prompt, two empty lines end a cell under %%.
-Ctrl-C ends a cell on every rank, and leaves the variables; Ctrl-D ends the ranks."""
+  %lesson zero               run a lesson's program; with other constants:
+                             %lesson zero --steps 2
+  %exercise ring             a task, and its stub in the next cell, which is
+                             judged when it is run
+  x?   x??                   what x is on rank 0, and its source
+  %%time                     measures a cell
+Each rank has its own seed; torch.manual_seed(0) makes them equal.
+No rank has a display: plt.savefig("x.png"). At a prompt, two empty lines end a
+cell under %%. Ctrl-C ends a cell on every rank, and leaves the variables;
+Ctrl-D ends the ranks."""
 LOCAL = re.compile(r"[%!?]|(exit|quit)(\(\))?\s*$")
 """Beginnings of cells that are this process's own."""
 QUESTION = re.compile(r"\s*([\w.\[\]'\"]+)(\?{1,2})\s*$")
@@ -98,7 +109,9 @@ class PlayMagics(Magics):
         shell.set_custom_completer(lambda completer, text: self.complete(text))
 
     def start(self, size: int, **how: Any) -> str:
-        """Start a world, in the place of the one there is. Returns a line about it."""
+        """Start a world, in the place of the one there is. Returns a line about it. Raises
+        `UsageError`, and leaves the world that there is, if it cannot be."""
+        check_world(configure(**how), size)
         self.close()
         self.world = world = PlayWorld(size, **how)
         self.on_ranks = tuple(range(size))
@@ -294,8 +307,16 @@ class PlayMagics(Magics):
 
     @line_magic
     def why(self, line: str) -> None:
-        """What the ranks did when a cell was interrupted."""
-        print(self.ask(lambda world: world.state))
+        """What the ranks did when a cell hung or was interrupted."""
+        print(in_cells(self.ask(lambda world: world.state), keeps_columns=True))
+
+    @line_cell_magic
+    def timeit(self, line: str, cell: str | None = None) -> None:
+        """Refused: it would run a cell for every repetition."""
+        raise ShellError(
+            "%timeit would time the way to the ranks, once for each repetition: use %%time, or "
+            "call timeit.timeit(..., number=100) in a cell, with equal numbers on all ranks"
+        )
 
     @line_magic
     def about(self, line: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def run_lesson(program: LessonProgram, rank: int, size: int, number: int, source
         if program.data:
             os.environ[DATA_DIR] = program.data
         try:
-            with on_device():
+            with on_device(), warnings.catch_warnings():
+                warnings.simplefilter("ignore" if rank else "once")  # all ranks have the same ones
                 tree = put_values(ast.parse(source, file), dict(program.constants))
                 return evaluate(to_cell(tree), file)
         except SystemExit as end:

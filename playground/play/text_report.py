@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from html import escape
 from math import prod
 
 from playground.base.ranks import format_ranks, name_ranks
-from playground.explain.hang import MAKE_DDP, Operation
+from playground.explain.hang import MAKE_DDP, Doing, Kind, Operation
 from playground.explain.hang.wait_graph import find_width
 from playground.explain.hang.wording import WIDTH, Diagnosis
 from playground.explain.right.report import tell as tell_mistake
 from playground.play.world import Run
 from playground.ui.tables import RANK_COLUMN, Table, numbers
 
-MOST_LINES, MOST_CHARACTERS = 24, 2000
-"""Limits of what is shown of a rank's value: `%out` shows the rest."""
+MOST_LINES, MOST_OF_SEVERAL, MOST_CHARACTERS = 24, 12, 400
+"""Limits of what is shown of a value: lines of one that all ranks have, lines of each of several,
+and characters of a line. `%out` shows the rest."""
 
 
 def label(ranks: Iterable[int]) -> str:
@@ -40,7 +42,8 @@ def describe_values(run: Run, size: int) -> Iterator[str]:
     values = {rank: one.value for rank, one in run.outcomes.items() if one.value is not None}
     width = len(label(range(size))) + 1
     texts = alike({rank: str(value) for rank, value in values.items()})
-    shown = {rank: cut(text, ranks[0]) for text, ranks in texts.items() for rank in ranks}
+    most = MOST_LINES if len(texts) == 1 else MOST_OF_SEVERAL
+    shown = {rank: cut(text, ranks[0], most) for text, ranks in texts.items() for rank in ranks}
     yield from by_rank(shown, width)
 
 
@@ -50,9 +53,10 @@ def values_in_html(run: Run) -> str:
         return ""
     values = {rank: one for rank, one in run.outcomes.items() if one.html or one.value is not None}
     texts = alike({rank: one.html or str(one.value) for rank, one in values.items()})
+    plain = {text: escape(cut(text, ranks[0], MOST_LINES)) for text, ranks in texts.items()}
     parts = (
         f'<figure style="margin:0"><figcaption>{label(ranks)}</figcaption>'
-        f"{values[ranks[0]].html or f'<pre>{escape(cut(text, ranks[0]))}</pre>'}</figure>"
+        f"{values[ranks[0]].html or f'<pre>{plain[text]}</pre>'}</figure>"
         for text, ranks in texts.items()
     )
     return f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{"".join(parts)}</div>'
@@ -68,7 +72,9 @@ def describe_end(run: Run, size: int) -> Iterator[str]:
     }
     yield from by_rank(errors, width)
     if run.hang:
-        yield from explain(run.hang, f"deadlock after {run.seconds:.1f} s: ")
+        yield from explain(
+            leave_out_idle(run.hang, run.on), f"deadlock after {run.seconds:.1f} s: "
+        )
     if run.differing:
         yield from explain(run.differing, "all have returned, but ")
     for mistake in run.mistakes:
@@ -80,7 +86,7 @@ def describe_end(run: Run, size: int) -> Iterator[str]:
         yield f"rank {rank} {reason}"
     if run.why_lost:
         yield from explain(run.why_lost, "before, ")
-    for sentence in say_what_is_left(run):
+    for sentence in say_what_is_left(run, size):
         yield from fill(sentence)
 
 
@@ -100,9 +106,26 @@ def alike(texts: Mapping[int, str]) -> dict[str, list[int]]:
     return ranks
 
 
-def cut(text: str, rank: int) -> str:
-    short = "\n".join(text[:MOST_CHARACTERS].split("\n")[:MOST_LINES])
+def cut(text: str, rank: int, most: int) -> str:
+    """The first lines, `most` at most."""
+    short = "\n".join(line[:MOST_CHARACTERS] for line in text.split("\n")[:most])
     return short if short == text else f"{short} … (%out {rank} shows all)"
+
+
+def leave_out_idle(found: Diagnosis, on: Collection[int]) -> Diagnosis:
+    """The diagnosis of a cell whose ranks are `on`, where they wait for others."""
+    if found.kind != Kind.ENDED or not {*found.culprits}.isdisjoint(on):
+        return found
+    those = f"(%on {','.join(map(str, sorted(on)))})"
+    sentence = " ".join(found.sentence.split())
+    sentence = re.sub(r"have finished( \(.*?\))?", f"do not run this cell {those}", sentence)
+    sentence = re.sub(r"has finished( \(.*?\))?", f"does not run this cell {those}", sentence)
+    return replace(
+        found,
+        sentence=sentence,
+        table=found.table.replace(Doing.FINISHED, "idle".ljust(len(Doing.FINISHED))),
+        cure="run the cell on the ranks that have to meet: %on all",
+    )
 
 
 def explain(found: Diagnosis, head: str) -> Iterator[str]:
@@ -114,7 +137,7 @@ def explain(found: Diagnosis, head: str) -> Iterator[str]:
     if found.difference:
         yield from fill(in_cells(f"before that: {found.difference}"))
     yield from (f"  {line}" for line in in_cells(found.table, keeps_columns=True).splitlines())
-    yield from fill(f"fix: {found.cure}")
+    yield from fill(in_cells(f"fix: {found.cure}"))
 
 
 def fill(text: str) -> list[str]:
@@ -122,7 +145,7 @@ def fill(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
-def say_what_is_left(run: Run) -> Iterator[str]:
+def say_what_is_left(run: Run, size: int) -> Iterator[str]:
     """What is as it was, and what is not."""
     if run.lost:
         lost = name_ranks(run.lost)
@@ -131,7 +154,7 @@ def say_what_is_left(run: Run) -> Iterator[str]:
             if len(run.lost) > 1
             else f"A new process is in the place of {lost}: its variables are gone."
         )
-    if run.hang or run.lost or run.places:
+    if (run.hang or run.lost or run.places) and len(run.lost) < size:
         others = "the others'" if run.lost else "their"
         but = ", but for tensors that a collective was writing" if run.operations else ""
         yield f"The ranks are free again; {others} variables are as they were{but}."

@@ -59,6 +59,8 @@ class Run:
     """How a cell ended."""
 
     number: int
+    on: Collection[int] = ()
+    """Its ranks."""
     began: float = 0.0
     """On the monotonic clock, in seconds."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
@@ -95,6 +97,20 @@ Cell = tuple[int, str, tuple[int, ...], Callable[..., Outcome]]
 """Its number, its source, its ranks, and what runs it there."""
 
 
+def configure(
+    backend: str = "gloo", timeout: float = OPERATION_LIMIT, checks: bool = True
+) -> LaunchConfig:
+    """What ranks are started with, by the arguments of `PlayWorld`."""
+    return LaunchConfig(backend=backend, timeout=timeout)
+
+
+def check_world(config: LaunchConfig, size: int) -> str:
+    """A notice of the backend's on a world of this size, if there is one. Raises `UsageError` if
+    there can be no such world."""
+    config.check(size)
+    return backends.get_backend(config.backend).check(size)
+
+
 class PlayWorld:
     """Ranks that stay. `size` and `backend` as for `launch`; `timeout`: seconds that an operation
     waits for other ranks; `checks`: whether cells are checked for silent mistakes.
@@ -111,12 +127,11 @@ class PlayWorld:
         checks: bool = True,
     ) -> None:
         fork_client.leave_if_imported()
-        self.config = LaunchConfig(backend=backend, timeout=timeout)
-        self.config.check(size)
+        self.config = configure(backend, timeout)
+        self.notice = check_world(self.config, size)
         self.size = size
-        used = backends.get_backend(backend)
-        self.notice = used.check(size)
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", used.log_level)  # before torch is imported
+        log_level = backends.get_backend(backend).log_level
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", log_level)  # before torch is imported
         self.ranks: list[RankHandle] = []
         self.is_stale = False
         """Whether the process group is of no use any more."""
@@ -124,8 +139,8 @@ class PlayWorld:
         """The cell that ran last."""
         self.texts: dict[str, str] = {}
         """The cells so far, by the name that their lines have: "cell 3"."""
-        self.state = "no cell was interrupted"
-        """What the ranks did when a cell was interrupted."""
+        self.state = "no cell has hung or was interrupted"
+        """What the ranks did when a cell hung or was interrupted."""
         self.one_at_a_time = threading.Lock()
         self.training = CellCheck(size) if checks else None
         if checks:
@@ -253,7 +268,7 @@ class PlayWorld:
             raise UsageError("the ranks have ended: start others with %ranks")
         with self.one_at_a_time:
             try:
-                return self.perform_alone(work, on, Run(number=number), limit)
+                return self.perform_alone(work, on, Run(number=number, on=on), limit)
             except BaseException:
                 self.close()
                 raise
@@ -280,6 +295,7 @@ class PlayWorld:
             is_interrupted = True
         except Deadlock as hang:
             run.hang = hang.diagnosis
+            self.state = str(run.hang)
         except RankFailed as failure:
             run.why_lost = failure.diagnosis
         run.seconds = time.monotonic() - began

@@ -40,7 +40,9 @@ function rank(words) {
 /** The sections on what a reader sees go wrong, where a word names that. */
 function findSymptoms(words) {
   const named = SYMPTOMS.filter(([names]) => words.some((word) => names.some((name) => word.startsWith(name))));
-  return named.flatMap(([, places]) => places.map((place) => SECTIONS[place]));
+  const sections = named.flatMap(([, places]) => places.map((place) => SECTIONS[place]));
+  const hasWord = ([, , text]) => words.some((word) => simplify(text).includes(word));
+  return [...sections.filter(hasWord), ...sections.filter((each) => !hasWord(each))];
 }
 
 function show([address, title, text], words) {

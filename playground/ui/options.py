@@ -358,8 +358,43 @@ HEADINGS = {
 """Options that several commands have, under their headings in --help."""
 
 
+MEANT = {"--record": "--see"}
+"""Names under which options are looked for."""
+PARSES_ALL = re.compile(r"\b(HfArgumentParser|fire|hydra|simple_parsing|tyro)\b")
+"""In the text of a script whose options need not stand there."""
+
+
+def find_misplaced(command: click.Command, words: Sequence[str], text: str) -> str:
+    """The first option of this command among the arguments `words` of a script whose text does not
+    have its name; empty if there is none."""
+    known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    for name in (word.partition("=")[0] for word in words):
+        is_ours = name.startswith("--") and name in known and not PARSES_ALL.search(text)
+        if is_ours and not re.search(name.strip("-").replace("-", "[-_]"), text):
+            return name
+    return ""
+
+
+def tell_misplaced(script: str, words: Sequence[str], text: str) -> None:
+    """Say which option of the command that runs stands after the name of the script."""
+    command = click.get_current_context().command
+    if name := find_misplaced(command, words, text):
+        said = f"{name} stands after {script}, so the script gets it: options of {command.name}"
+        click.echo(f"playground: {said} stand before the script", err=True)
+
+
 class Command(click.Command):
     """A command whose --help has its own options first, then those of `HEADINGS`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = MEANT.get(error.option_name)
+            if any(meant in param.opts for param in self.get_params(ctx)):
+                names = [str(meant)]
+                raise click.NoSuchOption(error.option_name, possibilities=names, ctx=ctx) from None
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         params = {

@@ -46,7 +46,10 @@ def test_a_recording_in_words_and_in_logical_steps(
         ((), "nothing to show: give a FILE.playground"),
         (("FILE", "--chapters"), "FILE and --chapters: give one of them"),
         (("--chapters", "-o", "x.svg"), "-o is for a recording, not for --chapters"),
-        (("FILE", "-o", "x.gif"), "-o x.gif: choose an ending from .html, .svg, .txt, .json"),
+        (
+            ("FILE", "-o", "x.gif"),
+            "-o x.gif: the ending says what is written: choose one of .html, .svg, .txt, .json",
+        ),
         (
             ("FILE", "-o", "x.html", "--steps"),
             "--steps is for a picture, so -o must name one that ends in",

@@ -145,7 +145,7 @@ def test_a_recording_is_written_to_a_file(
     for name, beginning in (("run.html", "<!doctype html>"), ("run.txt", "playground play: cell")):
         assert Player(name).play(world, run, None) == f"{name} shows 5 events of 3 ranks"
         assert Path(name).read_text().startswith(beginning)
-    with pytest.raises(UsageError, match=r"choose an ending from \.html"):
+    with pytest.raises(UsageError, match=r"the ending says what is written: choose one of \.html"):
         Player("run.pdf")
     with pytest.raises(UsageError, match="cannot be written"):
         Player("nowhere/run.html").play(world, run, None)

@@ -103,11 +103,25 @@ def test_equal_values_are_told_once_and_different_ones_by_rank(world: PlayWorld)
     assert told(world.run_cell("y = 3")) == []
     assert told(world.run_cell("")) == []
     long = told(world.run_cell("print('one line')\nlist(range(rank, 5000))"))
-    assert sum(map(len, long)) < 3 * 2100
+    assert sum(map(len, long)) < 3 * 450
     assert "%out 2" in long[-1]
     equal = told(world.run_cell("list(range(5000))"))
     assert equal[0].startswith("[0-2] [0, 1, 2")
     assert [line for line in equal if line.startswith("[")] == equal[:1]
+
+
+def test_ranks_that_a_cell_was_not_for_have_not_finished_it(world: PlayWorld) -> None:
+    said = " ".join(told(world.run_cell("dist.barrier()", on=[0])))
+    said = " ".join(said.split())
+    assert "ranks 1-2 do not run this cell (%on 0)" in said
+    assert "fix: run the cell on the ranks that have to meet: %on all" in said
+    assert "finished" not in said
+
+
+def test_every_rank_s_shape_is_told_once(world: PlayWorld) -> None:
+    said = unwrapped(world.run_cell("dist.all_reduce(torch.ones(rank + 1))"))
+    assert all(f"of shape [{size}]" in said for size in (1, 2, 3))
+    assert "before that" not in said
 
 
 CLASSES = """\

@@ -91,6 +91,8 @@ def test_a_session(start: Callable[..., Prompt]) -> None:
     shown = prompt.type("if rank != 2: dist.barrier()")
     shown = " ".join(shown.split())
     assert "rank 2 has finished the cell where ranks 0-1 are in barrier (cell 2, line 1)" in shown
+    assert "ranks 0-1 make a call (cell 2, line 1) that rank 2 does not: is it under" in shown
+    assert "rank 2 has finished" in prompt.type("%why")
     assert "The ranks are free again; their variables are as they were" in shown
     assert "[0-2] tensor([111.])" in prompt.type("x")
     shown = prompt.type(
@@ -121,6 +123,10 @@ def test_a_session(start: Callable[..., Prompt]) -> None:
     assert "device" in prompt.type("%world")
     assert "NameError" in prompt.type("no_such_name")
     assert "name ranks, as in 0,2" in prompt.type("%on x")
+    prompt.type("kept = 7")
+    assert "one host takes 1 to" in prompt.type("%ranks 0")
+    assert "[0-2] 7" in prompt.type("kept")
+    assert "use %%time" in prompt.type("%timeit size")
     assert "2 ranks on gloo" in prompt.type("%ranks 2")
     assert "[0-1] 2" in prompt.type("size")
     terminate_in_a_cell(prompt)

@@ -20,13 +20,18 @@ from playground.site.addresses import HERE
 from playground.site.calculators.formulas import CALCULATORS
 from playground.site.calculators.pages import FILES, place_calculators
 from playground.site.chapters import CHAPTERS
-from playground.training.formulas import MIXED, STAGES, state_bytes
+from playground.training.formulas import (
+    COLLECTIVES_OF_STAGE,
+    MIXED,
+    STAGES,
+    state_bytes,
+)
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "zero": {
         "parameters": (1e8, 1e12),
         "ranks": (1, 64, 4096),
-        "stage": ("ddp", "zero-1", "zero-2", "zero-3"),
+        "stage": ("data parallel", "zero1", "zero2", "zero3"),
         "optimizer": ("Adam", "SGD with momentum", "SGD"),
         "precision": ("float32", "mixed precision", "bfloat16"),
     },
@@ -131,12 +136,12 @@ def test_zero_s_memory_is_what_the_lessons_say() -> None:
     for ranks in (1, 4, 64):
         chosen = {"parameters": 1e9, "ranks": ranks, "optimizer": "Adam"}
         found = compute({**chosen, "precision": "float32"})
-        for way, (*_, held, sent) in found.items():
-            assert held[0] == pytest.approx(4e9 * times_held(way, ranks))
-            assert sent[0] == pytest.approx(stage_bytes_sent(way, 4e9, ranks))
+        for stage, (*_, held, sent) in zip(COLLECTIVES_OF_STAGE, found.values(), strict=True):
+            assert held[0] == pytest.approx(4e9 * times_held(stage, ranks))
+            assert sent[0] == pytest.approx(stage_bytes_sent(stage, 4e9, ranks))
         found = compute({**chosen, "precision": "mixed precision"})
-        for way, stage in zip(found, STAGES, strict=True):
-            assert found[way][3][0] == pytest.approx(1e9 * state_bytes(MIXED, stage, ranks))
+        for row, number in zip(found.values(), STAGES, strict=True):
+            assert row[3][0] == pytest.approx(1e9 * state_bytes(MIXED, number, ranks))
 
 
 @pytest.mark.parametrize("name", CALCULATORS)

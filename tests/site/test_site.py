@@ -193,6 +193,13 @@ def test_a_run_that_a_chapter_plays_opens_where_it_says(
     before = [event.name for event in recording.ranks[0].events[:opens]]
     assert recording.ranks[0].events[opens].name == "all_gather_into_tensor"
     assert before.count("all_reduce") == 3  # the steps of the method before it
+    [data, *_] = PLAYERS.findall((site / "pipeline.html").read_text())
+    recording, opens = runs.find_run("pipeline board"), json.loads(data)["opens"]
+    assert recording
+    events = recording.ranks[0].events
+    steps = [each.number for each in events if each.kind == "phase"]  # naive, gpipe, 1F1B
+    assert steps[1] < opens < steps[2]
+    assert [each.name for each in events[steps[1] : opens + 1]].count("isend") == 1
     shown = Site(lambda *_: None)
     shown.sections.append(["", "", ""])
     for words, reason in (

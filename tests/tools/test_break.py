@@ -15,6 +15,7 @@ from fixtures import Run
 from playground.base.remote import file_of
 from playground.explain.replay.record.run import read_recording
 from playground.site.chapters import CHAPTERS
+from playground.tools import failures
 from playground.tools.failures.page import Outcome, find_problem, run
 from playground.tools.failures.programs import (
     DEADLOCK,
@@ -27,6 +28,7 @@ from playground.tools.failures.programs import (
 )
 from playground.world.command_world import CommandWorld
 
+README = Path(failures.__file__).with_name("README.md")
 TAKES_TIME = {
     name for name, expected in PROGRAMS.items() if expected.symptom in (DEADLOCK, TIMEOUT)
 }
@@ -49,6 +51,22 @@ def test_a_program_goes_wrong_as_expected_and_its_cure_is_right(name: str) -> No
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_so_every_time_with_any_number_of_ranks(name: str, size: int) -> None:
     assert [run(CommandWorld(size), name).problem for _ in range(10)] == [""] * 10
+
+
+def test_the_lines_that_the_readme_quotes_are_those_of_the_programs() -> None:
+    quoted = re.findall(r"(\w+)\.py:(\d+) in (\w+)", README.read_text(encoding="utf-8"))
+    lines = {
+        (file, int(line), function) for file, line, function in quoted if file in EXPECTED_BY_MODULE
+    }
+    assert lines
+    for file, line, function in lines:
+        source = read_body(find(function.replace("_", "-")))
+        assert "dist." in source[line], (file, line)
+    named = re.findall(r"\((calls|training|silent)\.py:(\d+)\)", README.read_text(encoding="utf-8"))
+    for file, line in named:
+        code = (README.parent / f"{file}.py").read_text(encoding="utf-8").splitlines()
+        assert "dist." in code[int(line) - 1], (file, line)
+    assert len(named) == 3
 
 
 @pytest.mark.parametrize("module", EXPECTED_BY_MODULE)

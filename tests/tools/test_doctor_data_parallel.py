@@ -161,7 +161,28 @@ for start in range(0, 32, 8):
     optimizer.step()
     optimizer.zero_grad()
 """
+DIVIDED_BY_RANK = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Subset
+dist.init_process_group()
+rank, size = dist.get_rank(), dist.get_world_size()
+data = torch.randn(101, 4)
+mine = Subset(data, range(rank, 101, size))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for x in DataLoader(mine, batch_size=10):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+"""
 UNKNOWN = {
+    "data that is divided by rank": (DIVIDED_BY_RANK, "sampler", "train.py:8 seems to divide"),
+    "data that is indexed by rank": (
+        DIVIDED_BY_RANK.replace("Subset(data, range(rank, 101, size))", "data[rank::size]"),
+        "sampler", "train.py:8 seems to divide",
+    ),
     "batches that are cut by hand": (OWN_BATCHES, "sampler", "walks a DataLoader is not seen"),
     "no loop": ("import torch\nx = torch.ones(1, requires_grad=True)\nx.backward()", "model",
                 "no loop over batches is seen"),
@@ -207,6 +228,14 @@ def test_a_sampler_without_a_generator_draws_the_same_on_all_ranks() -> None:
     own = SAMPLED.replace("torch.utils.data.WeightedRandomSampler", "Mine")
     [part] = [each for each in plan(own, "a.py").parts if each.name == "sampler"]
     assert "all ranks have to draw the same order" in part.notes[-1]
+
+
+def test_a_rank_that_chooses_a_device_divides_no_data() -> None:
+    source = DIVIDED_BY_RANK.replace("range(rank, 101, size)", "range(101)").replace(
+        "torch.randn(101, 4)", "torch.randn(101, 4).to(rank)[: 100 if rank == 0 else 100]"
+    )
+    [part] = [each for each in plan(source, "train.py").parts if each.name == "sampler"]
+    assert part.status is Status.MISSING
 
 
 def test_what_a_print_calls_is_called_on_all_ranks() -> None:

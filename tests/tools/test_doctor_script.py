@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from ddp_mistakes import MISTAKES
 from processes import ENOUGH
 from widths import too_wide
 
-from playground.base.errors import UsageError
+from playground.base.errors import Undecided, UsageError
 from playground.base.process_status import process_status
 from playground.explain.hang import Kind
 from playground.tools.doctor import ERROR, WARNING, Finding, run_checks
+from playground.tools.doctor.looked_at import LookedAt, say_looks
 from playground.tools.doctor.script import CHECKS, ScriptFacts, examine, sets_walked
 from playground.world.backends import LEAVE_OUT
 
@@ -115,6 +117,24 @@ def test_what_was_looked_at_is_said_and_what_was_not(
     ) in said
 
 
+def test_what_was_not_looked_at_in_one_of_two_runs_is_said_of_that_run() -> None:
+    two = LookedAt(size=2, calls=9, steps=20, models=1, passes=0, files=0, unknown=["workers"])
+    three = replace(two, size=3, steps=0, unknown=["workers", "training"])
+    said = [*say_looks([two, three])]
+    assert said[0].startswith("  looked at, on 2 ranks and on 3 ranks: 18 calls, 20 steps")
+    assert said[1].startswith("  not looked at: training (on 3 ranks); workers; other")
+
+
+def test_an_option_behind_the_script_is_told_to_stand_before_it(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("import sys\n")
+    (tmp_path / "own.py").write_text("import sys\nseconds = sys.argv[2]\n")
+    note = "playground: --seconds stands after train.py, so the script gets it"
+    assert note in run_cli("doctor", "train.py", "--seconds", 60).err
+    assert "stands after" not in run_cli("doctor", "own.py", "--seconds", 60).err
+
+
 def test_a_right_training_has_no_findings(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     shown = run_cli("doctor", "--json", "--seconds", ENOUGH, tmp_path / "train.py", "--epochs", "2")
@@ -149,6 +169,8 @@ def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Pat
     (tmp_path / "train.py").write_text(NOT_PORTABLE)
     shown = run_cli("doctor", "--seconds", ENOUGH, tmp_path / "train.py")
     assert (shown.code, shown.err) == (0, "")
+    assert "3 warnings, no error." in shown.out
+    assert "None of the faults" not in shown.out
     assert too_wide(shown.out) == []
     findings = re.split("^  (?=error|warning)", shown.out, flags=re.MULTILINE)[1:]
     found = [
@@ -234,8 +256,12 @@ def test_a_script_that_runs_on_is_stopped_with_what_it_has_started(
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.mkdir()
     shown = run_cli("doctor", "--seconds", ENOUGH, "train.py", outside)
-    assert (shown.code, shown.err) == (0, "")
-    assert "nothing found (2 ranks stopped when their time was up, " in " ".join(shown.out.split())
+    assert shown.code == Undecided.exit_code
+    assert "undecided: stopped after" in shown.err
+    assert "0 steps of optimizers seen; raise --seconds" in shown.err
+    said = " ".join(shown.out.split())
+    assert "nothing found (2 ranks stopped when their time was up, " in said
+    assert re.search(r"2 ranks when they were stopped: rank 0 in .* rank 1 in ", said)
     deadline = time.monotonic() + ENOUGH
     while any(is_running(int((outside / str(rank)).read_text())) for rank in range(2)):
         assert time.monotonic() < deadline

@@ -35,8 +35,8 @@ import torch.distributed as dist
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 """
 APART = (
-    "playground: no rank has formed a process group: these were 2 independent runs of {}. "
-    "What makes them one, line by line: python -m playground doctor {more}\n"
+    "playground: no rank has formed a process group: these were 2 independent runs of\n{}.\n"
+    "What makes them one: python -m playground doctor {more}\n"
 )
 GONE = 2.0
 """Seconds after which no process is left of a run whose launcher was ended."""

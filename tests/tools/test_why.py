@@ -85,7 +85,7 @@ def test_of_a_rank_that_does_not_say_where_it_is_another_program_is_named() -> N
     view = View(os.getpid(), box.file)
     assert view.ask_for_line() == ""
     said = tell_more([view.read()], [view])
-    assert [*said] == [f"where rank 0 is: py-spy dump --pid {os.getpid()}"]
+    assert [*said] == [f"where rank 0 is: py-spy dump --pid {os.getpid()} (pip install py-spy)"]
 
 
 AGENT = """
@@ -134,7 +134,7 @@ def test_of_a_plain_script_under_torchrun_it_says_what_is_seen_and_what_tells_mo
     assert f"cd {tmp_path} && {run};" in elsewhere.err
     assert f"start it by: {run};" in there.err
     assert "python -m playground doctor train.py --lr 0.1;" in there.err
-    assert there.err.endswith(f"py-spy dump --pid {first}\n")
+    assert there.err.endswith(f"py-spy dump --pid {first} (pip install py-spy)\n")
 
 
 def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[..., Any]) -> None:

@@ -78,7 +78,8 @@ class Kind(StrEnum):
     )
     BESIDE_DDP = (
         "a collective that meets DDP's",
-        "give all ranks equal numbers of batches, or use join(); make all other calls on all ranks",
+        "give all ranks equal numbers of batches, or `with model.join():`; make other calls on all "
+        "ranks",
     )
     ALONE = (
         "a model that some ranks call alone",
@@ -134,7 +135,8 @@ class Kind(StrEnum):
     )
     ENDED = (
         "a rank that has finished",
-        "make the same number of calls on all ranks: equal numbers of batches, or join()",
+        "make the same number of calls on all ranks: equal numbers of batches, or `with "
+        "model.join():`",
     )
     ABSENT = (
         "a rank that does not take part",

@@ -45,6 +45,8 @@ from playground.explain.hang.wait_graph import (
 from playground.explain.hang.wording import (
     ABORT,
     ACTS,
+    MOST_PARTIES,
+    UNLIKE,
     Diagnosis,
     Predicate,
     compose,
@@ -54,6 +56,7 @@ from playground.explain.hang.wording import (
     draw_table,
     has_called,
     list_cells,
+    shorten,
 )
 
 LATE = {
@@ -310,6 +313,10 @@ def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
 
 UNANSWERED = "have rank {other} take part in this message, or rank {rank} leave it out"
 """The cure where a rank waits for a message with one that has finished."""
+UNSHARED = (
+    "{ranks} {make} a call ({line}) that {others} {do} not: is it under a condition on the rank?"
+)
+"""The cure where a rank waits in a collective whose line the others have not called from."""
 
 
 def describe(
@@ -333,14 +340,39 @@ def describe(
         same = [one for one in others if acts[one] == acts[rank]]
         waiting = [one for one in same if other in waits[one].missing or one == rank]
         parties.append((waiting, acts[rank]))
+    if kind in UNLIKE and disputed:
+        met = graph.meet(disputed.operation)
+        for act in dict.fromkeys(acts[one] for one in sorted(met)):
+            if len(parties) < MOST_PARTIES and act not in (each for _, each in parties):
+                parties.append(([one for one in met if acts[one] == act], act))
     rows = {one: list_cells(graph, one) for one in acts}
     seen = graph.states.keys() - graph.find_doing(Doing.NOT_SEEN)
     table = draw_table(rows, {one: graph.states[one].since for one in seen})
     edges = tuple((one, tuple(sorted(wait.missing))) for one, wait in sorted(waits.items()))
     told_of = replace(compose(kind, culprits, parties, table, unknown), waits=edges)
-    if kind == Kind.ENDED and rank is not None and waits[rank].operation.kind != COLLECTIVE:
-        return replace(told_of, cure=UNANSWERED.format(rank=rank, other=other))
+    if kind == Kind.ENDED and rank is not None:
+        if waits[rank].operation.kind != COLLECTIVE:
+            return replace(told_of, cure=UNANSWERED.format(rank=rank, other=other))
+        if unshared := find_unshared(graph, rank):
+            return replace(told_of, cure=unshared)
     return told_of
+
+
+def find_unshared(graph: WaitGraph, rank: int) -> str:
+    """The cure where a rank waits in a collective, and those that have finished have called nothing
+    from its line; empty if they have."""
+    one, missing = graph.waits[rank].operation, graph.waits[rank].missing
+    others = sorted(missing & graph.find_doing(Doing.FINISHED))
+    if not one.line or any(
+        call.line == one.line for other in others for call in graph.states[other].operations
+    ):
+        return ""
+    ranks = [each for each, wait in graph.waits.items() if wait.operation.line == one.line]
+    return UNSHARED.format(
+        ranks=name_ranks(ranks), make="make" if ranks[1:] else "makes",
+        line=shorten(one.line.partition(" in ")[0], 24),
+        others=name_ranks(others), do="do" if others[1:] else "does",
+    )  # fmt: skip
 
 
 def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | None) -> Predicate:

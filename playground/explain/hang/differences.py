@@ -40,6 +40,8 @@ from playground.explain.hang.wait_graph import (
 )
 from playground.explain.hang.wording import (
     HAS_NOT,
+    MOST_PARTIES,
+    UNLIKE,
     WIDTH,
     Diagnosis,
     Predicate,
@@ -47,6 +49,7 @@ from playground.explain.hang.wording import (
     detail,
     draw_table,
     has_called,
+    join_parties,
 )
 
 ORDERED = COLLECTIVE, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
@@ -147,14 +150,13 @@ class Difference:
         rank = next(
             one for one in acts if find_difference(self.met[one], self.met[other], strictly=True)
         )
-        return [
-            ([one for one in acts if acts[one] == acts[some]], acts[some]) for some in (other, rank)
-        ]
+        told = dict.fromkeys((acts[other], acts[rank]))
+        if self.kind in UNLIKE:
+            told |= dict.fromkeys(acts.values())
+        return [([one for one in acts if acts[one] == act], act) for act in [*told][:MOST_PARTIES]]
 
     def say(self) -> str:
-        (ranks, called), (others, act) = self.list_parties()
-        between = ", which " if self.extra else " where "
-        return between.join((called.say(ranks), act.say(others, called.line)))
+        return join_parties(self.list_parties(), ", which " if self.extra else " where ")
 
 
 def note_difference(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
@@ -170,7 +172,9 @@ def note_difference(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
         if (now := waits[rank]) and is_at(now, one.channel, one.index)
     }
     others = first.met.keys() - first.culprits
-    if first.culprits <= there and (others & there or not others) and not first.extra:
+    is_same = first.kind == found.kind and bool(there)
+    has_met = first.culprits <= there and (others & there or not others)
+    if (is_same or has_met) and not first.extra:
         return found
     return replace(found, difference=first.say(), cure=first.kind.cure)
 

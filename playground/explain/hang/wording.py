@@ -20,6 +20,10 @@ ACTS = {
 """The verbs for one rank that is in no operation, and for several."""
 ABORT = "SIGABRT"
 """In the words on a rank's end: by a backend that has got what it did not expect, most likely."""
+UNLIKE = Kind.SHAPES, Kind.DTYPES
+"""Kinds of difference in which every rank may have another value: all are told."""
+MOST_PARTIES = 8
+"""Most parties that a sentence tells of."""
 WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 """Columns: of a text, and the most of each cell of a table if there is no room for more."""
 
@@ -112,7 +116,7 @@ def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
         Kind.WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else Kind.ROOTS
     )
     # short enough for its column, so that the tag is not cut
-    doing = f"{detail(wait.operation, told).replace(' with', ',')} #{wait.operation.index}"
+    doing = f"{detail(wait.operation, told)} #{wait.operation.index}".replace(" with tag", ", tag")
     awaited = format_ranks(wait.missing)
     if wait.any_one and len(wait.missing) > 1:
         awaited = f"any of {awaited}"
@@ -152,13 +156,12 @@ def compose(
     table: str,
     unknown: str | None,
 ) -> Diagnosis:  # fmt: skip
-    """A diagnosis of what one party does, and another that waits for it, if there is one. `unknown`
-    is what a proof lacks; None if nobody is blocked."""
+    """A diagnosis of what one party does, and of another that waits for it, if there is one, and
+    more if all differ. `unknown` is what a proof lacks; None if nobody is blocked."""
     act = parties[0][1]
-    said = [
-        some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks
-    ]
-    sentence = (" while " if unknown is None and not act.is_over else " where ").join(said)
+    sentence = join_parties(
+        parties, " while " if unknown is None and not act.is_over else " where "
+    )
     if unknown is not None:
         sentence = f"deadlock: {sentence}"
     if unknown:
@@ -176,6 +179,15 @@ def compose(
     )
 
 
+def join_parties(parties: Sequence[tuple[Sequence[int], Predicate]], between: str) -> str:
+    """What parties do, with a word between the first and the others."""
+    act = parties[0][1]
+    first, *others = (
+        some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks
+    )
+    return between.join([first, *([" and ".join(others)] if others else [])])
+
+
 def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:
     """States of ranks, their lines, whom they wait for, and since when. Ranks that do the same
     share a row."""
@@ -189,7 +201,7 @@ def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, flo
         lines.append((format_ranks(ranks), doing, seconds, where, awaited))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     room = WIDTH - 2 * (len(widths) - 1)
-    for column in (4, 0, 1, 3):
+    for column in (4, 0, 3, 1):
         excess = max(0, sum(widths) - room)
         widths[column] = max(widths[column] - excess, min(widths[column], WIDTHS[column]))
     table = (

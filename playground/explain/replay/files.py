@@ -48,7 +48,7 @@ def check_ending(file: Path, endings: Sequence[str], flag: str) -> None:
     """Raise `UsageError` for an ending that is not among `endings`."""
     if file.suffix not in endings:
         raise UsageError(
-            f"{flag} {file}: choose an ending from {', '.join(endings)}, it says what is rendered"
+            f"{flag} {file}: the ending says what is written: choose one of {', '.join(endings)}"
         )
 
 

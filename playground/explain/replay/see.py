@@ -29,6 +29,7 @@ from playground.explain.replay.record.run import (
 )
 from playground.ui.options import check_writable
 from playground.world.command_world import CommandWorld
+from playground.world.launcher.deadlock_watch import line_of
 
 FLAG = "--see"
 IN_FOLDER = re.compile(rf"\d+(/({re.escape(RUN)}|{LOG_FILE.pattern}))?")
@@ -85,7 +86,8 @@ class Recordings:
         except (RankFailed, RankTimeout) as failure:
             for file in sorted(self.folder.glob(f"*/{RUN}"))[:1]:
                 with contextlib.suppress(OSError):  # the failure is what is told
-                    note_failure(file.parent, failure, run)
+                    traceback = getattr(failure, "traceback", "")
+                    note_failure(file.parent, failure, run, line_of(traceback))
             raise
         finally:
             if world.is_main:

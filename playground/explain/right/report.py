@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from playground.base.ranks import name_ranks
 from playground.explain.right.facts import RankFacts
 from playground.explain.right.finding import Finding
+from playground.ui.units import plural
 
 WIDTH = 80
 
@@ -25,19 +26,35 @@ def tell(finding: Finding) -> str:
     return "\n".join(textwrap.fill(each, WIDTH, break_on_hyphens=False) for each in sentences)
 
 
-def tell_all(findings: Sequence[Finding], facts: Sequence[RankFacts]) -> str:
-    """All findings; if there is none, what was looked at and what is unknown."""
-    if findings:
-        return "\n\n".join(map(tell, findings))
-    steps = sum(len(each.looks) for each in facts)
-    seen = f"{steps} steps of optimizers were compared" if steps else "no optimizer made a step"
-    return "\n".join(
-        textwrap.fill(each, WIDTH)
-        for each in (
-            f"playground: nothing wrong was seen: {seen}",
-            *(f"not known: {each}" for each in explain_unknown(facts)),
-        )
-    )
+HIDING = "replicas that drift apart hide other mistakes: run it again when this is fixed"
+
+
+def tell_all(findings: Sequence[Finding], facts: Sequence[RankFacts] = ()) -> str:
+    """All findings; with the facts, also what was looked at and what is unknown."""
+    parts = [*map(tell, findings)]
+    if not parts:
+        steps = sum(len(each.looks) for each in facts)
+        seen = f"{steps} steps of optimizers were compared" if steps else "no optimizer made a step"
+        parts = [textwrap.fill(f"playground: nothing wrong was seen: {seen}", WIDTH)]
+    if any(finding.rule.startswith("D") for finding in findings):
+        parts.append(textwrap.fill(f"playground: {HIDING}.", WIDTH))
+    if facts:
+        looks = "\n".join(textwrap.fill(each, WIDTH) for each in say_looks(facts))
+        parts = [*parts[:-1], f"{parts[-1]}\n{looks}"] if not findings else [*parts, looks]
+    return "\n\n".join(parts)
+
+
+def say_looks(facts: Sequence[RankFacts]) -> Iterator[str]:
+    """What was looked at on all ranks together, and what was not."""
+    counts = [
+        plural(sum(len(each.looks) for each in facts), "step") + " of optimizers",
+        plural(max(len(each.models) for each in facts), "model") + " in DistributedDataParallel",
+        plural(sum(len(each.draws) for each in facts), "iteration") + " over a DistributedSampler",
+        plural(sum(len(each.files) for each in facts), "file"),
+    ]
+    yield f"looked at: {', '.join(counts)}"
+    if unknown := explain_unknown(facts):
+        yield f"not looked at: {'; '.join(unknown)}"
 
 
 def explain_unknown(facts: Sequence[RankFacts]) -> list[str]:

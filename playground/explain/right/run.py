@@ -182,5 +182,5 @@ def show(
     if mode == HINTS:
         click.echo(tell_all(found, facts), err=True)
     elif new := [each for each in found if each.level is not HINT and not is_known(each)]:
-        click.echo(tell_all(new, facts), err=True)
+        click.echo(tell_all(new), err=True)
     return any(each.is_certain for each in found)

@@ -18,7 +18,8 @@ gradients together, and divide the optimizer's state, as zero1 does.
     torchrun --nproc-per-node 8 lesson.py
 
     …
-    dp x pp x cp x tp  KiB: tp      cp      pp  dp x cp  largest difference
+                        KiB sent along an axis
+    dp x pp x cp x tp       tp      cp      pp  dp x cp  largest difference
     8 x 1 x 1 x 1            0       0       0     3219               3e-17
     …
     1 x 2 x 2 x 2          576     576     144      493               1e-16
@@ -248,8 +249,8 @@ def print_place(rank, shape):
     named = zip(map(" x ".join, GROUPS), groups, strict=True)
     print(
         f"Rank {rank}: {tuple(coordinates_of(rank, shape).values())}",
-        *(f"{name} {' '.join(map(str, ranks))}" for name, ranks in named),
-        f"library {'the same' if by_library == groups else by_library}",
+        *(f"{name} {{{','.join(map(str, ranks))}}}" for name, ranks in named),
+        f"library {'same' if by_library == groups else by_library}",
         sep=", ",
     )
 
@@ -266,7 +267,8 @@ def run(rank, size):
     batches = [make_batch(SEQUENCES * size, seed=step) for step in range(STEPS)]
     expected = train_one_process(batches)
     if rank == 0:
-        print("dp x pp x cp x tp  KiB: tp      cp      pp  dp x cp  largest difference")
+        print(f"{'KiB sent along an axis':>42}")
+        print("dp x pp x cp x tp       tp      cp      pp  dp x cp  largest difference")
     differences = [compare(shape, batches, expected) for shape in shapes]
     assert all(each < 1e-9 for each in differences), "not the training of one process"
 

@@ -46,18 +46,20 @@ function pipeline({ stages, microbatches, schedule }) {
   return {
     rows,
     says: `${schedule}: stages idle for ${bubble} of ${slots} slots; the first one holds ${held} of ${microbatches} microbatches.`,
-    draw: () => drawSlots(fillSlots(schedule, stages, microbatches)),
+    draw: (room, width) => drawSlots(fillSlots(schedule, stages, microbatches), width),
   };
 }
 
-function drawSlots(slots) {
+/** In the width that there is, as long as the numbers can be read. */
+function drawSlots(slots, width) {
+  const slot = Math.max(20, Math.min(26, Math.floor((width - 62) / slots[0].length)));
   const cells = slots.map((row, s) => {
     const texts = row.map((each) => each ? `${each > 0 ? "F" : "B"}${Math.abs(each) - 1}` : ".");
     const boxes = texts.map((text, at) => text === "." || text === texts[at - 1] ? "" :
-      `<rect class="${text[0]}" x="${60 + 26 * at}" y="${26 * s + 2}" width="${text[0] === "B" ? 51 : 25}" height="24"/><text class="middle" x="${(text[0] === "B" ? 85.5 : 72.5) + 26 * at}" y="${26 * s + 18}">${text}</text>`);
+      `<rect class="${text[0]}" x="${60 + slot * at}" y="${26 * s + 2}" width="${slot * (text[0] === "B" ? 2 : 1) - 1}" height="24"/><text class="middle" x="${59.5 + slot * (at + (text[0] === "B" ? 1 : 0.5))}" y="${26 * s + 18}">${text}</text>`);
     return `<g data-slots="${texts.join(" ")}"><text x="0" y="${26 * s + 18}">stage ${s}</text>${boxes.join("")}</g>`;
   });
-  return [62 + 26 * slots[0].length, 26 * slots.length + 4, cells.join("")];
+  return [62 + slot * slots[0].length, 26 * slots.length + 4, cells.join("")];
 }
 
 start("pipeline", pipeline);

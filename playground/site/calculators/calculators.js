@@ -27,7 +27,7 @@ function update(section, compute) {
       control.ariaValueText = text;
     }
   }
-  const drawing = section.querySelector(".drawing"), { rows, says, draw } = compute(chosen), [width, height, shapes] = draw(Math.min(660, drawing.clientWidth));
+  const drawing = section.querySelector(".drawing"), { rows, says, draw } = compute(chosen), [width, height, shapes] = draw(Math.min(660, drawing.clientWidth), drawing.clientWidth);
   for (const row of section.querySelectorAll("tbody tr")) {
     const name = row.firstChild.textContent;
     row.ariaCurrent = Object.values(chosen).includes(name) ? "true" : null;

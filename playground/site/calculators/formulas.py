@@ -41,23 +41,26 @@ STATES = {"Adam": 8, "SGD with momentum": 4, "SGD": 0}
 """Bytes of a parameter's state, in float32."""
 PRECISIONS = {"float32": (4, 0), "mixed precision": (2, 4), "bfloat16": (2, 0)}
 """Bytes of a parameter, and of its gradient; and of its master, which the optimizer holds."""
+ZERO_STAGES = ("data parallel", "zero1", "zero2", "zero3")
+"""As the chapter names them."""
 FIRST_SHARDED = (3, 2, 1)
 """ZeRO's first stage that shards parameters, gradients, and the optimizer's state."""
 
 
 def zero(chosen: Chosen) -> dict[str, list[Cell]]:
-    """What a rank holds, and sends in a step, by each way."""
+    """What a rank holds, and sends in a step, with each stage."""
     parameters, ranks = (int(chosen[name]) for name in ("parameters", "ranks"))
     own, master = PRECISIONS[str(chosen["precision"])]
     sizes = (own, own, master + STATES[str(chosen["optimizer"])])
     rows = {}
-    for stage, (way, collectives) in enumerate(COLLECTIVES_OF_STAGE.items()):
+    of_stages = zip(ZERO_STAGES, COLLECTIVES_OF_STAGE.values(), strict=True)
+    for number, (stage, collectives) in enumerate(of_stages):
         held = [
-            parameters * nbytes / (ranks if stage >= first else 1)
+            parameters * nbytes / (ranks if number >= first else 1)
             for nbytes, first in zip(sizes, FIRST_SHARDED, strict=True)
         ]
         sent = times_sent(ranks, *collectives) * own * parameters
-        rows[way] = [in_gigabytes(each) for each in (*held, sum(held), sent)]
+        rows[stage] = [in_gigabytes(each) for each in (*held, sum(held), sent)]
     return rows
 
 
@@ -135,14 +138,14 @@ CALCULATORS = {
                 in_billions,
             ),
             Control("ranks", "Ranks", tuple(2**each for each in range(13)), 64),
-            Control("stage", "Stage", tuple(COLLECTIVES_OF_STAGE), "zero-1"),
+            Control("stage", "Stage", ZERO_STAGES, "zero1"),
             Control("optimizer", "Optimizer", tuple(STATES), "Adam"),
             Control("precision", "Precision", tuple(PRECISIONS), "mixed precision"),
         ),
-        ("way", "parameters", "gradients", "optimizer", "held by a rank", "sent in a step"),
+        ("stage", "parameters", "gradients", "optimizer", "held by a rank", "sent in a step"),
         zero,
         "stage",
-        "Activations, the layers that zero-3 has gathered, and buffers come on top.",
+        "Activations, the layers that zero3 has gathered, and buffers come on top.",
     ),
     "pipeline": Calculator(
         "The bubble of a pipeline",

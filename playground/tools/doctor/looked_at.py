@@ -15,6 +15,8 @@ from playground.ui.units import plural
 class LookedAt:
     """What was looked at in one run, on all ranks together."""
 
+    size: int
+    """Number of ranks."""
     calls: int
     """Operations of torch.distributed, also those that it calls itself."""
     steps: int
@@ -29,9 +31,11 @@ class LookedAt:
     """What was not looked at."""
 
 
-def describe_looks(facts: Sequence[RankFacts], calls: int, stopped_after: float) -> LookedAt:
-    """What ranks have shown. `stopped_after`: the seconds after which they were stopped; 0 if they
-    have ended by themselves."""
+def describe_looks(
+    facts: Sequence[RankFacts], size: int, calls: int, stopped_after: float
+) -> LookedAt:
+    """What `size` ranks have shown. `stopped_after`: the seconds after which they were stopped; 0
+    if they have ended by themselves."""
     steps = sum(len(each.looks) for each in facts)
     models = max((len(each.models) for each in facts), default=0)
     unknown = [
@@ -40,7 +44,7 @@ def describe_looks(facts: Sequence[RankFacts], calls: int, stopped_after: float)
         *explain_unknown(facts),
     ]
     return LookedAt(
-        calls=calls, steps=steps, models=models,
+        size=size, calls=calls, steps=steps, models=models,
         passes=sum(len(each.draws) for each in facts),
         files=sum(len(each.files) for each in facts),
         unknown=unknown,
@@ -48,7 +52,8 @@ def describe_looks(facts: Sequence[RankFacts], calls: int, stopped_after: float)
 
 
 def say_looks(seen: Sequence[LookedAt]) -> Iterator[str]:
-    """Lines on what was looked at in the runs, and what was not in one of them or in none."""
+    """Lines on what was looked at in the runs together, and what was not, with the run if it is one
+    of several."""
     counts = [
         plural(sum(each.calls for each in seen), "call"),
         plural(sum(each.steps for each in seen), "step") + " of optimizers",
@@ -56,6 +61,13 @@ def say_looks(seen: Sequence[LookedAt]) -> Iterator[str]:
         plural(sum(each.passes for each in seen), "iteration") + " over a DistributedSampler",
         plural(sum(each.files for each in seen), "file"),
     ]
-    yield f"  looked at: {', '.join(counts)}"
-    unknown = dict.fromkeys(each for run in seen for each in run.unknown)
+    sizes = " and on ".join(f"{run.size} ranks" for run in seen)
+    yield f"  looked at, on {sizes}: {', '.join(counts)}"
+    unknown = [
+        f"{each} (on {run.size} ranks)" if len(seen) > 1 else each
+        for run in seen
+        for each in run.unknown
+        if not all(each in other.unknown for other in seen)
+    ]
+    unknown += (each for each in seen[0].unknown if all(each in run.unknown for run in seen))
     yield f"  not looked at: {'; '.join([*unknown, 'other backends and devices than those used'])}"

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from playground.base.errors import PlaygroundError, UsageError
+from playground.base.errors import PlaygroundError, Undecided, UsageError
 from playground.base.flags import flag, like
 from playground.tools import TOOLS
 from playground.tools.doctor import (
@@ -27,7 +27,7 @@ from playground.tools.doctor import (
 from playground.tools.doctor.data_parallel import Plan
 from playground.tools.doctor.data_parallel.edits import show_edits
 from playground.tools.doctor.data_parallel.plan import plan_of_half, plan_of_text
-from playground.ui.options import RunOptions, pack_options
+from playground.ui.options import RunOptions, pack_options, tell_misplaced
 from playground.ui.session import Session, session_command
 from playground.ui.text import Prose, bad, good, prose
 from playground.ui.units import plural
@@ -167,7 +167,8 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
     then on 3, unseen, in a copy of the working folder. Of a training in one process it says what
     data parallelism needs, line by line: that is read, and not run.
 
-    Of each finding: what was seen, the rule, and the fix. Exit code 1 if one is an error.
+    Of each finding: what was seen, the rule, and the fix. Exit code 1 if one is an error; 3 if
+    there is none, and a run of the script was stopped after --seconds.
 
     \b
         python -m playground doctor
@@ -190,6 +191,8 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
         )
     system = f"{platform.platform()}, Python {platform.python_version()}"
     session.say(f"{TOOL.name}: {platform.node()}, {system}", "")
+    if words and Path(words[0]).is_file():
+        tell_misplaced(words[0], words[1:], Path(words[0]).read_text("utf-8", "replace"))
     if words and (found := plan_of_text(Path(words[0]))):
         examine_text(session, Path(words[0]), found)
     tiers = [settings.check] if settings.check else tiers
@@ -197,5 +200,13 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
     session.print_document({}, findings=findings, **facts)
     if checks := dict.fromkeys(each.check for each in findings if each.severity == ERROR):
         raise PlaygroundError(f"not fit for distributed training: {', '.join(checks)}")
-    verdict = good("None of the faults that these checks look for was found.")
-    session.say("", prose(verdict, " What was not called was not looked at."))
+    ran = facts.get("script")
+    if isinstance(ran, script.ScriptFacts) and ran.is_undecided:
+        steps = plural(sum(run.looked_at.steps for run in ran.runs), "step")
+        raise Undecided(
+            f"undecided: stopped after {ran.seconds:g} s, {steps} of optimizers seen; raise "
+            "--seconds, before the name of the script"
+        )
+    none = good("None of the faults that these checks look for was found.")
+    verdict = f"{plural(len(findings), 'warning')}, no error." if findings else none
+    session.say("", prose(verdict, " What was not called was not looked at." if words else ""))

@@ -24,8 +24,18 @@ from pathlib import Path
 
 from playground.base.errors import TIMED_OUT, PeerDisconnected, RankFailed, RankTimeout, UsageError
 from playground.base.files import temporary_folder
+from playground.base.process_status import process_status
 from playground.base.threads import OurThread
-from playground.explain.hang import MAKE_DDP, RECEIVE, UNASKED, Kind, Operation, RankState
+from playground.explain.hang import (
+    MAKE_DDP,
+    RECEIVE,
+    UNASKED,
+    Doing,
+    Kind,
+    Operation,
+    RankState,
+)
+from playground.explain.hang.activity import RUNNABLE
 from playground.explain.hang.box import SWITCH, View, find_boxes
 from playground.explain.hang.diagnosis import diagnose
 from playground.explain.hang.differences import find_mismatch
@@ -51,6 +61,8 @@ COPIED = 2**30
 LEADER = "process group"
 """Key of a report: the id of the process group that a rank leads. With a space, it is none of the
 script's own."""
+BETWEEN_LOOKS = 1.0
+"""Seconds between two looks at ranks whose time is up: one that makes no progress waits."""
 TIME_LIMIT = "time limit"
 """Key of the report that the time is up."""
 
@@ -75,6 +87,8 @@ class ScriptRun:
     mistakes: Sequence[Mistake]
     """What is silently wrong."""
     looked_at: LookedAt
+    stands: str = ""
+    """Where the ranks were when their time was up; empty if the run has ended by itself."""
 
     @property
     def has_failed(self) -> bool:
@@ -92,6 +106,13 @@ class ScriptFacts:
     """One for each number of ranks."""
     operations: Sequence[Operation] = field(repr=False)
     """Those of all ranks in all runs."""
+    seconds: float = 0.0
+    """The limit of each run."""
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a run was stopped, so that what comes later is not known."""
+        return any(run.stands for run in self.runs)
 
 
 def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) -> ScriptFacts:
@@ -113,7 +134,9 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
             operations += (one for state in states for one in state.operations)
             if run.has_failed:
                 break
-    script = ScriptFacts(path=path, folder=str(folder), runs=runs, operations=operations)
+    script = ScriptFacts(
+        path=path, folder=str(folder), runs=runs, operations=operations, seconds=seconds
+    )
     if not runs[-1].has_failed and not operations:
         raise UsageError(
             f"{path} called no operation of torch.distributed within {seconds:g} s: name a script "
@@ -132,8 +155,11 @@ def summarize(script: ScriptFacts) -> str:
 
 
 def describe(script: ScriptFacts) -> Iterator[str]:
-    """Lines on what was looked at, and what was not."""
-    return say_looks([run.looked_at for run in script.runs])
+    """Lines on what was looked at, and what was not, and on where ranks were that were stopped."""
+    yield from say_looks([run.looked_at for run in script.runs])
+    for run in script.runs:
+        if run.stands:
+            yield f"  {run.size} ranks when they were stopped: {run.stands}"
 
 
 def is_copied(path: Path, target: Path) -> bool:
@@ -180,19 +206,23 @@ def run_script(
     boxes: dict[int, View] = {}
     groups: list[int] = []
     last: list[RankState] = []
+    were_still = False
 
     def listen(rank: int, event: Event) -> None:
         if LEADER in event:
             groups.append(event[LEADER])
             boxes.update((rank, view) for view in find_boxes(groups[-1:]))
-        if TIME_LIMIT in event:
-            last[:] = (boxes[rank].read() for rank in sorted(boxes))  # before they are stopped
+        if TIME_LIMIT in event:  # they are looked at before they are stopped
+            nonlocal were_still
+            views = [boxes[rank] for rank in sorted(boxes)]
+            last[:], were_still = look_at_the_end(views)
             raise Elapsed
 
     quiet = logging.NullHandler()
     has_returned = is_stopped = False
     failure = ""
     why = None
+    lineless: int | None = None
     logging.getLogger("playground").addHandler(quiet)  # a mismatch is a finding
     try:
         launch(
@@ -206,7 +236,7 @@ def run_script(
         has_returned = True
     except Elapsed:
         is_stopped = True
-        waits = any(state.waits_for and state.since > seconds / 2 for state in last)
+        waits = were_still and any(state.waits_for for state in last)
         why = diagnose([replace(state, may_act=UNASKED) for state in last]) if waits else None
         why = None if why and why.kind in (Kind.RUNNING, Kind.STRAGGLER) else why
     except (RankFailed, RankTimeout) as failed:
@@ -214,6 +244,7 @@ def run_script(
         why = failed.diagnosis
         if not (why and failed_in_operation(failed)):
             failure = failed.headline + (f" ({line})" if line else "")
+            lineless = failed.rank if isinstance(failed, RankFailed) and not line else None
     finally:
         logging.getLogger("playground").removeHandler(quiet)
         for group in groups:  # what the script itself has started
@@ -221,15 +252,47 @@ def run_script(
                 os.killpg(group, signal.SIGKILL)
     states = last or [boxes[rank].read() for rank in sorted(boxes)]
     why = why or find_mismatch(states)
+    if failure and (last_call := next(reversed(find_calls(states, lineless)), None)):
+        failure += f"; its last call is {last_call.name} ({last_call.line})"
+    stands = "; ".join(map(tell_place, last)) or "they had not begun" if is_stopped else ""
     facts = read_ranks(folder_of_last_start(seen), size)
     run = ScriptRun(
         size=size, has_returned=has_returned, failure=failure, diagnosis=why,
-        mistakes=find_mistakes(facts),
+        mistakes=find_mistakes(facts), stands=stands,
         looked_at=describe_looks(
-            facts, sum(len(state.operations) for state in states), seconds if is_stopped else 0
+            facts, size, calls=sum(len(state.operations) for state in states),
+            stopped_after=seconds if is_stopped else 0,
         ),
     )  # fmt: skip
     return run, states
+
+
+def find_calls(states: Sequence[RankState], rank: int | None) -> Sequence[Operation]:
+    """What a rank has called; empty if there is no such rank."""
+    return next((state.operations for state in states if state.rank == rank), ())
+
+
+def look_at_the_end(views: Sequence[View]) -> tuple[list[RankState], bool]:
+    """The state of each rank, with its line, and whether none has moved or computed meanwhile."""
+    before = [view.progress for view in views]
+    time.sleep(BETWEEN_LOOKS)
+    states = [view.read_since(was) for view, was in zip(views, before, strict=True)]
+    were_still = all(
+        view.progress == was and process_status(view.pid)[:1] not in RUNNABLE
+        for view, was in zip(views, before, strict=True)
+    )
+    return [
+        replace(state, line=view.ask_for_line()) if state.doing == Doing.IN_PROGRAM else state
+        for state, view in zip(states, views, strict=True)
+    ], were_still
+
+
+def tell_place(state: RankState) -> str:
+    """Where a rank is."""
+    inside = state.waits_for if state.doing == Doing.IN_OPERATION else None
+    line = (inside.line if inside else state.line).partition(" in ")[0]
+    what = f"in {inside.name}" if inside else state.doing
+    return f"rank {state.rank} {what}" + (f" ({line})" if line else "")
 
 
 def failed_in_operation(failure: RankFailed | RankTimeout) -> bool:

@@ -81,7 +81,7 @@ def run(world: CommandWorld, name: str) -> Outcome:
     error, told = ending.error, ending.diagnosis
     words, culprits = str(told or error or ""), told.culprits if told else ()
     if isinstance(error, RankFailed):
-        words, culprits = error.headline, (error.rank,)
+        words, culprits = f"{error.headline}{ellipsis_of(error)}", (error.rank,)
     symptom = next((name for name, kind in ERRORS.items() if isinstance(error, kind)), SILENT)
     outcome = Outcome(
         name=name,
@@ -100,6 +100,12 @@ def run(world: CommandWorld, name: str) -> Outcome:
             outcome, told=tell(found), diagnosis=found.rule, culprits=found.ranks, line=found.where
         )
     return replace(outcome, problem=find_problem(outcome))
+
+
+def ellipsis_of(error: RankFailed) -> str:
+    """An ellipsis if the message goes on behind its first line."""
+    *_, rest = error.traceback.rpartition(error.headline[-40:])
+    return " …" if rest != error.traceback and rest.strip() else ""
 
 
 def find_problem(found: Outcome) -> str:

@@ -21,7 +21,7 @@ from playground.tools.run.options import (
     set_option,
 )
 from playground.tools.run.start import prepare_start, run_on_ranks, share_imports, warm_up
-from playground.ui.options import pack_options, refuse
+from playground.ui.options import pack_options, refuse, tell_misplaced
 from playground.ui.session import Session, session_command
 from playground.world.program import Program, parse, path_of_new_interpreter
 
@@ -112,6 +112,7 @@ def command(
         raise UsageError(f"--set: the text of {name} cannot be read here: name a file")
     if file:
         tree = parse(file)
+        tell_misplaced(name, arguments, file.read_text("utf-8", "replace"))
         share_imports(file, tree)
         if settings_of_constants:
             constants = read_constants(file.read_bytes(), tree)

@@ -6,6 +6,7 @@ import ast
 import os
 import shlex
 import sys
+import textwrap
 import uuid
 from pathlib import Path
 
@@ -33,10 +34,7 @@ from playground.world.program import (
 from playground.world.rank.reports import BREAKPOINT, HUNG_UP, JOINED, Event
 from playground.world.rendezvous.environment import rank_env_from
 
-APART = (
-    "no rank has formed a process group: these were {size} independent runs of {name}. What makes "
-    "them one, line by line: python -m playground {more}"
-)
+APART = "no rank has formed a process group: these were {size} independent runs of {name}"
 IN_TURNS = (
     "rank {rank} is at a breakpoint ({breakpoint}); ranks are asked one after the other. --debug "
     "{rank} opens its breakpoints only, and has no timeout end the others' waiting"
@@ -124,8 +122,9 @@ def run_on_ranks(
     if is_apart and FOR_HELP.isdisjoint(program.arguments):
         is_script = program.is_one_file and not program.is_module
         more = shlex.join(["doctor", *program.words] if is_script else ["read", "ddp"])
-        apart = APART.format(size=world.size, name=program.name, more=more)
-        click.echo(f"playground: {apart}", err=True)
+        apart = f"playground: {APART.format(size=world.size, name=program.name)}."
+        told = textwrap.fill(apart, 80, break_on_hyphens=False, break_long_words=False)
+        click.echo(f"{told}\nWhat makes them one: python -m playground {more}", err=True)
 
 
 def make_files(folder: Path, size: int) -> None:

@@ -14,12 +14,14 @@ import click
 
 from playground.base.errors import UsageError
 from playground.base.process_status import process_status
+from playground.base.untrusted import printable
 from playground.explain.hang import UNASKED, Doing, RankState, diagnosis
-from playground.explain.hang.box import View, find_boxes
+from playground.explain.hang.box import View, find_boxes, is_box
 from playground.tools import TOOLS
 from playground.ui.session import Session, session_command, to_document
 from playground.world.rank.process import find_lifelines
 
+NOT_FORMED = "no rank has formed a process group, or called an operation of one"
 BETWEEN_LOOKS = 0.3
 """Seconds: a rank that makes no progress meanwhile stands still."""
 COMPUTING = 3
@@ -90,7 +92,7 @@ def describe_unrecorded(pid: int) -> str:
     ]
     if first.words[0] != "-m":
         ways.append(f"to examine the script: {there}python -m playground doctor {words}")
-    ways.append(f"for a rank's stack: py-spy dump --pid {first.pid}")
+    ways.append(f"for a rank's stack: py-spy dump --pid {first.pid} (pip install py-spy)")
     told = "; ".join([", ".join(seen).capitalize(), *ways])
     return f"torchrun alone gives a script no flight recorder. {told}"
 
@@ -137,11 +139,42 @@ def look_twice(boxes: Sequence[View]) -> list[RankState]:
     ]
 
 
+def tell_world(states: Sequence[RankState]) -> str:
+    """The diagnosis of a world, or that its ranks have called nothing so far."""
+    has_called = any(state.counts or state.unnamed for state in states)
+    told = diagnosis.tell(states)
+    return told if has_called else told.replace("no rank waits", NOT_FORMED, 1)
+
+
 def tell_more(states: Sequence[RankState], boxes: Sequence[View]) -> Iterator[str]:
     """The commands that show where ranks are that are in no operation, and do not say so."""
     for state, box in zip(states, boxes, strict=True):
         if state.doing == Doing.IN_PROGRAM and not state.line:
-            yield f"where rank {state.rank} is: py-spy dump --pid {box.pid}"
+            yield f"where rank {state.rank} is: py-spy dump --pid {box.pid} (pip install py-spy)"
+
+
+def find_launcher(pid: int, boxes: Sequence[View]) -> str:
+    """The process that has started these ranks, and its command, where `pid` is neither that nor
+    one of them; empty otherwise."""
+    inodes = {os.fstat(box.file).st_ino for box in boxes}
+    ranks = {box.pid for box in boxes}
+    for member in list_family(pid) if pid not in ranks else ():
+        if member not in ranks and inodes & find_open_boxes(member):
+            words = Path(f"/proc/{member}/cmdline").read_bytes().decode(errors="replace")
+            command = printable(shlex.join(words.split("\0")[:-1]))
+            return f"the ranks of process {member}: {command}" if member != pid else ""
+    return ""
+
+
+def find_open_boxes(pid: int) -> set[int]:
+    """The inodes of the flight recorders that a process has open."""
+    found = set()
+    with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        for file in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{file}"
+            if is_box(path):
+                found.add(os.stat(path).st_ino)
+    return found
 
 
 @session_command(
@@ -162,7 +195,9 @@ def command(session: Session, pid: int) -> None:
     worlds = [look_twice(boxes) for boxes in views]
     found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
     told = "\n\n".join(
-        "\n".join([diagnosis.tell(ranks), *tell_more(ranks, boxes)])
+        "\n".join(
+            filter(None, [find_launcher(pid, boxes), tell_world(ranks), *tell_more(ranks, boxes)])
+        )
         for ranks, boxes in zip(worlds, views, strict=True)
     )
     click.echo(to_document({"worlds": found}) if session.run.as_json else told)

@@ -108,7 +108,8 @@ def test_one_of_each_kind_is_told_apart(
     assert (found.kind, found.culprits, found.proved) == (kind, culprits, True)
     assert found.sentence == textwrap.fill(f"deadlock: {sentence}", 80)
     assert found.line.startswith("train.py:")
-    assert found.cure == found.kind.cure
+    if kind != Kind.ENDED:
+        assert found.cure == found.kind.cure
     assert max(map(len, str(found).splitlines())) <= 100
 
 
@@ -480,9 +481,34 @@ def test_a_message_with_a_rank_that_has_finished_has_a_cure_of_messages() -> Non
         assert found
         assert found.kind == Kind.ENDED
         assert found.cure == f"have rank {peer} take part in this message, or rank 1 leave it out"
-    found = diagnose(run([SUM, SUM], [SUM]))
+
+
+def test_a_call_that_the_others_never_make_is_named_and_one_of_a_loop_is_not() -> None:
+    found = diagnose(run([SUM_3, SUM_3], [SUM_3], [SUM_3]))
+    assert found
+    assert found.cure == (
+        "rank 0 makes a call (train.py:2) that ranks 1-2 do not: is it under a condition on the "
+        "rank?"
+    )
+    states = run([SUM, SUM], [SUM])
+    for at, state in enumerate(states):
+        calls = tuple(replace(one, line="train.py:9 in step") for one in state.operations)
+        waits = state.waits_for and replace(state.waits_for, line="train.py:9 in step")
+        states[at] = replace(state, operations=calls, waits_for=waits)
+    found = diagnose(states)
     assert found
     assert found.cure == Kind.ENDED.cure
+
+
+def test_every_rank_s_shape_is_told_and_only_once() -> None:
+    shapes = [replace(SUM_3, shape=(length,)) for length in (1, 2, 3)]
+    found = diagnose(run(*([one] for one in shapes)))
+    assert found
+    assert found.difference == ""
+    assert " ".join(found.sentence.split()) == (
+        "deadlock: rank 0 is in all_reduce of shape [1] (train.py:1) where rank 1 is in all_reduce "
+        "of shape [2] (:1) and rank 2 is in all_reduce of shape [3] (:1)"
+    )
 
 
 EPOCH, ALONE = [(BACKWARD_2, 23)] * 2, [(BACKWARD_2, 29)] * 3

@@ -48,6 +48,7 @@ def to_waits(recording: Recording, places: Places) -> dict[str, object]:
         "waitCount": len(longest),
         "noWaits": f"Waits {UNTOLD}" if recording.runs_ahead else why_none,
         "standstill": still and still._asdict(),
+        "ended": recording.ended.partition("\n")[0],
     }
 
 
@@ -157,7 +158,7 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
             bar = (style_of(event), lanes.top(event)) if is_bar else ("", 0.0)
             what = (
                 event.kind, event.name, event.lane, *bar, int(ref in waited_for),
-                event.number_of_peer, event.nbytes, event.shape, event.source,
+                event.number_of_peer, event.nbytes, event.shape, event.source, event.group,
             )  # fmt: skip
             columns["start"].append(start - now)
             columns["long"].append(nanoseconds(event.end) - start if isfinite(event.end) else NEVER)

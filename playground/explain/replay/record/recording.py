@@ -152,6 +152,8 @@ class Recording:
     texts: dict[str, str] = field(default_factory=dict)
     """Contents of the program's own files, by `SourceLine.file`."""
     standstill: Standstill | None = None
+    ended: str = ""
+    """What was said of its failure, in lines; empty if it has not failed."""
 
     @property
     def size(self) -> int:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from playground.base.errors import UsageError
+from playground.base.errors import PlaygroundError, UsageError
 from playground.base.event_log import NONE, read_lines
 from playground.base.files import LARGEST_PROGRAM
 from playground.base.remote import remote
@@ -247,6 +247,7 @@ def merge(files: Files, name: str | Path = "this") -> Recording:
                 for each, text in texts.items()
             },
             standstill=read_standstill(run["standstill"]) if "standstill" in run else None,
+            ended=expect_text(run.get("ended", "")),
         )
 
 
@@ -267,12 +268,15 @@ def standstill_of(diagnosis: Diagnosis | None) -> Standstill | None:
     return Standstill(" ".join(diagnosis.sentence.split()), diagnosis.cure, diagnosis.waits)
 
 
-def note_failure(folder: Path, failure: Exception, run: str) -> None:
-    """Add the diagnosis of a run that failed, if it has one, to its description `run`, in this
-    folder."""
-    if standstill := standstill_of(getattr(failure, "diagnosis", None)):
-        told = {**json.loads(run), "standstill": standstill}
-        (folder / layout.RUN).write_text(json.dumps(told))
+def note_failure(folder: Path, failure: PlaygroundError, run: str, where: str = "") -> None:
+    """Add how a run failed, at which line, if that is known, and its diagnosis, if it has one, to
+    its description `run`, in this folder."""
+    diagnosis = failure.diagnosis
+    line = f" ({where})" if where else ""
+    told = {**json.loads(run), "ended": str(diagnosis or f"{failure.headline}{line}")}
+    if standstill := standstill_of(diagnosis):
+        told["standstill"] = standstill
+    (folder / layout.RUN).write_text(json.dumps(told))
 
 
 def read_rank(

@@ -30,6 +30,7 @@ def recording_texts(recording: Recording) -> list[Text]:
     waits = Waits(recording)
     parts = [
         summary_texts(recording),
+        end_texts(recording),
         missing_texts(recording),
         wait_texts(recording, waits),
         chain_texts(waits),
@@ -48,6 +49,12 @@ def summary_texts(recording: Recording) -> list[Text]:
         f"  {plural(recording.size, 'rank')} on {recording.backend}, {', '.join(devices)}",
         f"  {format_seconds(seconds)}, {count}",
     ]
+
+
+def end_texts(recording: Recording) -> list[Text]:
+    """What was said of a run that failed."""
+    first, *rest = recording.ended.split("\n")
+    return [prose(bad("It failed"), f": {first}"), *rest] if first else []
 
 
 def missing_texts(recording: Recording) -> list[Text]:

@@ -131,6 +131,18 @@ def name_drawn_ahead(script: Script, body: Sequence[ast.stmt]) -> Iterator[str]:
             yield from (name for name in drawn if name in used)
 
 
+def find_division_of_drawn(script: Script, loop: ast.For | ast.While) -> ast.AST | None:
+    """What divides by rank the data from which a loop draws its batches; None if that is not
+    seen."""
+    drawn = [
+        each.value
+        for each in loop.body
+        if isinstance(each, ast.Assign) and is_drawn(script, each.value)
+    ]
+    walked = [loop.iter] if isinstance(loop, ast.For) else []
+    return next(filter(None, map(script.find_division, [*walked, *drawn])), None)
+
+
 def name_batch(script: Script, loop: ast.For | ast.While) -> Sequence[str]:
     """The names of what the loop walks, unless those are numbers."""
     if isinstance(loop, ast.While):

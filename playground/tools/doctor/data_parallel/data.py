@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from playground.tools.doctor.data_parallel import Part, Status
 from playground.tools.doctor.data_parallel.batches import (
     DRAWS,
+    find_division_of_drawn,
     share_drawn,
     share_indices,
     share_stream,
@@ -26,6 +27,8 @@ def find_sampler(script: Script) -> Part:
         assert script.training
         assert script.training.batches
         loop = script.at(script.training.batches)
+        if by := find_division_of_drawn(script, script.training.batches):
+            return say_divided(script, by)
         saw = f"every rank would have the whole batch of {loop}, which the script draws itself"
         return Part(name, Status.MISSING, saw, [share], note_draws(script))
     if not script.loop:
@@ -64,6 +67,8 @@ def find_sampler(script: Script) -> Part:
     data = dataset_of(call)
     if data is None:
         return Part(name, Status.UNKNOWN, f"the dataset of {script.at(call)} is not seen: {rule}")
+    if by := script.find_division(data):
+        return say_divided(script, by)
     if base := find_stream(script, call):
         return Part(
             name,
@@ -97,6 +102,16 @@ def find_own_sampler(script: Script) -> ast.keyword | None:
     """The sampler, or the sampler of batches, that the DataLoader of the training is given."""
     given = {each.arg: each for call in script.loaders for each in call.keywords}
     return given.get("sampler") or given.get("batch_sampler")
+
+
+def say_divided(script: Script, by: ast.AST) -> Part:
+    """The part of a script that divides its data itself."""
+    return Part(
+        "sampler",
+        Status.UNKNOWN,
+        f"{script.at(by)} seems to divide the data by rank already: all ranks need the same "
+        "number of batches",
+    )
 
 
 def dataset_of(call: ast.Call) -> ast.expr | None:
@@ -217,6 +232,10 @@ def find_set_epoch(script: Script) -> Part:
         return Part(name, Status.NOT_NEEDED, "a stream has no sampler")
     if find_own_sampler(script):
         return Part(name, Status.NOT_NEEDED, "the script's own sampler draws in every epoch")
+    data = dataset_of(script.loaders[0])
+    if data and (by := script.find_division(data)):
+        saw = f"{script.at(by)} seems to divide the data by rank, so that no sampler does"
+        return Part(name, Status.NOT_NEEDED, saw)
     epochs = script.training.epochs if script.training else None
     if epochs is None:
         return Part(name, Status.NOT_NEEDED, "no loop over epochs is seen: one pass needs none")

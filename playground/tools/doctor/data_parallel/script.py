@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from playground.tools.doctor.data_parallel.edits import Edit
-from playground.tools.doctor.data_parallel.text import Training, TrainingText, walk_own
+from playground.tools.doctor.data_parallel.text import (
+    Training,
+    TrainingText,
+    find_results,
+    walk_own,
+)
 
 LOGS = {"print", "add_scalar", "add_scalars", "add_image", "add_histogram", "add_text"}
 SAVES = {"save", "savefig", "save_pretrained", "savetxt", "savez"}
@@ -18,6 +23,8 @@ MOVES_FILES = {
     *(f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "move")),
     *(f"os.{name}" for name in ("link", "remove", "rename", "replace", "symlink", "unlink")),
 }
+NOT_DATA = {"cuda", "device", "manual_seed", "print", "to"}
+"""Calls that get a rank, and divide no data by it."""
 LOGGERS = re.compile(r"(wandb|mlflow|logging|logger|log)\.\w+$")
 OF_DDP = "torch.nn.parallel.DistributedDataParallel"
 
@@ -68,6 +75,50 @@ class Script:
         """The name of DistributedDataParallel, which `start` imports if the script does not."""
         known = (name for name, what in self.text.imports.items() if what == OF_DDP)
         return next(known, "DistributedDataParallel")
+
+    def find_division(self, expression: ast.AST) -> ast.AST | None:
+        """What gives each rank a part of the data that an expression is, by its rank: an index, or
+        an argument of a call. None if that is not seen."""
+        text = self.text
+        values: dict[str, list[ast.AST]] = {}
+        for node in ast.walk(text.tree):
+            if isinstance(node, ast.Assign):
+                for target in (each for one in node.targets for each in ast.walk(one)):
+                    if isinstance(target, ast.Name):
+                        values.setdefault(target.id, []).append(node.value)
+        left, seen = [expression], set[int]()
+        for made in left:
+            for node in ast.walk(made) if id(made) not in seen else ():
+                if self.is_rank(node) and self.is_share(node, made):
+                    return made
+                if isinstance(node, ast.Name):
+                    left += values.get(node.id, [])
+                elif isinstance(node, ast.Call) and (function := text.resolve(node)):
+                    left += find_results(function)
+            seen.add(id(made))
+        return None
+
+    def is_rank(self, node: ast.AST) -> bool:
+        name = getattr(node, "attr", getattr(node, "id", ""))
+        if "rank" in name.lower() and isinstance(node, (ast.Name, ast.Attribute)):
+            return True
+        makers = self.text.makers(node) if isinstance(node, (ast.Name, ast.Call)) else ()
+        return any(self.text.called(each) == "get_rank" for each in makers)
+
+    def is_share(self, rank: ast.AST, made: ast.AST) -> bool:
+        """Whether an expression, `made`, indexes by a rank in it, or hands the rank to a call."""
+        inner = rank
+        for each in self.text.climb(rank):
+            if isinstance(each, ast.Compare):
+                return False
+            if isinstance(each, ast.Subscript) and each.slice is inner:
+                return True
+            if isinstance(each, ast.Call) and each.func is not inner:
+                return self.text.called(each) not in NOT_DATA
+            if inner is made:
+                return False
+            inner = each
+        return False
 
     @cached_property
     def loaders(self) -> list[ast.Call]:

@@ -55,7 +55,7 @@ def find_start(script: Script, parts: Collection[Part]) -> Part:
         edits.append(add_after(imports[-1], "", "", *first))
         if not is_exit(last):
             edits.append(add_after(last, "", end))
-    saw = "no process group is formed: each process is told its rank by it"
+    saw = "no process group is formed: without it, no process knows its rank"
     return Part(name, Status.MISSING, saw, edits)
 
 

@@ -23,6 +23,7 @@ from playground.explain.replay.record.recording import COLLECTIVE, PHASE, Event,
 from playground.explain.replay.record.run import Recorded, read_recording
 from playground.explain.replay.render.scene import BOX
 from playground.explain.replay.render.svg import TITLE_HEIGHT, to_svg
+from playground.explain.replay.render.text_report import to_words
 from playground.figures.collectives import moving
 from playground.figures.figure import Evidence
 from playground.testing import World
@@ -151,6 +152,15 @@ def test_a_wait_leads_to_the_rank_and_the_line_that_caused_it(show: Callable[...
     assert window.ask("return document.activeElement.textContent").startswith("rank 1 was busy for")
     assert window.text(".title:has(+ pre)") == "Rank 1: lesson.py:11 in run"
     assert window.ask("return document.querySelector('tr[aria-current] th').innerText") == "1"
+
+
+def test_a_failure_is_told_in_words_and_on_the_page(show: Callable[..., Browser]) -> None:
+    ended = "rank 1 of 4 failed: ValueError: bad (train.py:6 in <module>)"
+    recording = replace(ring(4), ended=f"{ended}\nmore")
+    assert show(recording).text(".warning") == f"It failed: {ended}"
+    words = to_words(recording)
+    assert f"It failed: {ended}" in " ".join(words.split())
+    assert "more" in words
 
 
 def test_why_there_are_no_waits(show: Callable[..., Browser]) -> None:

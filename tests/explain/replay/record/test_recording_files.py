@@ -278,7 +278,7 @@ def test_files_that_a_folder_of_anybody_names_are_not_read(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("ring.gif", "choose an ending"),
+        ("ring.gif", "the ending says what is written"),
         ("no/ring.svg", "no such folder"),
         (f"{'r' * 246}.html", "File name too long"),
     ],

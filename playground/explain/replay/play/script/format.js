@@ -38,10 +38,11 @@ const CAUSES = {
   "last to come": ", which comes last", transfer: ": message on its way", unknown: "",
 };
 
-/** Why a rank waits, in a few words. */
-function formatWait(run, wait) {
-  const rank = awaitedRank(run, wait);
-  return rank === null ? "waits" : `waits for rank ${rank}${CAUSES[run.causes[wait[2]]]}`;
+/** Why a rank waits, in a few words. `hasCome`: whether the other end of its message has been called. */
+function formatWait(run, wait, hasCome = false) {
+  const rank = awaitedRank(run, wait), cause = run.causes[wait[2]];
+  if (rank === null) return "waits";
+  return `waits for rank ${rank}${CAUSES[hasCome && cause !== "last to come" ? "transfer" : cause]}`;
 }
 
 /** What a rank is doing, in a few words. */
@@ -50,7 +51,11 @@ function formatDoing(run, clock, rank, time) {
   if (place === undefined) return "";
   const [kind, name, , , , , peer] = run.what(place);
   const wait = run.waits[run.waitOf.get(place)];
-  if (wait) return kind === "wait" ? formatWait(run, wait) : `${name}: ${formatWait(run, wait)}`;
+  if (run.isAlone(place)) return `${name} of this rank only`;
+  if (wait) {
+    const hasCome = wait[1] !== null && run.begin[clock][wait[1]] <= time, why = formatWait(run, wait, hasCome);
+    return kind === "wait" ? why : `${name}: ${why}`;
+  }
   if (kind === "bucket") return `all_reduce of ${name}`;
   if (kind === "send") return `${name} to rank ${peer}`;
   if (kind === "receive") return `${name} from ${peer === null ? "any rank" : `rank ${peer}`}`;

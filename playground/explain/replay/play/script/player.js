@@ -36,7 +36,7 @@ class View {
 
   /** The diagnosis of a run that stood still. */
   tellStandstill() {
-    if (!this.run.standstill) return [];
+    if (!this.run.standstill) return this.run.ended ? [element("p", {class: "warning"}, `It failed: ${this.run.ended}`)] : [];
     const {sentence, cure} = this.run.standstill;
     return [element("p", {class: "warning"}, element("strong", {}, sentence), cure && ` To fix it: ${cure}.`)];
   }

@@ -1,5 +1,5 @@
 /** What all events that are repeated have in common has these places (play/__init__.py). */
-const KIND = 0, NAME = 1, LANE = 2, STYLE = 3, TOP = 4, WAITED_FOR = 5, PEER = 6, BYTES = 7, SHAPE = 8, SOURCE = 9;
+const KIND = 0, NAME = 1, LANE = 2, STYLE = 3, TOP = 4, WAITED_FOR = 5, PEER = 6, BYTES = 7, SHAPE = 8, SOURCE = 9, GROUP = 10;
 
 /** The place of the last of `count` ascending numbers that is not above `limit`; -1 if all are. */
 function lastUpTo(count, at, limit) {
@@ -159,15 +159,19 @@ class Run {
     return null;
   }
 
-  /** The collectives of the backend that ranks are in, and DDP's buckets: each with its name, its bytes and those ranks. */
+  /** Whether an event is a collective of a group of one rank, which waits for nobody. */
+  isAlone(place) { return this.what(place)[GROUP].length === 1; }
+
+  /** The collectives of the backend that ranks are in, and DDP's buckets: each with its name, its bytes, its group and those
+   * ranks. A group of one rank exchanges nothing, and is left out. */
   collectives(clock, time) {
     const found = new Map();
     this.ranks.forEach((_, rank) => {
       for (const place of this.stack(clock, rank, time)) {
-        const [kind, name, , , , , , bytes] = this.what(place);
-        if (kind !== "collective" && kind !== "bucket") continue;
-        const key = `${name} ${bytes}`, called = kind === "bucket" ? `all_reduce of ${name}` : name;
-        if (!found.has(key)) found.set(key, {name: called, bytes, ranks: []});
+        const [kind, name, , , , , , bytes, , , group] = this.what(place);
+        if ((kind !== "collective" && kind !== "bucket") || this.isAlone(place)) continue;
+        const key = `${name} ${bytes} ${group}`, called = kind === "bucket" ? `all_reduce of ${name}` : name;
+        if (!found.has(key)) found.set(key, {name: called, bytes, group, ranks: []});
         found.get(key).ranks.push(rank);
       }
     });

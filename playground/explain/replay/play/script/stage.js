@@ -110,9 +110,10 @@ class Stage {
   }
 
   /** A collective, and who has come to it. */
-  describe({name, bytes, ranks}) {
+  describe({name, bytes, group, ranks}) {
     const all = this.run.ranks.length, who = ranks.length === all ? `all ${all} ranks` : `rank ${ranks.join(", ")}`;
-    return `In ${name} (${formatBytes(bytes)}): ${who}`;
+    const among = group.length && group.length < all ? ` among ranks ${group.join(", ")}` : "";
+    return `In ${name} (${formatBytes(bytes)})${among}: ${who}`;
   }
 
   showRank(clock, rank, time) {
