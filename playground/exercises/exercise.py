@@ -84,6 +84,8 @@ learner's answer, the rank at fault."""
 NAMES = re.compile(r"^# names: (.+)$", re.MULTILINE)
 """Names in such a program, and those that may take their place: total/amount/result."""
 SEEDS = 10_000
+SEEDS_APART = 24
+"""The text of a program repeats after so many seeds, or fewer: a fault and names are drawn."""
 MOST_CHANGED = 6
 """Lines of such a program that a repair may take away and add."""
 FOLDER = Path(__file__).parent
@@ -249,6 +251,15 @@ class Exercise:
         only its check knows."""
         own, named = self.with_seed_of(text), CULPRIT.search(text)
         return CULPRIT.sub(named[0], own.solution) if own.seed and named else own.solution
+
+    def is_of_another_seed(self, text: str) -> bool:
+        """Whether this text has far fewer changes of the program of another seed."""
+        changed = len(self.find_changes(text))
+        others = (replace(self, seed=seed) for seed in range(SEEDS_APART))
+        return any(
+            2 * len(each.find_changes(SEED.sub(f"SEED = {each.seed}", text))) < changed
+            for each in others
+        )
 
     def find_changes(self, text: str) -> list[str]:
         """Lines that a repair takes away (-) and adds (+), but for the answer, comments and empty

@@ -23,8 +23,9 @@ Place = tuple[str, int | None, int]
 Wrong = Sequence[tuple[int, Leaf, Leaf]]
 """Rank, what it holds and what it should hold, of all that is wrong."""
 
+ZEROS = "nothing is written there: it holds zeros"
 SLIPS: dict[str, Callable[[float, int], float]] = {
-    "nothing is written there: it holds zeros": lambda due, size: 0,
+    ZEROS: lambda due, size: 0,
     "counted twice": lambda due, size: 2 * due,
     "the wrong sign": lambda due, size: -due,
 }
@@ -112,11 +113,10 @@ def guess_by_values(observed: Mapping[int, Observation]) -> str:
         return "nothing has come: it holds what was given"
     if any(seen.is_shared for seen in observed.values()):
         return "one tensor for all: they are the same memory"
-    return (
-        guess_by_numbers(wrong, len(observed))
-        or guess_by_order(wrong)
-        or guess_by_shares(observed, wrong)
-    )
+    numbers = guess_by_numbers(wrong, len(observed))
+    if numbers == ZEROS and all(mine.kind in ("int", "float") for _, mine, _ in wrong):
+        return describe_zeros(observed, {mine.where for _, mine, _ in wrong})
+    return numbers or guess_by_order(wrong) or guess_by_shares(observed, wrong)
 
 
 def guess_by_numbers(wrong: Wrong, size: int) -> str:
@@ -139,6 +139,17 @@ def guess_by_numbers(wrong: Wrong, size: int) -> str:
     } in ({1}, {-1}):
         return "one too many" if numbers[0][1] > numbers[0][2] else "one too few"
     return ""
+
+
+def describe_zeros(observed: Mapping[int, Observation], places: set[str]) -> str:
+    """Numbers of Python's that are 0 in these places, where ranks should have others."""
+    everywhere = all(
+        not any(each.values)
+        for seen in observed.values()
+        for each in seen.held
+        if each.where in places
+    )
+    return "it is 0 on every rank" if everywhere else "it is 0 there"
 
 
 def guess_by_order(wrong: Wrong) -> str:

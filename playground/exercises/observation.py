@@ -99,6 +99,9 @@ def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Failure |
                 return Failure(
                     where=due.where, index=place, held=value, expected=wanted, words=words
                 )
+    missing = [each.where for each in expected[len(held) :]]
+    if missing and not missing[0].startswith(RESULT):
+        return Failure(where=missing[0], words="is missing")
     if len(held) != len(expected):
         words = f"{plural(len(held), 'value')}; expected {len(expected)}"
         return Failure(held=len(held), expected=len(expected), words=words)

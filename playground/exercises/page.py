@@ -151,8 +151,8 @@ def show_next() -> None:
         place = f"Lesson {number} of {len(LESSONS)}" if lesson in LESSONS else "Page"
         done, own = (sum(each.lesson == lesson for each in group) for group in (passed, every))
         where = (
-            f"{place}, {lesson}: {done} of its {own} exercises have "
-            f"passed, {len(passed)} of all {len(every)}."
+            f"{place}, {lesson}: {done} of its {own} exercises "
+            f"{'has' if done == 1 else 'have'} passed, {len(passed)} of all {len(every)}."
         )
         steps = {
             f"{OURS} read {lesson}": f"the {'' if done else 'next '}lesson",
@@ -181,7 +181,7 @@ def hint_step(chosen: Exercise, work: Workbook) -> dict[str, str]:
     """The next hint; after the last, the solution."""
     if number := work.next_hint(chosen):
         return {f"Hint {number} of {len(chosen.hints)}": f"hint {chosen.name}"}
-    return {"Solution": f"solution {chosen.name} --give-up"}
+    return {"Solution": f"solution {chosen.name}{' --give-up' * (chosen.name not in work.passed)}"}
 
 
 def show_markdown(text: str) -> None:

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from bdb import BdbQuit
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
@@ -32,7 +32,7 @@ from torch.distributed import _functional_collectives, distributed_c10d
 from playground.base.errors import LOST_PEER
 from playground.exercises.cases import ANYTHING, Actions, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
-from playground.exercises.observation import POISON, RESULT, Observation
+from playground.exercises.observation import POISON, RESULT, Leaf, Observation
 from playground.exercises.verdict import (
     BREAKPOINT,
     DEADLINE,
@@ -663,8 +663,8 @@ def run_case(
     held, expected = [*flatten(left_behind)], [*flatten(case.expected)]
     if case.returns is not ANYTHING:
         root = "" if isinstance(case.returns, dict) else RESULT
-        held = [*flatten(returned, root), *held]
-        expected = [*flatten(case.returns, root), *expected]
+        held = [*put_in_order(flatten(returned, root), case.returns), *held]
+        expected = [*put_in_order(flatten(case.returns, root), case.returns), *expected]
     return Observation(
         about=case.about,
         held=tuple(held),
@@ -682,6 +682,17 @@ def run_case(
         culprit=case.culprit,
         notes=tuple(case.notes),
     )
+
+
+def put_in_order(leaves: Iterable[Leaf], due: object) -> list[Leaf]:
+    """The leaves of a dictionary in the order of the one that is due, as the notes show them."""
+    names = [str(name) for name in due] if isinstance(due, dict) else []
+
+    def find_place(leaf: Leaf) -> int:
+        name = re.split(r"[.[]", leaf.where)[0]
+        return names.index(name) if name in names else len(names)
+
+    return sorted(leaves, key=find_place)
 
 
 def check_balance(rank: int, observation: Observation, record: Transcript) -> None:

@@ -332,9 +332,13 @@ def check_solution(
                 printed=found.printed,
                 notes=last.notes,
             )
-        verdict = replace(verdict, passed=(*verdict.passed, size), notes=last.notes)
+        # a note on a program to be repaired is about the data of one case
+        notes = () if exercise.kind == FIND else last.notes
+        verdict = replace(verdict, passed=(*verdict.passed, size), notes=notes)
     if exercise.kind == FIND and (words := find_fault_in_rank(text, made[0])):
-        return replace(verdict, status=FAIL, mistake=ANOTHER_RANK, words=words)
+        report = check_solution(replace(solution, text=exercise.stub), before, world)
+        shown = ("the program as it was:", *tell_lines(replace(report, file="")))
+        return replace(verdict, status=FAIL, mistake=ANOTHER_RANK, words=words, notes=shown)
     return verdict
 
 
@@ -347,10 +351,13 @@ def find_fault_in_rank(text: str, made: Attempt) -> str:
         return ""
     if answer.isdecimal():
         return (
-            f"the program is right now, but RANK = {answer} is not the rank at fault among "
-            f"{made.size}: look at the report of the program as it was"
+            f"the program is right now, but the rank at fault is not rank {answer}: look at the "
+            "report"
         )
-    return f"the program is right now: write the rank at fault among {made.size} into RANK = …"
+    return (
+        f"the program is right now: write the rank at fault into RANK = …, a number from 0 to "
+        f"{made.size - 1}"
+    )
 
 
 def tell_difference(failure: Failure, kind: str) -> str:
@@ -483,6 +490,11 @@ def find_fault(exercise: Exercise, text: str) -> str:
         if not SEED.search(text):
             return f"there is no line SEED = … in it; {again}"
         changed = len(exercise.find_changes(text))
+        if changed > MOST_CHANGED and exercise.is_of_another_seed(text):
+            return (
+                f"SEED is {exercise.seed}, and this file was drawn with another number: write that "
+                f"again, or {again}"
+            )
         if changed > MOST_CHANGED:
             return (
                 f"{changed} lines are changed, and the fault takes {MOST_CHANGED} at most; {again}"
@@ -520,12 +532,12 @@ def find_fault(exercise: Exercise, text: str) -> str:
 def tell_lines(verdict: Verdict) -> list[str]:
     """The verdict as lines of text."""
     file = verdict.file
-    sizes = ", ".join(map(str, verdict.passed))
+    sizes = ", ".join(map(str, sorted(verdict.passed)))
     notes = [f"  {line}" for line in verdict.notes]
     if verdict.status == PASS:
         return [f"{file}  passed on {sizes} rank{'s' if verdict.passed != (1,) else ''}", *notes]
     if verdict.world is None or verdict.words == NOT_WRITTEN:
-        return [f"{file}  {verdict.words}"]
+        return [f"{file}  {verdict.words}", *notes]
     passed = f"{sizes} rank{'s' if verdict.passed != (1,) else ''} ok, " if sizes else ""
     world = plural(verdict.world, "rank")
     ends = {DEADLOCK: "deadlock", BLOCKED: "could not be judged", LOOP: "do not end"}.get(

@@ -25,6 +25,7 @@ from playground.base.untrusted import expect_dict, parse_json, printable
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
+    CORE,
     ERROR,
     FIND,
     PASS,
@@ -106,10 +107,12 @@ class Workbook:
         return f"{sum(name in self.passed for name in names)} of {len(names)}"
 
     def find_next(self, first: Exercise) -> Exercise | None:
-        """The first exercise that has not passed, from this one on, else of all."""
+        """The first exercise that has not passed: of the core in the lesson of this one, else from
+        this one on, else of all."""
         every = [*CATALOGUE.values()]
         place = every.index(first)
-        following = every[place:] + every[:place]
+        core = [each for each in every if each.lesson == first.lesson and each.name in CORE]
+        following = core + every[place:] + every[:place]
         return next((each for each in following if each.name not in self.passed), None)
 
     def state(self, exercise: Exercise) -> str:

@@ -363,7 +363,21 @@ def test_a_program_to_be_repaired_fails_in_another_way_with_another_seed(
     assert len(tell_lines(report)) <= 12
     assert "written" not in report.words
     repaired = judge(exercise, CULPRIT.sub("RANK = None", other.solution))
-    assert "write the rank at fault among 4" in tell_lines(repaired)[0]
+    lines = tell_lines(repaired)
+    assert lines[0].endswith("write the rank at fault into RANK = …, a number from 0 to 3")
+    assert [line.strip() for line in lines[3:]] == [line.strip() for line in tell_lines(report)[1:]]
+    assert judge(exercise, find_answer(other)).notes == ()
+
+
+def find_answer(exercise: Exercise) -> str:
+    """The repaired program, with the rank at fault."""
+    texts = (CULPRIT.sub(f"RANK = {rank}", exercise.solution) for rank in range(4))
+    return next(text for text in texts if judge(exercise, text).status == PASS)
+
+
+def test_a_number_that_is_zero_on_every_rank_is_called_that() -> None:
+    wrong = CATALOGUE["whoami"].solution.replace('int(os.environ["LOCAL_WORLD_SIZE"])', "size")
+    assert judge(CATALOGUE["whoami"], wrong).mistake == "probably: it is 0 on every rank"
 
 
 @pytest.mark.stress
@@ -384,7 +398,9 @@ def test_a_repair_of_another_program_is_none(exercise: Exercise) -> None:
         changed = exercise.stub.replace("SEED = 0", f"SEED = {seed}")
         assert replace(exercise, seed=seed).stub != changed
         copied = exercise.solution.replace("SEED = 0", f"SEED = {seed}")
-        assert "lines are changed" in judge(exercise, copied).words
+        assert (
+            f"SEED is {seed}, and this file was drawn with another" in judge(exercise, copied).words
+        )
         assert not replace(exercise, seed=seed).find_changes(replace(exercise, seed=seed).stub)
 
 
@@ -417,10 +433,12 @@ def test_a_prediction_stands_beside_what_was_counted(folder: Path, run_cli: Run)
     assert shown.out.splitlines()[:4] == [
         "ring_traffic.py  2 ranks: fail (8 elements)",
         "  One phase only: each rank has one sum, and an all-gather has to follow",
-        "  all_bytes: predicted 32, counted 64",
+        "  messages: predicted 1, counted 2",
         "  8 elements         predicted           counted",
     ]
     assert "  messages                   1                 2" in shown.out
+    (folder / factor.file).write_text(factor.solution.replace('"root_bytes"', '"root"'))
+    assert "  root_bytes is missing" in run_cli("check", "-n", 2).out.splitlines()
 
 
 def test_a_layout_costs_what_its_mesh_does() -> None:
@@ -669,13 +687,15 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     file.write_bytes(f"\ufeff{COLUMN.solution}".replace("\n", "\r\n").encode())
     assert run_cli("check").out == (
         f"column.py  passed on 2, 3 ranks\n1 of {len(ALL)} passed in this folder\n"
-        "Next: python -m playground exercise broadcast\n"
+        "Next: python -m playground exercise swap\n"
     )
     assert Workbook(folder).state(COLUMN) == "passed"
-    for words in ((), ("p2p",)):  # as check says, although others before it have not passed
+    for words in ((), ("p2p",)):  # as check says: first what is of the core in its chapter
         assert run_cli("exercise", *words).out.endswith(
-            "Next: python -m playground exercise broadcast\n"
+            "Next: python -m playground exercise swap\n"
         )
+    solved = run_cli("hint", "column", 3).out.splitlines()[-1]
+    assert solved == "Solution: python -m playground solution column"
     assert run_cli("solution", "column").out == COLUMN.solution
     assert "stays as it is" in run_cli("exercise", "column").out
     assert "is in column.1.py now" in " ".join(run_cli("exercise", "column", "--reset").out.split())
