@@ -392,7 +392,7 @@ void enqueue(void* handle, std::function<void()> work, const Operation& operatio
     }
     for (const Access& one : operation.accesses)
       if (one.storage_end) guard(one, {stream->number, stream->queued}, operation, place);
-    if (stream->queue.size() > LONGEST_QUEUE) run_for_host(stream, stream->queued, lock);
+    if (stream->queue.size() > LONGEST_QUEUE) demand(stream, stream->queued, lock);  // another rank may need what the host does next
   }
   for (const Race& race : races) tell(race);
 }
