@@ -115,8 +115,12 @@ def find_unlaunched(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis 
         for one in state.unlaunched:
             if any(each and is_at(each, one.channel, one.index) for each in waits):
                 act = has_called(one, Kind.OPEN, " in a batch that has no end")
-                said = f"{act.say([state.rank])}"
-                return replace(found, kind=Kind.OPEN, difference=said, cure=Kind.OPEN.cure)
+                return replace(
+                    found,
+                    kind=Kind.OPEN,
+                    difference=act.say([state.rank]),
+                    cure=Kind.OPEN.cure,
+                )
     return None
 
 
