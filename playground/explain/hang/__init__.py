@@ -122,6 +122,10 @@ class Kind(StrEnum):
         "a send that nobody waits for",
         "keep the Work that isend returns, and call its wait(): without it nothing may be sent",
     )
+    UNWAITED_RECEIVE = (
+        "a receive that nobody waits for",
+        "keep the Work that irecv returns, and call its wait() before the next receive",
+    )
     ENDED = (
         "a rank that has finished",
         "make the same number of calls on all ranks: equal numbers of batches, or join()",
@@ -225,7 +229,7 @@ class RankState:
     """Where the program stands, if known."""
     since: float = 0.0
     """Seconds since its last progress: since the operation it is in was called, or the last one was
-    over."""
+    over, or since its world began. 0 if that is not known."""
     may_act: str = ""
     """What, besides its main thread, may still call operations, or is not known of it: "what thread
     Thread-1 does"."""

@@ -10,7 +10,7 @@ Source: ProcessGroupGloo's nextTag() and ProcessGroupNCCL's seqCollective_ (torc
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,13 +40,13 @@ from playground.explain.hang.wait_graph import (
 )
 from playground.explain.hang.wording import (
     HAS_NOT,
-    WIDTH,
     Diagnosis,
     Predicate,
     compose,
     detail,
     draw_table,
     has_called,
+    wrap_sentence,
 )
 
 ORDERED = COLLECTIVE, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
@@ -172,6 +172,10 @@ def note_difference(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
     others = first.met.keys() - first.culprits
     if first.culprits <= there and (others & there or not others) and not first.extra:
         return found
+    if first.culprits <= there and first.kind == found.kind and not first.extra:
+        head = re.match("(probably a )?deadlock: ", found.sentence)
+        sentence = wrap_sentence(f"{head[0] if head else ''}{first.say()}")
+        return replace(found, culprits=tuple(sorted(first.culprits)), sentence=sentence)
     return replace(found, difference=first.say(), cure=first.kind.cure)
 
 
@@ -214,7 +218,7 @@ def find_strays(states: Sequence[RankState]) -> Diagnosis | None:
 def compose_difference(first: Difference, table: str) -> Diagnosis:
     culprits, parties = first.culprits, first.list_parties()
     told = compose(first.kind, culprits, parties, table, None)
-    return replace(told, sentence=textwrap.fill(first.say(), WIDTH))
+    return replace(told, sentence=wrap_sentence(first.say()))
 
 
 def find_first_difference(states: Iterable[RankState]) -> Difference | None:

@@ -22,6 +22,8 @@ ABORT = "SIGABRT"
 """In the words on a rank's end: by a backend that has got what it did not expect, most likely."""
 WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 """Columns: of a text, and the most of each cell of a table if there is no room for more."""
+PREFIX = "playground: "
+"""What most often stands before a sentence in its line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +170,15 @@ def compose(
         line=act.line,
         proved=unknown == "",
         unknown=unknown or "",
-        sentence=textwrap.fill(sentence, WIDTH),
+        sentence=wrap_sentence(sentence),
         table=table,
         cure=kind.cure,
     )
+
+
+def wrap_sentence(sentence: str) -> str:
+    """Lines of `WIDTH` columns; the first leaves room for `PREFIX`."""
+    return textwrap.fill(sentence, WIDTH, initial_indent=PREFIX).removeprefix(PREFIX)
 
 
 def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:
