@@ -358,8 +358,22 @@ HEADINGS = {
 """Options that several commands have, under their headings in --help."""
 
 
+SIZES = {"--ranks", "--size", "--processes", "--nproc", "--nproc-per-node", "--np", "--nprocs"}
+"""What other programs call the number of ranks."""
+
+
 class Command(click.Command):
     """A command whose --help has its own options first, then those of `HEADINGS`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name in SIZES and any("-n" in param.opts for param in self.params):
+                ctx.fail(
+                    f"No such option '{error.option_name}'. Did you mean '-n', '--world-size'?"
+                )
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         params = {
