@@ -74,7 +74,7 @@ def find_run() -> int:
         return int(runs[0].partition(" ")[0])
     if runs:
         raise UsageError(f"there are several runs: give the PID of one, {' or '.join(runs)}")
-    raise UsageError("no `python -m playground` of yours has ranks now: give the PID of a program")
+    raise UsageError("no run of yours has ranks now: give the PID of a program")
 
 
 @dataclass(frozen=True)
