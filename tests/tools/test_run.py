@@ -196,7 +196,7 @@ ENDS = {
     ),
     "a rank leaves early": (
         "dist.init_process_group('gloo')\nif rank == 2:\n    sys.exit(0)\ndist.barrier()", 1,
-        r"playground: rank 2 has finished while ranks? [01-]+ (is|are) in barrier\s+\(train\.py:9\)"
+        r"rank 2 has finished while ranks? [01-]+ (is|are) in barrier\s+\(train\.py:9\)"
         r"(?s:.*)\nrank [01] of 3 failed: RuntimeError: .* Connection (closed|reset) by peer",
     ),
     "a rank never comes": (
