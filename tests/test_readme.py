@@ -82,7 +82,7 @@ NOT_RUN = {
     },
     "python -m playground run -n 4 playground/lessons/context/ulysses.py": "the folder of the "
     "clone: tests/lessons/test_context.py",
-    "python -m playground why 4711": "a run that stands still",
+    "python -m playground why": "a run that stands still",
     "python -m playground play -n 4": "somebody who types",
     "python -m playground run -n 4 --gpus 4 train.py": "a script: tests/tools/test_gpus.py",
     "python -m playground play -n 2 --gpus 2": "somebody who types: tests/tools/test_gpus.py",

@@ -64,7 +64,8 @@ class RankFailed(PlaygroundError):
     """A rank raised, was killed by a signal, or left without a result.
 
     `rank` and `size` say which of how many; `traceback` is that rank's own, empty if it left none;
-    `others` maps the ranks it may have waited for to where they stood.
+    `others` maps the ranks it may have waited for to where they stood. What another rank has done
+    is told first where this one lost it, or waited for it in vain.
     """
 
     def __init__(self, rank: int, size: int, reason: str, traceback: str = "") -> None:
@@ -80,7 +81,10 @@ class RankFailed(PlaygroundError):
 
     def __str__(self) -> str:
         head = f"rank {self.rank} of {self.size} {self.reason}"
-        return join_paragraphs(head, self.traceback, format_stacks(self.others), self.diagnosis)
+        own = join_paragraphs(head, self.traceback, format_stacks(self.others))
+        is_victim = LOST_PEER.search(self.reason) or TIMED_OUT.search(self.reason)
+        parts = (self.diagnosis, own) if is_victim else (own, self.diagnosis)
+        return join_paragraphs(*parts)
 
 
 class ProgramRefused(PlaygroundError):
@@ -115,6 +119,8 @@ LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 """How backends say that the process at the other end of a connection has ended."""
 UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
 """In the place of the stack of a rank that has not answered."""
+FAILS = "  (fails itself)"
+"""The same, of a rank that is reporting a failure of its own."""
 
 
 class RankTimeout(PlaygroundError):

@@ -62,7 +62,8 @@ PATH = (
     ),
     lesson(
         name="failures",
-        teaches="five wrong programs, and five that stand still: from the symptom to the line",
+        teaches="five programs that train a wrong model, four in which ranks wait in vain, one "
+        "that is slow: from the symptom to the line",
         default_size=4,
     ),
     lesson(

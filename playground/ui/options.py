@@ -383,6 +383,10 @@ def tell_misplaced(script: str, words: Sequence[str], text: str) -> None:
         click.echo(f"playground: {said} stand before the script", err=True)
 
 
+SIZES = {"--ranks", "--size", "--processes", "--nproc", "--nproc-per-node", "--np", "--nprocs"}
+"""What other programs call the number of ranks."""
+
+
 class Command(click.Command):
     """A command whose --help has its own options first, then those of `HEADINGS`."""
 
@@ -394,6 +398,10 @@ class Command(click.Command):
             if any(meant in param.opts for param in self.get_params(ctx)):
                 names = [str(meant)]
                 raise click.NoSuchOption(error.option_name, possibilities=names, ctx=ctx) from None
+            if error.option_name in SIZES and any("-n" in param.opts for param in self.params):
+                ctx.fail(
+                    f"No such option '{error.option_name}'. Did you mean '-n', '--world-size'?"
+                )
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

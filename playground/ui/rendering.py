@@ -21,6 +21,8 @@ from playground.ui.text import Prose, Styled
 
 WORD = re.compile(r"python -m playground .*|\S+\s*")
 """What stays in one line: a word, and a command at the end of a line, which is to be pasted."""
+WIDER = 100_000
+"""Columns: no line is as long."""
 WIDEST = 80
 """Columns: longer lines are hard to read."""
 PROSE = (
@@ -43,7 +45,7 @@ def render(
 ) -> str:
     """The texts as lines, none wider than `width` unless a single word is, or a table with `wide`.
     `colour` None leaves it to the environment and to what stdout is."""
-    console = new_console(100_000 if wide else width, colour)
+    console = new_console(WIDER if wide else width, colour)
     with console.capture() as captured:
         for text in texts:
             parts = (
@@ -158,16 +160,43 @@ def natural_widths(table: Table) -> list[int]:
     return widths
 
 
+def keep_words(table: RichTable, console: Console, options: ConsoleOptions) -> None:
+    """Make the widest columns narrower until the table fits, but none narrower than its longest
+    word."""
+    cells = [[to_plain(cell) for cell in (each.header, *each.cells)] for each in table.columns]
+    widths = [max(map(cell_len, column)) for column in cells]
+    least = [
+        max((cell_len(word) for cell in column for word in cell.split()), default=0)
+        for column in cells
+    ]
+    between = console.measure(table, options=options.update(width=WIDER)).maximum - sum(widths)
+    room = options.max_width - between
+    for column in table.columns:
+        column.overflow = "fold"
+    if sum(widths) <= room or sum(least) > room:
+        return
+    while sum(widths) > room:
+        narrower = [place for place, width in enumerate(widths) if width > least[place]]
+        widths[max(narrower, key=widths.__getitem__)] -= 1
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = width
+
+
+def to_plain(cell: RenderableType) -> str:
+    """The text of a cell of Markdown, which is one line."""
+    return cell.plain if isinstance(cell, Text) else str(cell)
+
+
 def render_markdown(text: str, width: int) -> str:
-    """Markdown as lines of at most `width` columns; of prose, of `WIDEST`. In tables, words that
-    are wider than their column go on in the next line."""
+    """Markdown as lines of at most `width` columns; of prose, of `WIDEST`. In a table that is too
+    narrow for its words, those that are wider than their column go on in the next line."""
     from rich.markdown import Markdown, TableElement
 
     class FoldedTable(TableElement):
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
             for table in super().__rich_console__(console, options):
-                for column in table.columns if isinstance(table, RichTable) else ():
-                    column.overflow = "fold"
+                if isinstance(table, RichTable):
+                    keep_words(table, console, options)
                 yield table
 
     def narrow(kind: Any) -> Any:

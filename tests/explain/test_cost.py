@@ -22,9 +22,10 @@ from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import Task
 from playground.explain.cost.log import read_ranks
 from playground.explain.cost.profile import Amounts, Place, Profile, RankCosts, Row, say_share
-from playground.explain.cost.report import to_json, to_page
+from playground.explain.cost.report import profile_texts, to_json, to_page
 from playground.tap import METHODS
 from playground.testing import World
+from playground.ui.rendering import render
 
 Worlds = Callable[..., World]
 
@@ -262,3 +263,16 @@ def test_the_page_asks_for_nothing_and_escapes_what_it_shows(tmp_path: Path) -> 
     assert "<script" not in page
     assert "http" not in page
     assert "50.0%" in page
+
+
+@pytest.mark.parametrize(
+    ("operation", "hidden", "shown"),
+    [("barrier", 0.0, (False, False)), ("all_reduce in C++", 0.1, (True, True))],
+)
+def test_a_column_of_zeros_is_left_out_and_what_is_shown_is_explained(
+    operation: str, hidden: float, shown: tuple[bool, bool]
+) -> None:
+    place = Place("train.py", 3, "run", operation)
+    rank = RankCosts(0, 1.0, {place: Amounts(1, 8, 0.5, hidden)})
+    text = render(profile_texts(Profile(("run",), "gloo", (rank,))), 80)
+    assert ("hidden" in text, "in C++: torch makes these calls" in text) == shown

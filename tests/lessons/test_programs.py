@@ -579,6 +579,7 @@ def test_programs_of_a_chapter_run_under_run(
     [
         (("--letter", "x"), 2, "Invalid value for '--letter': 'x' is not a valid integer."),
         (("--lettre", "3"), 2, "No such option '--lettre'."),
+        (("--ranks", "3"), 2, "No such option '--ranks'. Did you mean '-n', '--world-size'?"),
         (("--letter", "3", "4"), 2, "Got unexpected extra argument (4)"),
         (("--timeout", "0"), 2, "Invalid value for '--timeout'"),
         (("-n", "1"), 1, "a message needs at least 2 ranks (lesson.py:"),

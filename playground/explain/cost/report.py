@@ -31,11 +31,16 @@ BY_LINE = {
     "operation": Column("calls", wraps=True),
 } | COSTS
 BY_RANK = {"rank": RANK_COLUMN} | COSTS
-LEGEND = (
-    "sent: bytes, of collectives by the formula of their algorithm. waited: in calls that block "
-    "and in waits. hidden: the time of asynchronous calls during which the program did something "
-    "else. share: waited, of the time that the program ran."
-)
+MEANINGS = {
+    "in C++": "in C++: torch makes these calls by itself, as DistributedDataParallel does.",
+    "sent": "sent: bytes, of collectives by the formula of their algorithm.",
+    "waited": "waited: in calls that block and in waits.",
+    "hidden": (
+        "hidden: the time of asynchronous calls during which the program did something else."
+    ),
+    "share": "share: waited, of the time that the program ran.",
+}
+LEGEND = " ".join(MEANINGS.values())
 
 
 def profile_texts(profile: Profile) -> Texts:
@@ -47,14 +52,22 @@ def profile_texts(profile: Profile) -> Texts:
     ]
     ranks = [{"rank": rank.rank} | costs(rank.total, rank.seconds or 1.0) for rank in profile.ranks]
     more = f"and {plural(len(rows) - SHOWN, 'row')} more: --profile FILE.json has all"
+    absent = {
+        "hidden": not profile.total.hidden,
+        "in C++": not any("in C++" in row.place.operation for row in rows[:SHOWN]),
+    }
+    by_line, by_rank = (
+        {name: column for name, column in columns.items() if not absent.get(name)}
+        for columns in (BY_LINE, BY_RANK)
+    )
     return [
         "",
         f"Communication by line of the program, all {len(profile.ranks)} ranks together:",
-        *([tabulate(shown, BY_LINE)] if rows else []),
+        *([tabulate(shown, by_line)] if rows else []),
         *([more] if len(rows) > SHOWN else []),
         "",
-        tabulate(ranks, BY_RANK),
-        LEGEND,
+        tabulate(ranks, by_rank),
+        " ".join(text for name, text in MEANINGS.items() if not absent.get(name)),
         profile.conclude(),
     ]
 

@@ -133,6 +133,10 @@ class Kind(StrEnum):
         "a batch without an end",
         "end the batch: leave the block of _coalescing_manager, or use batch_isend_irecv",
     )
+    UNWAITED_RECEIVE = (
+        "a receive that nobody waits for",
+        "keep the Work that irecv returns, and call its wait() before the next receive",
+    )
     ENDED = (
         "a rank that has finished",
         "make the same number of calls on all ranks: equal numbers of batches, or `with "
@@ -255,7 +259,7 @@ class RankState:
     """Where the program stands, if known."""
     since: float = 0.0
     """Seconds since its last progress: since the operation it is in was called, or the last one was
-    over."""
+    over, or since its world began. 0 if that is not known."""
     may_act: str = ""
     """What, besides its main thread, may still call operations, or is not known of it: "what thread
     Thread-1 does"."""

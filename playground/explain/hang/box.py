@@ -183,7 +183,7 @@ class Box(EventLog):
         self.around = NONE
         """The operation of the main thread in which it may call others."""
         has_moved = number != words[RANK]
-        self.write(WORLD, (self.world, words[BEGUN], self.worlds, has_moved))
+        self.write(WORLD, (self.world, words[BEGUN], self.worlds, has_moved, time.monotonic()))
         self.octets[FORMAT.words_at : FORMAT.text_at] = bytes(8 * MOST_CHANNELS)
         self.call = self.make_call()
 
@@ -346,7 +346,7 @@ class View(LogReader):
         tables[LINE] = [
             f"{Path(file).name}:{line} in {function}" for file, line, function, _ in tables[LINE]
         ]
-        _, first, worlds, moved = tables[WORLD][0] if tables[WORLD] else ("", begun, 0, False)
+        _, first, worlds, moved, formed = (tables[WORLD] or [("", begun, 0, False, now)])[0]
         operations = {
             number: read
             for number, record in records.items()
@@ -364,7 +364,7 @@ class View(LogReader):
                 (name, tuple(group), *rest): count
                 for (name, group, *rest), count in zip(tables[CHANNEL], counts, strict=False)
             },
-            since=now - (inside.issued if inside else max(latest_times, default=now)),
+            since=now - (inside.issued if inside else max(latest_times, default=formed)),
             unnamed=FULL if counts[-1] else "".join(tables[UNNAMED][:1]),
             worlds=worlds,
             is_renumbered=bool(moved),

@@ -292,9 +292,10 @@ def find_late(graph: WaitGraph) -> Diagnosis | None:
                 rank for rank, wait in graph.waits.items() if other in wait.missing
             ] or graph.waits
             return describe(graph, kind, late, other, min(waiting, default=None))
-    if graph.waits and (lost := find_unwaited(graph)):
+    if lost := find_unwaited(graph) or find_unwaited_receive(graph):
         return lost
-    return describe(graph, Kind.RUNNING, set(), min(graph.waits)) if graph.waits else None
+    called = [rank for rank, wait in graph.waits.items() if not wait.missing] or graph.waits
+    return describe(graph, Kind.RUNNING, set(), min(called)) if graph.waits else None
 
 
 def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
@@ -312,6 +313,23 @@ def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
             waits = find_act(graph, rank, Kind.UNWAITED, None)
             parties = [([mine.peer], act), ([rank], waits)]
             return compose(Kind.UNWAITED, {mine.peer}, parties, draw_states(graph), None)
+    return None
+
+
+def find_unwaited_receive(graph: WaitGraph) -> Diagnosis | None:
+    """A receive whose message has been sent, after one from the same rank that its rank has not
+    waited for: where the program keeps no `Work` of that one, the next message may be lost."""
+    for rank, wait in sorted(graph.waits.items()):
+        mine = wait.operation
+        if mine.kind != RECEIVE or wait.missing:
+            continue
+        known = (one for one in graph.states[rank].operations if one.channel == mine.channel)
+        if before := next((one for one in known if one.state == ISSUED), None):
+            kind = Kind.UNWAITED_RECEIVE
+            words = f"not waited for its {detail(before, kind)}"
+            act = Predicate(f"has {words}", f"have {words}", before.line, before.name)
+            waits = Predicate("is in a later one", "are in a later one", mine.line)
+            return compose(kind, {rank}, [([rank], act), ([rank], waits)], draw_states(graph), None)
     return None
 
 

@@ -10,7 +10,6 @@ Source: ProcessGroupGloo's nextTag() and ProcessGroupNCCL's seqCollective_ (torc
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +41,6 @@ from playground.explain.hang.wording import (
     HAS_NOT,
     MOST_PARTIES,
     UNLIKE,
-    WIDTH,
     Diagnosis,
     Predicate,
     compose,
@@ -50,6 +48,7 @@ from playground.explain.hang.wording import (
     draw_table,
     has_called,
     join_parties,
+    wrap_sentence,
 )
 
 ORDERED = COLLECTIVE, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
@@ -218,7 +217,7 @@ def find_strays(states: Sequence[RankState]) -> Diagnosis | None:
 def compose_difference(first: Difference, table: str) -> Diagnosis:
     culprits, parties = first.culprits, first.list_parties()
     told = compose(first.kind, culprits, parties, table, None)
-    return replace(told, sentence=textwrap.fill(first.say(), WIDTH))
+    return replace(told, sentence=wrap_sentence(first.say()))
 
 
 def find_first_difference(states: Iterable[RankState]) -> Difference | None:

@@ -26,6 +26,8 @@ MOST_PARTIES = 8
 """Most parties that a sentence tells of."""
 WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 """Columns: of a text, and the most of each cell of a table if there is no room for more."""
+PREFIX = "playground: "
+"""What most often stands before a sentence in its line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,7 @@ def compose(
         line=act.line,
         proved=unknown == "",
         unknown=unknown or "",
-        sentence=textwrap.fill(sentence, WIDTH),
+        sentence=wrap_sentence(sentence),
         table=table,
         cure=kind.cure,
     )
@@ -186,6 +188,11 @@ def join_parties(parties: Sequence[tuple[Sequence[int], Predicate]], between: st
         some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks
     )
     return between.join([first, *([" and ".join(others)] if others else [])])
+
+
+def wrap_sentence(sentence: str) -> str:
+    """Lines of `WIDTH` columns; the first leaves room for `PREFIX`."""
+    return textwrap.fill(sentence, WIDTH, initial_indent=PREFIX).removeprefix(PREFIX)
 
 
 def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:

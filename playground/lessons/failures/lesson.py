@@ -26,7 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-PROGRAM = "compare"  # or the name of a function below, such as stop_early
+# compare, or one of right, bypass_ddp, repeat_batches, skip_a_step, average_one_half,
+# swap_gradients, stop_early, wait_in_a_circle, send_first, evaluate_on_one_rank, save_for_long
+PROGRAM = "compare"
 BATCH_SIZE = 24  # of all ranks together
 
 
@@ -169,11 +171,11 @@ TRAIN = (right, bypass_ddp, repeat_batches, skip_a_step, average_one_half, swap_
 WAIT = (stop_early, wait_in_a_circle, send_first, evaluate_on_one_rank, save_for_long)
 
 
-def compare(rank, size):
-    """Run the trainings. Rank 0 prints the loss of the first 100 samples, and both differences."""
+def compare(rank, size, programs):
+    """Run trainings. Rank 0 prints the loss of the first 100 samples, and both differences."""
     inputs, targets = (each[:100] for each in make_data().tensors)  # without the damaged one
     expected = parameters_to_vector(one_process().parameters()).detach()
-    for program in TRAIN:
+    for program in programs:
         model = program(rank, size)
         params = parameters_to_vector(model.parameters()).detach()
         of_rank_0 = params.clone()
@@ -192,6 +194,12 @@ def compare(rank, size):
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)  # so that rounding hides no difference
     dist.init_process_group("gloo")
-    programs = {program.__name__: program for program in (compare, *TRAIN, *WAIT)}
-    programs[PROGRAM](dist.get_rank(), dist.get_world_size())
+    programs = {program.__name__: program for program in (*TRAIN, *WAIT)}
+    names = ("compare", *programs)
+    assert PROGRAM in names, f"there is no program {PROGRAM}: choose one of {', '.join(names)}"
+    trainings = [program for program in TRAIN if PROGRAM in ("compare", program.__name__)]
+    if trainings:
+        compare(dist.get_rank(), dist.get_world_size(), trainings)
+    else:
+        programs[PROGRAM](dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()

@@ -36,6 +36,8 @@ def find_worlds(pid: int) -> list[list[View]]:
         raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
     worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
     if not worlds:
+        if find_command(pid):
+            raise UsageError(f"process {pid} has no ranks yet: if it starts some, ask again")
         raise UsageError(
             describe_unrecorded(pid)
             or f"process {pid} has started no ranks that may be looked at: start a script by "
@@ -44,6 +46,36 @@ def find_worlds(pid: int) -> list[list[View]]:
         )
     boxes = [*find_boxes(int(entry) for entry in os.listdir("/proc") if entry.isdigit())]
     return [[box for box in boxes if box.world == world] for world in sorted(worlds)]
+
+
+def find_command(pid: int) -> str:
+    """The words after `python -m playground` with which this user has started process `pid`; empty
+    for any other process."""
+    with contextlib.suppress(OSError):  # it has ended since
+        if os.stat(f"/proc/{pid}").st_uid == os.getuid():
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            words = line.split("\0")[1:-1]
+            if words[:2] == ["-m", "playground"]:
+                return shlex.join(words[2:])
+    return ""
+
+
+def find_run() -> int:
+    """The process of the one run of `python -m playground` that this user has ranks of. Raises
+    `UsageError` if there are none, or several."""
+    known = {
+        int(entry): find_command(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()
+    }
+    runs = [
+        f"{pid} ({printable(command)})"
+        for pid, command in sorted(known.items())
+        if command and any(box.world for box in find_boxes(list_family(pid)))
+    ]
+    if len(runs) == 1:
+        return int(runs[0].partition(" ")[0])
+    if runs:
+        raise UsageError(f"there are several runs: give the PID of one, {' or '.join(runs)}")
+    raise UsageError("no run of yours has ranks now: give the PID of a program")
 
 
 @dataclass(frozen=True)
@@ -179,24 +211,31 @@ def find_open_boxes(pid: int) -> set[int]:
 
 @session_command(
     "why",
-    click.argument("pid", type=click.IntRange(min=1)),
+    click.argument("pid", metavar="[PID]", type=click.IntRange(min=1), required=False),
     only=("as_json",),
     short_help=TOOLS["why"].purpose,
 )
-def command(session: Session, pid: int) -> None:
+def command(session: Session, pid: int | None) -> None:
     """Say who waits for whom in the run of process PID: that of `python -m playground`, of a script
-    that calls `launch()`, of pytest, of a torchrun of one of our commands, or any rank's. The run
-    goes on undisturbed.
+    that calls `launch()`, of pytest, of a torchrun of one of our commands, or any rank's. Without
+    PID, in the one `python -m playground` of yours that has ranks. The run goes on undisturbed.
 
     Not seen from here: ranks on other hosts. Of a script that torchrun alone has started, it says
     which ranks compute, and the commands that tell more.
     """
-    views = find_worlds(pid)
+    views = find_worlds(pid or find_run())
     worlds = [look_twice(boxes) for boxes in views]
     found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
     told = "\n\n".join(
         "\n".join(
-            filter(None, [find_launcher(pid, boxes), tell_world(ranks), *tell_more(ranks, boxes)])
+            filter(
+                None,
+                [
+                    find_launcher(pid, boxes) if pid else "",
+                    tell_world(ranks),
+                    *tell_more(ranks, boxes),
+                ],
+            )
         )
         for ranks, boxes in zip(worlds, views, strict=True)
     )

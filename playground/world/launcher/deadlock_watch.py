@@ -124,6 +124,8 @@ class Examiner:
         state = (
             rank.box.read(latest) if rank.box and rank.box.programs == rank.assigned else nothing
         )
+        if self.began:
+            state = replace(state, since=min(state.since, time.monotonic() - self.began))
         if rank.failure:
             end = rank.failure.reason if isinstance(rank.failure, RankFailed) else ""
             waits_for = find_failed(rank.failure, state)

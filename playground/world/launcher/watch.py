@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from playground.base.errors import (
+    FAILS,
     TIMED_OUT,
     UNHEARD,
     Deadlock,
@@ -169,7 +170,8 @@ class WorldWatch:
             return self.find_refusal() or first
         if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
             # It waited for a peer: the reader wants to know what the others were doing instead.
-            first.others = self.collect_stacks([rank for rank in ranks if not rank.failure])
+            others = self.collect_stacks([rank for rank in ranks if not rank.failure])
+            first.others = {rank: stack for rank, stack in others.items() if stack != FAILS}
         return first
 
     def find_refusal(self) -> ProgramRefused | None:

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from playground.base import signals
 from playground.base.connections import break_off_connecting, shut_down_groups
 from playground.base.errors import (
+    FAILS,
     LOST_PEER,
     PeerDisconnected,
     PlaygroundError,
@@ -170,7 +171,8 @@ class Launcher:
                 return
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
-                self.send("stack", describe_place(traceback.extract_stack(frame)), look())
+                place = describe_place(traceback.extract_stack(frame))
+                self.send("stack", FAILS if self.has_failed else place, look())
             elif order == "end":
                 request_preemption()
                 if handles_sigterm():
@@ -210,8 +212,8 @@ class Launcher:
         """Report a failure, and end as the process of a script does."""
         if not self.is_connected:
             end(error)
-        flush()
         self.has_failed = True
+        flush()
         # Ctrl-C may come twice: from the terminal, and from the launcher, which passes it on
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signals.do_nothing)

@@ -339,7 +339,11 @@ void issue(ncclComm* comm, cudaStream_t stream, std::function<void()> work, cons
     comm->done++;
     comm->changed.notify_all();
   };
+  int caller_s;  // which may be another by the end of the group
+  cudaGetDevice(&caller_s);
+  cudaSetDevice(comm->device);
   enqueue(stream, in_turn, operation, true);
+  cudaSetDevice(caller_s);
 }
 
 Access access_to(const void* data, size_t bytes, bool writes) {

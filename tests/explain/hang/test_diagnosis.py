@@ -6,7 +6,6 @@ from __future__ import annotations
 import pickle
 import random
 import re
-import textwrap
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -40,7 +39,9 @@ from playground.explain.hang import (
 )
 from playground.explain.hang.diagnosis import diagnose, explain_failure
 from playground.explain.hang.differences import find_mismatch
+from playground.explain.hang.wording import PREFIX, wrap_sentence
 
+UNPROVED = (Kind.STRAGGLER, Kind.RUNNING, Kind.UNWAITED, Kind.UNWAITED_RECEIVE)
 SUM, BARRIER = collective("all_reduce"), collective("barrier")
 ROOT_0, ROOT_1 = collective("broadcast", peer=0), collective("broadcast", peer=1)
 SUM_3, BARRIER_3, GROUP_3 = (collective(name, 3) for name in ("all_reduce", "barrier", NEW_GROUP))
@@ -106,7 +107,7 @@ def test_one_of_each_kind_is_told_apart(
     found = diagnose(states)
     assert found
     assert (found.kind, found.culprits, found.proved) == (kind, culprits, True)
-    assert found.sentence == textwrap.fill(f"deadlock: {sentence}", 80)
+    assert found.sentence == wrap_sentence(f"deadlock: {sentence}")
     assert found.line.startswith("train.py:")
     if kind != Kind.ENDED:
         assert found.cure == found.kind.cure
@@ -136,11 +137,12 @@ def test_nothing_is_proved_while_a_rank_may_act(
     *others, last = run([SUM_3], [SUM_3], [receive(0, 3)])
     found = diagnose([*others, replace(last, **changed)])
     assert found
-    assert (found.kind, 2 in found.culprits, found.proved, found.sentence) == (
+    said = " ".join(found.sentence.split())
+    assert (found.kind, 2 in found.culprits, found.proved, said) == (
         kind,
         True,
         False,
-        sentence,
+        " ".join(sentence.split()),
     )
 
 
@@ -174,10 +176,10 @@ def test_ranks_that_wait_for_one_that_is_blocked_have_a_say_in_whose_fault_it_is
     found = diagnose(unknown)
     assert found
     assert (found.kind, found.culprits, found.proved) == (Kind.SHAPES, (1,), True)
-    assert found.sentence == textwrap.fill(
+    assert found.sentence == wrap_sentence(
         "deadlock: rank 1 is in all_reduce of shape [7] (train.py:1) where ranks 0, 2 are in "
-        "all_reduce of shape [4] (:1)", 80
-    )  # fmt: skip
+        "all_reduce of shape [4] (:1)"
+    )
 
 
 def test_no_code_runs_that_a_stranger_has_written_to_the_store() -> None:
@@ -294,7 +296,7 @@ def test_a_table_is_no_wider_than_a_terminal() -> None:
     assert found
     assert found.culprits == everyone
     assert too_wide(str(found)) == []
-    assert found.sentence.startswith("deadlock: ranks 0, 2, 4, 6, 8, … are in barrier (")
+    assert found.sentence.startswith("deadlock: ranks 0, 2, 4, 6, 8, … are in barrier\n(")
     assert all("e.py:1234  " in row for row in found.table.splitlines()[1:])
 
 
@@ -325,7 +327,7 @@ def test_silent_differences_are_found(
     found = find_mismatch(states)
     assert found
     assert (found.kind, found.culprits, found.proved) == (kind, culprits, False)
-    assert found.sentence == textwrap.fill(sentence, 80)
+    assert found.sentence == wrap_sentence(sentence)
     assert found.line == "train.py:1 in step"
     assert "waits" not in found.table.splitlines()[1]
 
@@ -359,9 +361,7 @@ def look_at_right_programs(number: int, share: float, rng: random.Random) -> int
             if rng.random() < share:
                 states = gloo.states()
                 found = diagnose(states)
-                assert found is None or (
-                    found.kind in ("straggler", "in progress", Kind.UNWAITED) and not found.proved
-                ), str(found)
+                assert found is None or (found.kind in UNPROVED and not found.proved), str(found)
                 rank = rng.choice(gloo.ranks)
                 states[rank] = replace(
                     states[rank], doing=rng.choice((Doing.STOPPED, Doing.DEAD)), waits_for=None
@@ -459,7 +459,7 @@ def test_what_gloo_has_mixed_is_told_by_the_first_difference(
 ) -> None:
     found = find_mismatch([call(*first), call(*second, rank=1)])
     assert found
-    assert (found.kind, found.sentence) == (kind, textwrap.fill(told, 80))
+    assert (found.kind, found.sentence) == (kind, wrap_sentence(told))
     assert found.cure == kind.cure
 
 
@@ -546,10 +546,9 @@ def test_a_deadlock_names_the_first_difference_if_ranks_have_passed_it() -> None
     found = diagnose([ahead, behind])
     assert found
     assert found.proved
-    assert found.sentence == textwrap.fill(
-        "deadlock: rank 0 is in DDP's forward (train.py:41) where rank 1 is in DDP's backward "
-        "(:42)", 80
-    )  # fmt: skip
+    assert found.sentence == wrap_sentence(
+        "deadlock: rank 0 is in DDP's forward (train.py:41) where rank 1 is in DDP's backward (:42)"
+    )
     assert found.difference == "rank 0 has called DDP's forward (train.py:46), which rank 1 has not"
     assert f"before that: {found.difference}" in " ".join(str(found).split())
     assert found.cure == Kind.ALONE.cure
@@ -605,10 +604,10 @@ def test_what_was_aborted_although_all_call_the_same_is_named() -> None:
     found = explain_failure([states[0], die(states[1], "was killed by SIGABRT")])
     assert found
     assert (found.kind, found.culprits) == (Kind.ABORTED, (1,))
-    assert found.sentence == textwrap.fill(
+    assert found.sentence == wrap_sentence(
         "rank 1 was killed by SIGABRT in DDP's backward (train.py:42) while rank 0 is in DDP's "
-        "backward (:42)", 80
-    )  # fmt: skip
+        "backward (:42)"
+    )
     assert explain_failure([states[0], die(states[1], "was killed by SIGKILL")]) is None
 
 
@@ -627,10 +626,36 @@ def test_a_send_that_nobody_waited_for_is_named() -> None:
     found = explain_failure([sent, lost])
     assert found
     assert (found.kind, found.culprits) == (Kind.UNWAITED, (0,))
-    assert found.sentence == textwrap.fill(
+    assert found.sentence == wrap_sentence(
         "rank 0 has called send to rank 1 and not waited for it (train.py:5) where rank 1 is in "
-        "recv from rank 0 (:7)", 80
-    )  # fmt: skip
+        "recv from rank 0 (:7)"
+    )
+
+
+def test_a_receive_that_nobody_waited_for_is_named_and_not_who_waits_for_its_rank() -> None:
+    """Rank 1 has dropped its first receive, and waits for the second, which has been sent. Rank 0
+    waits for rank 1 to receive a third."""
+    sender = call((send(1), 5), (send(1), 6), (send(1), 7), waits=True)
+    receiver = call((receive(0), 11), (receive(0), 12), waits=True, rank=1)
+    first, *rest = receiver.operations
+    for state, kind in ((DONE, Kind.RUNNING), (ISSUED, Kind.UNWAITED_RECEIVE)):
+        dropped = replace(receiver, operations=(replace(first, state=state), *rest))
+        found = diagnose([sender, dropped])
+        assert found
+        assert (found.kind, found.proved) == (kind, False)
+        assert found.sentence.startswith("rank 1 ")
+    assert found
+    assert found.culprits == (1,)
+    assert found.sentence == wrap_sentence(
+        "rank 1 has not waited for its recv from rank 0 (train.py:11) while rank 1 is in a later "
+        "one (:12)"
+    )
+
+
+def test_a_sentence_fits_behind_its_prefix() -> None:
+    for length in range(1, 60):
+        sentence = wrap_sentence(f"{'x' * length} {'word ' * 30}")
+        assert max(map(len, f"{PREFIX}{sentence}".splitlines())) <= 80
 
 
 def test_a_send_that_is_over_is_not_taken_for_one_that_nobody_waits_for() -> None:
