@@ -392,8 +392,9 @@ class Command(click.Command):
         except click.NoSuchOption as error:
             meant = MEANT.get(error.option_name)
             if any(meant in param.opts for param in self.get_params(ctx)):
-                names = [str(meant)]
-                raise click.NoSuchOption(error.option_name, possibilities=names, ctx=ctx) from None
+                # as a message: click leaves out names that are not spelled alike
+                message = f"{error.message} Did you mean '{meant}'?"
+                raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

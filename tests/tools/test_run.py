@@ -715,3 +715,9 @@ dist.destroy_process_group()
     said = [("3.0 0 0 2\n", ""), ("3.0 1 1 2\n", "")]
     assert [task.communicate(ENOUGH) for task in tasks] == said
     assert [task.returncode for task in tasks] == [0, 0]
+
+
+def test_an_option_of_another_name_is_found(run_cli: Run) -> None:
+    ran = run_cli("run", "--record", "x.html", "train.py")
+    assert ran.code == 2
+    assert ran.err.strip() == "playground: No such option '--record'. Did you mean '--see'?"
