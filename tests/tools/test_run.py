@@ -464,8 +464,7 @@ def test_without_torch_distributed_these_are_independent_runs(save: Save, run_it
     assert run_it("train.py") == Outcome(0, "", "")
     save("print('trained')", "package/train.py")
     told = run_it("-m", "package.train").err
-    assert told.endswith("of package.train. What makes them one, line by line: python -m "
-                         "playground read ddp\n")  # fmt: skip
+    assert told.endswith("of\npackage.train.\nWhat makes them one: python -m playground read ddp\n")
 
 
 QUIET = {
