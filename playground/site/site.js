@@ -40,9 +40,7 @@ function rank(words) {
 /** The sections on what a reader sees go wrong, where a word names that. */
 function findSymptoms(words) {
   const named = SYMPTOMS.filter(([names]) => words.some((word) => names.some((name) => word.startsWith(name))));
-  const sections = named.flatMap(([, places]) => places.map((place) => SECTIONS[place]));
-  const hasWord = ([, , text]) => words.some((word) => simplify(text).includes(word));
-  return [...sections.filter(hasWord), ...sections.filter((each) => !hasWord(each))];
+  return named.flatMap(([, places]) => places.map((place) => SECTIONS[place]));
 }
 
 function show([address, title, text], words) {
@@ -51,7 +49,8 @@ function show([address, title, text], words) {
   const at = Math.max(0, simple.indexOf(word) - AROUND);
   link.href = address;
   link.textContent = title;
-  near.textContent = `${at ? "…" : ""}${text.slice(at, at + 3 * AROUND)}…`;
+  const symptom = word ? "" : words.find((each) => findSymptoms([each]).length) ?? "";
+  near.textContent = `${symptom && `${symptom}: `}${at ? "…" : ""}${text.slice(at, at + 3 * AROUND)}…`;
   item.append(link, near);
   return item;
 }

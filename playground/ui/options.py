@@ -358,8 +358,9 @@ HEADINGS = {
 """Options that several commands have, under their headings in --help."""
 
 
-MEANT = {"--record": "--see"}
-"""Names under which options are looked for."""
+SIZES = "--ranks", "--size", "--processes", "--nproc", "--nproc-per-node", "--np", "--nprocs"
+MEANT = {"--record": "--see", **dict.fromkeys(SIZES, "-n")}
+"""Names under which options are looked for; those of other programs for the number of ranks."""
 PARSES_ALL = re.compile(r"\b(HfArgumentParser|fire|hydra|simple_parsing|tyro)\b")
 """In the text of a script whose options need not stand there."""
 
@@ -383,10 +384,6 @@ def tell_misplaced(script: str, words: Sequence[str], text: str) -> None:
         click.echo(f"playground: {said} stand before the script", err=True)
 
 
-SIZES = {"--ranks", "--size", "--processes", "--nproc", "--nproc-per-node", "--np", "--nprocs"}
-"""What other programs call the number of ranks."""
-
-
 class Command(click.Command):
     """A command whose --help has its own options first, then those of `HEADINGS`."""
 
@@ -395,13 +392,12 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             meant = MEANT.get(error.option_name)
-            if any(meant in param.opts for param in self.get_params(ctx)):
-                names = [str(meant)]
-                raise click.NoSuchOption(error.option_name, possibilities=names, ctx=ctx) from None
-            if error.option_name in SIZES and any("-n" in param.opts for param in self.params):
-                ctx.fail(
-                    f"No such option '{error.option_name}'. Did you mean '-n', '--world-size'?"
-                )
+            for param in self.get_params(ctx):
+                if meant in param.opts:
+                    names = ", ".join(map(repr, param.opts))
+                    # as a message: click leaves out names that are not spelled alike
+                    message = f"{error.message} Did you mean {names}?"
+                    raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -116,6 +116,7 @@ def test_ranks_that_a_cell_was_not_for_have_not_finished_it(world: PlayWorld) ->
     assert "ranks 1-2 do not run this cell (%on 0)" in said
     assert "fix: run the cell on the ranks that have to meet: %on all" in said
     assert "finished" not in said
+    assert "is in barrier" in world.state  # which %why shows
 
 
 def test_every_rank_s_shape_is_told_once(world: PlayWorld) -> None:

@@ -92,7 +92,6 @@ def test_a_session(start: Callable[..., Prompt]) -> None:
     shown = " ".join(shown.split())
     assert "rank 2 has finished the cell where ranks 0-1 are in barrier (cell 2, line 1)" in shown
     assert "ranks 0-1 make a call (cell 2, line 1) that rank 2 does not: is it under" in shown
-    assert "rank 2 has finished" in prompt.type("%why")
     assert "The ranks are free again; their variables are as they were" in shown
     assert "[0-2] tensor([111.])" in prompt.type("x")
     shown = prompt.type(

@@ -581,6 +581,8 @@ def test_search_finds_what_is_told_of_a_symptom(
         "return [...document.querySelectorAll('#found a')].map(each => each.getAttribute('href'))"
     )
     assert found[0].startswith(first)
+    excerpt = window.ask("return document.querySelector('#found p').textContent").lower()
+    assert any(word.lower() in excerpt for word in typed.split())
     assert [each for each in found if each.startswith(among)]
 
 

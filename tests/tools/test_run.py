@@ -464,8 +464,7 @@ def test_without_torch_distributed_these_are_independent_runs(save: Save, run_it
     assert run_it("train.py") == Outcome(0, "", "")
     save("print('trained')", "package/train.py")
     told = run_it("-m", "package.train").err
-    assert told.endswith("of package.train. What makes them one, line by line: python -m "
-                         "playground read ddp\n")  # fmt: skip
+    assert told.endswith("of\npackage.train.\nWhat makes them one: python -m playground read ddp\n")
 
 
 QUIET = {
@@ -715,3 +714,9 @@ dist.destroy_process_group()
     said = [("3.0 0 0 2\n", ""), ("3.0 1 1 2\n", "")]
     assert [task.communicate(ENOUGH) for task in tasks] == said
     assert [task.returncode for task in tasks] == [0, 0]
+
+
+def test_an_option_of_another_name_is_found(run_cli: Run) -> None:
+    ran = run_cli("run", "--record", "x.html", "train.py")
+    assert ran.code == 2
+    assert ran.err.strip() == "playground: No such option '--record'. Did you mean '--see'?"
