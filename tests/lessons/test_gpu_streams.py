@@ -22,7 +22,8 @@ SECTION = PAGE.partition("### A missing wait, and its repair")[2].partition("\n#
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
+    return [text for name, text in fenced if name == language]
 
 
 def test_the_page_shows_functions_of_the_program() -> None:

@@ -220,6 +220,7 @@ bool has_come(Stream* stream, long piece, const Clock& clock, int& asked, long& 
 
 // Looks from time to time whether the host's threads sleep. One that wants to run and gets no processor does not.
 void watch() {
+  pthread_setname_np(pthread_self(), "cuda-watch");  // as that of a stream's thread
   std::map<pid_t, double> before;
   for (int looks = 0;;) {
     usleep(INTERVAL);
