@@ -20,7 +20,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.terminal.prompts import Prompts, Token
 
 from playground.base.errors import PlaygroundError
-from playground.explain import CERTAIN, OFF
+from playground.explain.right import CERTAIN, OFF
 from playground.play import cells
 from playground.play.cells import Outcome
 from playground.play.html import with_html

@@ -10,7 +10,7 @@ import click
 from playground.base.errors import UsageError
 from playground.base.flags import flag, like
 from playground.base.signals import TERMINATING
-from playground.explain import CERTAIN, OFF
+from playground.explain.right import CERTAIN, OFF
 from playground.play import PLAY
 from playground.play.world import OPERATION_LIMIT
 from playground.ui.options import RunOptions, flags

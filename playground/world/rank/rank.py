@@ -52,11 +52,11 @@ from playground.base.errors import (
 )
 from playground.base.forks import close_in_children, keep_from_programs
 from playground.base.frames import RUNNERS, is_program
-from playground.base.losses import end_waits
+from playground.base.lost_ranks import end_waits
 from playground.base.threads import OurThread, signals_blocked
 from playground.explain.hang.activity import look
 from playground.world import backends
-from playground.world.rank.assignment import Answer, Assignment, call
+from playground.world.rank.assignment import Answer, Assignment, Order, call
 from playground.world.rank.preemption import (
     clear_preemption,
     leave_to_launcher,
@@ -168,24 +168,24 @@ class Launcher:
                 self.dismissed.set()
                 self.box_is_opened.set()
                 return
-            if order == "where":
+            if order == Order.WHERE:
                 frame = sys._current_frames()[self.main_thread]
                 self.send("stack", describe_place(traceback.extract_stack(frame)), look())
-            elif order == "end":
+            elif order == Order.END:
                 request_preemption()
                 if handles_sigterm():
                     os.kill(os.getpid(), signal.SIGTERM)
-            elif order == "opened":
+            elif order == Order.OPENED:
                 self.box_is_opened.set()
-            elif order == "abort":
+            elif order == Order.ABORT:
                 abort_operations()
-            elif order == "interrupt":
+            elif order == Order.INTERRUPT:
                 signal.pthread_kill(self.main_thread, signal.SIGINT)
             elif isinstance(order, Answer):
                 self.answers.put(order)
-            elif order == "interrupt all":
+            elif order == Order.INTERRUPT_ALL:
                 os.killpg(0, signal.SIGINT)
-            elif order == "leave":
+            elif order == Order.LEAVE:
                 self.dismissed.set()
                 self.assignments.put(None)
             else:
