@@ -108,12 +108,12 @@ class PlayMagics(Magics):
         vars(type(self))["transform"].has_side_effects = True
         shell.set_custom_completer(lambda completer, text: self.complete(text))
 
-    def start(self, size: int, **how: Any) -> str:
+    def start(self, size: int, *, checks: bool = True, **how: Any) -> str:
         """Start a world, in the place of the one there is. Returns a line about it. Raises
         `UsageError`, and leaves the world that there is, if it cannot be."""
         check_world(configure(**how), size)
         self.close()
-        self.world = world = PlayWorld(size, **how)
+        self.world = world = PlayWorld(size, checks=checks, **how)
         self.on_ranks = tuple(range(size))
         self.last = Run(number=0)
         self.recording = None

@@ -69,8 +69,10 @@ def command(session: Session, timeout: float, check: str) -> None:
     app.shell.confirm_exit = False
     magics = load(app.shell)
     try:
-        how = {"backend": session.world.backend, "timeout": timeout, "checks": check != OFF}
-        click.echo(magics.start(session.world.size, **how))
+        world = session.world
+        click.echo(
+            magics.start(world.size, backend=world.backend, timeout=timeout, checks=check != OFF)
+        )
         app.start()
     finally:
         magics.close()

@@ -97,10 +97,8 @@ Cell = tuple[int, str, tuple[int, ...], Callable[..., Outcome]]
 """Its number, its source, its ranks, and what runs it there."""
 
 
-def configure(
-    backend: str = "gloo", timeout: float = OPERATION_LIMIT, checks: bool = True
-) -> LaunchConfig:
-    """What ranks are started with, by the arguments of `PlayWorld`."""
+def configure(backend: str = "gloo", timeout: float = OPERATION_LIMIT) -> LaunchConfig:
+    """What ranks are started with."""
     return LaunchConfig(backend=backend, timeout=timeout)
 
 

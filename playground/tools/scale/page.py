@@ -27,7 +27,7 @@ from playground.tools.scale.plan import (
 )
 from playground.ui.options import pack_options, refuse
 from playground.ui.session import Session, session_command
-from playground.ui.tables import Column, Table, Texts, figures, tabulate
+from playground.ui.tables import Column, Table, Texts, named_numbers, tabulate
 from playground.ui.text import heading, prose
 from playground.ui.units import format_bytes, format_digits, format_seconds
 from playground.world.rank.reports import Event
@@ -105,7 +105,7 @@ def errors_table(points: Sequence[Point]) -> Table:
 
 ERRORS = {
     "algorithm": Column("algorithm"),
-    **figures(
+    **named_numbers(
         ("median", "median\nerror", "%", ".0f", 100), ("worst", "worst\nerror", "%", ".0f", 100)
     ),
 }
