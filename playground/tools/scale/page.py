@@ -12,19 +12,18 @@ from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine
 from playground.base.remote import remote
 from playground.tools import TOOLS
+from playground.tools.scale.fit import evaluate
 from playground.tools.scale.plan import (
     COSTS,
-    DEFAULT_RANKS,
     EFFORT,
     Plan,
     Point,
     Prediction,
     Result,
-    ScaleSettings,
-    evaluate,
     predict_cluster,
     samples_of,
 )
+from playground.tools.scale.settings import DEFAULT_RANKS, ScaleSettings
 from playground.ui.options import pack_options, refuse
 from playground.ui.session import Session, session_command
 from playground.ui.tables import Column, Table, Texts, named_numbers, tabulate

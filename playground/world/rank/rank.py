@@ -77,6 +77,8 @@ from playground.world.rendezvous.environment import RankEnv
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from playground.world.rank.member import Member
+
 
 _launcher: Launcher | None = None
 """Of a rank's process: not of the processes that it forks."""
@@ -266,7 +268,6 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     from playground.explain.hang.hooks import hooks
     from playground.world.rank import program_groups  # noqa: F401 - it replaces functions of torch's
     from playground.world.rank.debugger import LONG, prepare_breakpoints
-    from playground.world.rank.member import Member
     from playground.world.rank.process_state import ProcessState
 
     member = state = None
@@ -274,13 +275,8 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         if not work.stays:
             work.move_in()
         if member is None or state is None:
-            with signals_blocked():  # for the threads that torch starts
-                member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
+            member = enter_world(launcher, env, backend, work)
             state = ProcessState()
-            # now, while there is time to open it: gloo may abort this process in its first
-            # operation
-            if member.box:
-                launcher.send("box", member.box.file)
         elif work.rendezvous:
             member.meet_again(work.rendezvous, work.timeout)
         elif work.stays:
@@ -290,12 +286,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         if work.breakpoints and work.breakpoints.lifts_timeouts:
             member.offered["timeout"] = LONG
         if work.rendezvous or not work.stays:
-            with signals_blocked():
-                if work.bare:
-                    member.leave_group_to_program(work.timeout)
-                else:
-                    member.form_group(work.timeout)
-            keep_from_programs()
+            form_group(member, work)
         if not work.stays:
             prepare_breakpoints(env.rank, work.breakpoints, ask)
             state.renew()
@@ -322,6 +313,28 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     # All results are in. torch's C++ may abort where it is taken down while threads of its own run.
     flush()
     os._exit(0)
+
+
+def enter_world(launcher: Launcher, env: RankEnv, backend: str, work: Assignment) -> Member:
+    """Be a member of the world, and send the launcher the box, if there is one."""
+    from playground.world.rank.member import Member
+
+    with signals_blocked():  # for the threads that torch starts
+        member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
+    # now, while there is time to open it: gloo may abort this process in its first operation
+    if member.box:
+        launcher.send("box", member.box.file)
+    return member
+
+
+def form_group(member: Member, work: Assignment) -> None:
+    """Form the process group of the work, or leave that to its program."""
+    with signals_blocked():
+        if work.bare:
+            member.leave_group_to_program(work.timeout)
+        else:
+            member.form_group(work.timeout)
+    keep_from_programs()
 
 
 def abort_operations() -> None:
