@@ -61,11 +61,11 @@ class Link(Observer):
     def returned(self, call: Call) -> None:
         if self.backwards:
             self.backwards[-1].append(call)
-        elif call.in_cpp and not call.is_functional:
+        elif call.is_native:
             self.deliver([call])
 
     def done(self, calls: Sequence[Call]) -> None:
-        if calls[0].blocks and not calls[0].is_torchs:
+        if calls[0].waits_in_call:
             self.deliver(calls)
 
     def waited(self, calls: Sequence[Call]) -> None:

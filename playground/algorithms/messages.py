@@ -119,10 +119,10 @@ class Executor:
 
 
 _plain = Executor()
-_executor: Executor | Watcher = _plain
+_executor: Executor | WatchedExecutor = _plain
 
 
-class Watcher:
+class WatchedExecutor:
     """An executor that leaves it to `inner`, the one in use when it is made. A subclass looks on:
     see `executed_by`."""
 
@@ -134,7 +134,7 @@ class Watcher:
 
 
 @contextlib.contextmanager
-def executed_by(executor: Executor | Watcher) -> Iterator[None]:
+def executed_by(executor: Executor | WatchedExecutor) -> Iterator[None]:
     """In this block, this executor does what our collectives consist of, on this rank."""
     global _executor
     before, _executor = _executor, executor
@@ -144,7 +144,7 @@ def executed_by(executor: Executor | Watcher) -> Iterator[None]:
         _executor = before
 
 
-def executor() -> Executor | Watcher:
+def executor() -> Executor | WatchedExecutor:
     """The one that is in use."""
     return _executor
 

@@ -37,7 +37,7 @@ import torch
 
 from playground.base import host
 from playground.base.host import digest, namespace_id
-from playground.base.losses import when_lost
+from playground.base.lost_ranks import when_lost
 
 SLOT = 1 << 20
 """Bytes that a rank copies in at a time. They stay in the cache: with 16 MiB an all-reduce takes

@@ -17,6 +17,7 @@ from playground.base.threads import OurThread
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that
 is closed."""
+PR_SET_PDEATHSIG = 1
 DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 """Handlers that may be replaced. (`nohup` ignores SIGHUP, a shell script SIGINT for what it runs in
 the background.)"""
@@ -77,6 +78,16 @@ def describe_signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def end_with_parent() -> None:
+    """From now on the kernel kills this process when its parent ends.
+
+    Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def leave_to_system() -> None:

@@ -42,7 +42,7 @@ def python_command(code: str) -> list[str]:
 
 
 def is_importing_program() -> bool:
-    """Whether this process, made by `run_program_of`, is importing the program's script.
+    """Whether this process, made by `run_pickled`, is importing the program's script.
 
     Source: `_inheriting` in multiprocessing.spawn._main (Python 3.11)
     """

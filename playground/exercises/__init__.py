@@ -4,6 +4,7 @@ real ranks.
     exercise     what an exercise is, and the catalogue
     cases        inputs and expected results
     rank         in a rank: the solution is run and watched
+    transcript   the record of what it does there
     observation  what a rank did, and the first thing that is wrong with it
     verdict      worlds of several sizes; the failure in words, and the mistake by name
     guess        what has probably gone wrong, if no catalogued mistake does the same

@@ -417,7 +417,7 @@ CORE = {
     "gated-mlp", "merge", "dispatch", "axis-sums", "fit-the-mesh", "commit",
     "snapshot", "error-feedback",
 }  # fmt: skip
-"""Those of the path that a learner with twelve hours does, with its texts."""
+"""Those of the shorter path through the course."""
 LIST = "python -m playground exercise"
 PLACES = [*LESSONS, "gpus"]
 """The lessons and the page that have exercises, in their order."""

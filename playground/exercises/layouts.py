@@ -10,7 +10,7 @@ from typing import Any
 from playground.exercises.cases import ENOUGH, Case
 from playground.training import mesh_costs as costs
 from playground.training.formulas import STAGES
-from playground.training.mesh_costs import Cost, Training
+from playground.training.mesh_costs import Cost, TrainingTask
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Ranks along an axis."""
@@ -29,13 +29,13 @@ class Layout:
     recompute: int = 0
 
 
-def cost_of(layout: Layout, task: Training) -> Cost:
+def cost_of(layout: Layout, task: TrainingTask) -> Cost:
     shape = layout.dp, layout.pp, 1, layout.tp
     recompute = bool(layout.recompute)
     return costs.cost_of(shape, layout.zero, task, layout.microbatch, recompute=recompute)
 
 
-def find_fault(layout: Layout, task: Training) -> str:
+def find_fault(layout: Layout, task: TrainingTask) -> str:
     """Why a layout is none for this model and cluster; empty if it is one."""
     dp, pp, tp = layout.dp, layout.pp, layout.tp
     if dp * pp * tp != task.gpus:
@@ -50,7 +50,7 @@ def find_fault(layout: Layout, task: Training) -> str:
     return "" if layout.zero in STAGES else f"ZeRO has no stage {layout.zero}"
 
 
-def layouts(task: Training, choices: Mapping[str, tuple[int, ...]]) -> Iterator[Layout]:
+def layouts(task: TrainingTask, choices: Mapping[str, tuple[int, ...]]) -> Iterator[Layout]:
     """All layouts that these choices allow."""
     for values in product(*choices.values()):
         layout = new_layout(dict(zip(choices, values, strict=True)), task)
@@ -58,12 +58,12 @@ def layouts(task: Training, choices: Mapping[str, tuple[int, ...]]) -> Iterator[
             yield layout
 
 
-def new_layout(answer: Mapping[str, int], task: Training) -> Layout:
+def new_layout(answer: Mapping[str, int], task: TrainingTask) -> Layout:
     """The layout of an answer; all GPUs are replicas where it names none."""
     return Layout(**({"dp": task.gpus, "zero": 1} | {name: int(answer[name]) for name in answer}))
 
 
-def choose(about: str, task: Training, choices: Mapping[str, tuple[int, ...]]) -> Case:
+def choose(about: str, task: TrainingTask, choices: Mapping[str, tuple[int, ...]]) -> Case:
     """A choice of a layout. The notes show what it holds and takes beside the fastest that fits."""
     notes: list[str] = []
     costed = {layout: cost_of(layout, task) for layout in layouts(task, choices)}

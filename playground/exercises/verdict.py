@@ -314,24 +314,15 @@ def check_solution(
             found = last.failure
             if not (is_report or debug):
                 found = name_mistake(solution, before, seed, last, found)
-            return replace(
-                verdict,
-                status=found.status,
-                words=tell_difference(found, exercise.kind),
-                mistake=found.mistake,
-                says=found.says,
-                world=size,
-                case=found.case or last.about,
-                rank=None if exercise.kind in (PREDICT, CHOOSE) else found.rank,
-                where=found.where,
-                index=found.index,
-                held=found.held,
-                expected=found.expected,
-                line=found.line,
-                ranks=found.ranks or tell_ranks(last, found, exercise),
-                printed=found.printed,
-                notes=last.notes,
-            )
+            told = vars(found) | {
+                "words": tell_difference(found, exercise.kind),
+                "world": size,
+                "case": found.case or last.about,
+                "rank": None if exercise.kind in (PREDICT, CHOOSE) else found.rank,
+                "ranks": found.ranks or tell_ranks(last, found, exercise),
+                "notes": last.notes,
+            }
+            return replace(verdict, **told)
         # a note on a program to be repaired is about the data of one case
         notes = () if exercise.kind == FIND else last.notes
         verdict = replace(verdict, passed=(*verdict.passed, size), notes=notes)

@@ -1,4 +1,18 @@
-"""What is drawn of runs: the figures of the field's tutorials, and those of the chapters."""
+"""What is drawn of runs: the figures of the field's tutorials, and those of the chapters.
+
+command        `see`
+catalogue      all figures by name, and their runs
+figure         what a figure is, and the run it is drawn from
+runs           recorded runs, which travel with the project (`recordings/`)
+
+collectives    messages and collectives
+training       parts of a step, buckets, steps on ranks that are killed
+data_parallel  DataParallel: one process, several devices
+counted_step   ZeRO's stages, counted
+
+ranks          what ranks run for figures
+counting       what a rank holds and sends
+"""
 
 from __future__ import annotations
 

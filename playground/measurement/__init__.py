@@ -1,1 +1,1 @@
-"""Measurements: timing in turns, and the environment. Does not import torch."""
+"""Measurements: the environment, and timing in turns, which imports torch."""

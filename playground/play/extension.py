@@ -20,7 +20,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.terminal.prompts import Prompts, Token
 
 from playground.base.errors import PlaygroundError
-from playground.explain import CERTAIN, OFF
+from playground.explain.right import CERTAIN, OFF
 from playground.play import cells
 from playground.play.cells import Outcome
 from playground.play.html import with_html
@@ -108,12 +108,12 @@ class PlayMagics(Magics):
         vars(type(self))["transform"].has_side_effects = True
         shell.set_custom_completer(lambda completer, text: self.complete(text))
 
-    def start(self, size: int, **how: Any) -> str:
+    def start(self, size: int, *, checks: bool = True, **how: Any) -> str:
         """Start a world, in the place of the one there is. Returns a line about it. Raises
         `UsageError`, and leaves the world that there is, if it cannot be."""
         check_world(configure(**how), size)
         self.close()
-        self.world = world = PlayWorld(size, **how)
+        self.world = world = PlayWorld(size, checks=checks, **how)
         self.on_ranks = tuple(range(size))
         self.last = Run(number=0)
         self.recording = None

@@ -10,7 +10,7 @@ import click
 from playground.base.errors import UsageError
 from playground.base.flags import flag, like
 from playground.base.signals import TERMINATING
-from playground.explain import CERTAIN, OFF
+from playground.explain.right import CERTAIN, OFF
 from playground.play import PLAY
 from playground.play.world import OPERATION_LIMIT
 from playground.ui.options import RunOptions, flags
@@ -69,8 +69,10 @@ def command(session: Session, timeout: float, check: str) -> None:
     app.shell.confirm_exit = False
     magics = load(app.shell)
     try:
-        how = {"backend": session.world.backend, "timeout": timeout, "checks": check != OFF}
-        click.echo(magics.start(session.world.size, **how))
+        world = session.world
+        click.echo(
+            magics.start(world.size, backend=world.backend, timeout=timeout, checks=check != OFF)
+        )
         app.start()
     finally:
         magics.close()

@@ -25,7 +25,7 @@ from playground.play.cells import Outcome
 from playground.play.checking import CellCheck
 from playground.world import backends
 from playground.world.launcher import fork_client
-from playground.world.launcher.deadlock_watch import Examiner, line_of
+from playground.world.launcher.examiner import Examiner, line_of
 from playground.world.launcher.launch import LaunchConfig, start, start_rank
 from playground.world.launcher.rank_handle import RankHandle
 from playground.world.launcher.store_process import StoreProcess, find_place
@@ -37,7 +37,7 @@ from playground.world.launcher.watch import (
     receive_while,
     stop,
 )
-from playground.world.rank.assignment import Assignment, Breakpoints, prepare_work
+from playground.world.rank.assignment import Assignment, Breakpoints, Order, prepare_work
 from playground.world.rank.preemption import PreemptionNotice
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.rendezvous import listen
@@ -97,10 +97,8 @@ Cell = tuple[int, str, tuple[int, ...], Callable[..., Outcome]]
 """Its number, its source, its ranks, and what runs it there."""
 
 
-def configure(
-    backend: str = "gloo", timeout: float = OPERATION_LIMIT, checks: bool = True
-) -> LaunchConfig:
-    """What ranks are started with, by the arguments of `PlayWorld`."""
+def configure(backend: str = "gloo", timeout: float = OPERATION_LIMIT) -> LaunchConfig:
+    """What ranks are started with."""
     return LaunchConfig(backend=backend, timeout=timeout)
 
 
@@ -356,13 +354,13 @@ class PlayWorld:
                     waits = states[number].waits_for
                     place = f"{waits.name} ({waits.line})" if waits else line_of(stack)
                     run.places[number] = place or "it does not say where"
-                self.order(busy, "interrupt")
+                self.order(busy, Order.INTERRUPT)
             end = time.monotonic() + PATIENCE
             if not run.hang:
                 self.await_rest(list_inside, examiner, end)
             if has_called or not is_interrupted:
                 self.is_stale = True
-                self.order(self.ranks, "abort")
+                self.order(self.ranks, Order.ABORT)
             while (
                 receive_while(lambda: bool(list_inside()), self.ranks, AGAIN)
                 and time.monotonic() < end
@@ -374,8 +372,8 @@ class PlayWorld:
                     continue
                 # gloo tries again to connect; a loop of the program's calls again
                 self.is_stale = True
-                self.order(self.ranks, "abort")
-                self.order(busy, "interrupt")
+                self.order(self.ranks, Order.ABORT)
+                self.order(busy, Order.INTERRUPT)
                 for rank in list_inside():
                     if rank.is_stopped():
                         rank.process.send_signal(signal.SIGCONT)
@@ -395,7 +393,7 @@ class PlayWorld:
             receive_while(lambda: bool(list_inside()), self.ranks, REST)
             before, now = now, examiner.progress
 
-    def order(self, ranks: Sequence[RankHandle], what: str) -> None:
+    def order(self, ranks: Sequence[RankHandle], what: Order) -> None:
         for rank in ranks:
             if not self.is_lost(rank):
                 rank.order(what)

@@ -23,6 +23,9 @@ from playground.tools.failures.programs import PROGRAMS
 from playground.ui.options import FILE
 from playground.ui.session import Session, session_command
 
+SEARCH = "search.js"
+"""A file of every site."""
+
 
 def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[str]:
     """Write all pages into a folder, and `show` how far it is. Returns their names. Raises
@@ -65,8 +68,6 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
     return [*pages]
 
 
-SEARCH = "search.js"
-"""A file of every site."""
 DIR = click.argument("folder", metavar="DIR", type=FILE)
 
 

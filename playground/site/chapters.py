@@ -22,21 +22,24 @@ from playground.ui import terminal
 from playground.ui.options import Command, OneOf, flags
 from playground.ui.rendering import render_markdown
 
-CHAPTERS = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}
-CHAPTERS |= {
+LESSON_PAGES = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}
+TOOL_PAGES = {
     tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md")
     for tool in TOOLS.values()
 }
-CHAPTERS["why"] = CHAPTERS["break"]
-CHAPTERS |= {
+TOOL_PAGES["why"] = TOOL_PAGES["break"]
+NEXT_TO_THEM = {
     page.stem: page
-    for chapter in [*CHAPTERS.values()]
+    for chapter in [*LESSON_PAGES.values(), *TOOL_PAGES.values()]
     for page in sorted(chapter.parent.glob("[!R]*.md"))
 }
-CHAPTERS[SEE.name] = ROOT / "playground/explain/replay/README.md"
-CHAPTERS |= {
-    each: ROOT / "playground/lessons" / f"{each.replace('-', '_')}.md"
-    for each in ("map", "your-script", "running", "testing", "gpus", "tutorials", "glossary")
+OTHERS = ("map", "your-script", "running", "testing", "gpus", "tutorials", "glossary")
+CHAPTERS = {
+    **LESSON_PAGES,
+    **TOOL_PAGES,
+    **NEXT_TO_THEM,
+    SEE.name: ROOT / "playground/explain/replay/README.md",
+    **{each: ROOT / "playground/lessons" / f"{each.replace('-', '_')}.md" for each in OTHERS},
 }
 """By their names."""
 READ_TOO = {each: ROOT / f"playground/{each}/README.md" for each in ("play", "exercises")}

@@ -80,28 +80,8 @@ class Site:
 
     def add_text(self, file: Path, page: str) -> None:
         """A chapter, with its program, or another text."""
-        body = self.render(page, file, self.texts[page])
+        body = self.complete(self.render(page, file, self.texts[page]), page, file)
         program = ""
-        if page == "glossary":
-            body = re.sub(
-                r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td.*?>(.*?)</td>)', self.lead_back, body
-            )
-        elif page == "map":
-            body = DIAGRAM.sub(lambda diagram: LESSON_NAMED.sub(LESSON_LINK, diagram[0]), body)
-        elif page == "exercises":
-            for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
-                links = "".join(
-                    f'<li><a href="{self.link(FOLDER / each.folder)}">{each.title}</a></li>'
-                    for each in its
-                )
-                body += f'<h2 id="{lesson}">{lesson}</h2><ul>{links}</ul>'
-        elif own := [each for each in CATALOGUE.values() if each.lesson == page]:
-            shown = "".join(map(self.show_exercise, own))
-            shown = f'<h2 id="exercises">Exercises</h2>\n{shown}'
-            body = AFTER_TRIALS.sub(lambda trials: trials[0] + shown, body)
-        elif file.suffix == ".ipynb":
-            self.copies[file.name] = file
-            body = body.replace("</h1>", f"</h1>\n{DOWNLOAD.format(file.name)}", 1)
         for code in (code for code, chapter in LESSON_FILES.items() if chapter == page):
             program = PROGRAM.format(
                 name=code.name, code=show_code(code.read_text("utf-8"), "python", code)
@@ -110,6 +90,37 @@ class Site:
         within = chapters.get(file.parent, page)
         within = "" if within == page else within
         self.add(page, self.titles[page], place_calculators(body), program, within)
+
+    def complete(self, body: str, page: str, file: Path) -> str:
+        """The body of a text with what its page has besides: links, exercises, or a file to
+        download."""
+        if page == "glossary":
+            return re.sub(
+                r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td.*?>(.*?)</td>)', self.lead_back, body
+            )
+        if page == "map":
+            return DIAGRAM.sub(lambda diagram: LESSON_NAMED.sub(LESSON_LINK, diagram[0]), body)
+        if page == "exercises":
+            return body + self.list_exercises()
+        if own := [each for each in CATALOGUE.values() if each.lesson == page]:
+            shown = "".join(map(self.show_exercise, own))
+            shown = f'<h2 id="exercises">Exercises</h2>\n{shown}'
+            return AFTER_TRIALS.sub(lambda trials: trials[0] + shown, body)
+        if file.suffix == ".ipynb":
+            self.copies[file.name] = file
+            return body.replace("</h1>", f"</h1>\n{DOWNLOAD.format(file.name)}", 1)
+        return body
+
+    def list_exercises(self) -> str:
+        """Links to all exercises, by lesson."""
+        lists = ""
+        for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
+            links = "".join(
+                f'<li><a href="{self.link(FOLDER / each.folder)}">{each.title}</a></li>'
+                for each in its
+            )
+            lists += f'<h2 id="{lesson}">{lesson}</h2><ul>{links}</ul>'
+        return lists
 
     def lead_back(self, row: re.Match[str]) -> str:
         """The word of a row of the glossary, with a link to where it is first used."""

@@ -84,7 +84,22 @@ class Call:
     def is_left_to_backward(self) -> bool:
         """Whether the end of the backward pass that calls it waits for it, if nobody does
         before."""
-        return self.has_future or (self.in_cpp and not self.is_functional)
+        return self.has_future or self.is_native
+
+    @property
+    def is_native(self) -> bool:
+        """Whether C++ calls it by itself, as the backward pass of DistributedDataParallel does."""
+        return self.in_cpp and not self.is_functional
+
+    @property
+    def waits_in_call(self) -> bool:
+        """Whether the program waits for it in the call."""
+        return self.blocks and not self.is_torchs
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody may know that it is over without having waited for the work."""
+        return self.has_future or self.is_polled
 
     @property
     def inputs(self) -> list[torch.Tensor]:

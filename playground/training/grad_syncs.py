@@ -31,34 +31,40 @@ embeddings."""
 ALL_REDUCE = ("all_reduce",)
 # These leave the mean of the gradients in every `param.grad`.
 OF_GRADIENTS = (
-    ("per-parameter", remote("playground.training.averaging:per_parameter"), ALL_REDUCE,
-     "one all_reduce per parameter, after backward: the tutorial's loop"),
-    ("none-safe", remote("playground.training.averaging:none_safe"), ALL_REDUCE,
-     "the same, and a gradient that is None takes part as zero"),
-    ("flat", remote("playground.training.averaging:flat"), ALL_REDUCE,
-     "one all_reduce for all gradients, copied into one message"),
-    ("bucketed", remote("playground.training.averaging:bucketed"), (*ALL_REDUCE, "bucket_cap"),
-     "one all_reduce per bucket of gradients, the last layers' first"),
-    ("overlapped", remote("playground.training.sync:OverlappedSync"), (*ALL_REDUCE, "bucket_cap"),
-     "each bucket leaves as soon as its gradients are ready, while backward goes on"),
+    GradSyncSpec("per-parameter", remote("playground.training.averaging:per_parameter"),
+                 "one all_reduce per parameter, after backward: the tutorial's loop",
+                 needs=ALL_REDUCE),
+    GradSyncSpec("none-safe", remote("playground.training.averaging:none_safe"),
+                 "the same, and a gradient that is None takes part as zero",
+                 needs=ALL_REDUCE),
+    GradSyncSpec("flat", remote("playground.training.averaging:flat"),
+                 "one all_reduce for all gradients, copied into one message",
+                 needs=ALL_REDUCE),
+    GradSyncSpec("bucketed", remote("playground.training.averaging:bucketed"),
+                 "one all_reduce per bucket of gradients, the last layers' first",
+                 needs=(*ALL_REDUCE, "bucket_cap")),
+    GradSyncSpec("overlapped", remote("playground.training.sync:OverlappedSync"),
+                 "each bucket leaves as soon as its gradients are ready, while backward goes on",
+                 needs=(*ALL_REDUCE, "bucket_cap")),
 )  # fmt: skip
 OF_PARAMETERS = (
-    ("parameters", remote("playground.training.sync:LocalSGD"), (*ALL_REDUCE, "sync_every"),
-     "local SGD: each rank steps by its own gradients, then parameters are averaged"),
-    ("flat-step", remote("playground.training.flat_step:FlatStep"), ALL_REDUCE,
-     "one all_reduce for all gradients, and the optimizer's step on one flat tensor"),
-    ("shared-step", remote("playground.training.flat_step:new_shared_step"), ALL_REDUCE,
-     "zero-1 in memory that the ranks share: the parameters lie there once"),
-    ("zero-1", remote("playground.training.zero_sync:Zero1Sync"), (),
-     "reduce-scatter the gradients, step for a shard of the parameters, all-gather"),
-    ("zero-2", remote("playground.training.zero_sync:Zero2Sync"), (),
-     "each layer's gradients are reduced to their owners while backward goes on"),
-    ("zero-3", remote("playground.training.zero_sync:Zero3Sync"), (),
-     "and each layer's parameters are gathered when they are needed: FSDP"),
+    GradSyncSpec("parameters", remote("playground.training.sync:LocalSGD"),
+                 "local SGD: each rank steps by its own gradients, then parameters are averaged",
+                 needs=(*ALL_REDUCE, "sync_every")),
+    GradSyncSpec("flat-step", remote("playground.training.flat_step:FlatStep"),
+                 "one all_reduce for all gradients, and the optimizer's step on one flat tensor",
+                 needs=ALL_REDUCE, takes_step=True),
+    GradSyncSpec("shared-step", remote("playground.training.flat_step:new_shared_step"),
+                 "zero-1 in memory that the ranks share: the parameters lie there once",
+                 needs=ALL_REDUCE, takes_step=True),
+    GradSyncSpec("zero-1", remote("playground.training.zero_sync:Zero1Sync"),
+                 "reduce-scatter the gradients, step for a shard of the parameters, all-gather",
+                 needs=(), takes_step=True),
+    GradSyncSpec("zero-2", remote("playground.training.zero_sync:Zero2Sync"),
+                 "each layer's gradients are reduced to their owners while backward goes on",
+                 needs=(), takes_step=True),
+    GradSyncSpec("zero-3", remote("playground.training.zero_sync:Zero3Sync"),
+                 "and each layer's parameters are gathered when they are needed: FSDP",
+                 needs=(), takes_step=True),
 )  # fmt: skip
-GRAD_SYNCS = {
-    name: GradSyncSpec(name, code, summary, needs) for name, code, needs, summary in OF_GRADIENTS
-} | {
-    name: GradSyncSpec(name, code, summary, needs, takes_step=name != "parameters")
-    for name, code, needs, summary in OF_PARAMETERS
-}
+GRAD_SYNCS = {each.name: each for each in OF_GRADIENTS + OF_PARAMETERS}

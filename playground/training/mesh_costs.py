@@ -28,7 +28,7 @@ Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingTask:
     """A GPT, its batch, and the cluster that is to train it."""
 
     layers: int
@@ -83,7 +83,7 @@ class Cost:
 def cost_of(
     shape: Shape,
     stage: int,
-    task: Training,
+    task: TrainingTask,
     microbatch: int = 1,
     *,
     recompute: bool = False,

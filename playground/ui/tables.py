@@ -2,7 +2,7 @@
 
     COLUMNS = {
         "way": Column("algorithm"),
-        **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000)),
+        **named_numbers(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000)),
     }
     rows = [{"way": "ring", "sent": 48_000, "p95": 0.0003141}]  # shown as 48,000 and 0.31
     session.say(tabulate(rows, COLUMNS))
@@ -72,7 +72,7 @@ def numbers(*headings: str | tuple[str, ...]) -> list[Column]:
     return [Column(name, unit, form, right=True) for name, unit, form in triples]
 
 
-def figures(*specs: tuple[Any, ...], wide: bool = False) -> dict[str, Column]:
+def named_numbers(*specs: tuple[Any, ...], wide: bool = False) -> dict[str, Column]:
     """Columns of numbers, by the names of values in rows. A tuple is a name, its heading, and the
     unit, format and scale of its numbers; what is left out at its end is as in `Column`, and the
     heading is the name."""

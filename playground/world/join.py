@@ -40,7 +40,8 @@ from playground.world.rank.rank import failure
 from playground.world.rank.reports import report_to
 from playground.world.rendezvous.agreement import all_gather_object
 from playground.world.rendezvous.environment import RankEnv, write_error_file
-from playground.world.rendezvous.peers import POLL_INTERVAL, Loss, PeerWatch
+from playground.world.rendezvous.peer_ends import Loss
+from playground.world.rendezvous.peers import POLL_INTERVAL, PeerWatch
 from playground.world.rendezvous.rendezvous import Server, listen
 
 EXPLANATION_TIMEOUT = 3.0

@@ -20,7 +20,7 @@ from forked_ranks import run_forked
 from playground.algorithms import load_all_reduce, segment as memory, shared_memory
 from playground.algorithms.messages import segment_of
 from playground.algorithms.segment import MOST_RANKS, SLOT, Segment
-from playground.base.losses import end_waits
+from playground.base.lost_ranks import end_waits
 
 
 def without_memory(rank: int, size: int, refused: int) -> tuple[float, object]:

@@ -21,8 +21,9 @@ from torch.distributed import ProcessGroup, Work
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import Task
 from playground.explain.cost.log import read_ranks
+from playground.explain.cost.page import to_page
 from playground.explain.cost.profile import Amounts, Place, Profile, RankCosts, Row, say_share
-from playground.explain.cost.report import profile_texts, to_json, to_page
+from playground.explain.cost.report import profile_texts, to_json
 from playground.tap import METHODS
 from playground.testing import World
 from playground.ui.rendering import render

@@ -26,7 +26,7 @@ from playground import RankFailed, launch
 from playground.base.remote import file_of
 from playground.lessons import LESSONS
 from playground.lessons.gpt import LAYERS, C, T, V, make_batch
-from playground.training.mesh_costs import Training, cost_of, hosts_of_eight
+from playground.training.mesh_costs import TrainingTask, cost_of, hosts_of_eight
 
 PATIENCE = 300
 """Seconds: where other work is done, too, what the lesson imports takes a minute."""
@@ -49,7 +49,7 @@ def shape_of(ranks: Shape) -> dict[str, int]:
     return dict(zip(lesson().AXES, ranks, strict=True))
 
 
-H100 = Training(
+H100 = TrainingTask(
     layers=32, width=4096, length=4096, sequences=64,
     gpus=8, memory=80e9, flops=400e12, machine=hosts_of_eight(50e9, 450e9),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from playground.play import cells, world as play_world
 from playground.play.text_report import describe_end, describe_values
 from playground.play.world import PlayWorld, Run
 from playground.tools.failures.programs import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
-from playground.world.launcher import deadlock_watch
+from playground.world.launcher import examiner
 
 SIZE = 3
 
@@ -86,7 +86,7 @@ def count_waiting(world: PlayWorld) -> int:
 def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the examiner, who names a hang half a second earlier by them; on a busy machine it may
     find fewer ranks that wait."""
-    monkeypatch.setattr(deadlock_watch, "INTERVAL", 0.02)
+    monkeypatch.setattr(examiner, "INTERVAL", 0.02)
 
 
 SOME_OF = {"0-1": "(ranks 0-1 are|rank [01] is)", "0, 2": "(ranks 0, 2 are|rank [02] is)"}

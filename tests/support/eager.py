@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from playground.world.launcher import deadlock_watch, watch
-from playground.world.launcher.deadlock_watch import Examiner
+from playground.world.launcher import examiner, watch
+from playground.world.launcher.examiner import Examiner
 
 PAUSE = 0.001
 """Seconds between two looks, in place of a quarter of a second, and between the two that ranks are
@@ -41,7 +41,7 @@ def eager() -> Iterator[Looks]:
         return found
 
     with (
-        patch.object(deadlock_watch, "INTERVAL", PAUSE),
+        patch.object(examiner, "INTERVAL", PAUSE),
         patch.object(watch, "BETWEEN_LOOKS", PAUSE),
         patch.object(Examiner, "find_deadlock", look),
     ):

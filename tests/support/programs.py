@@ -27,10 +27,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
-from playground.world.launcher import deadlock_watch, fork_client
+from playground.world.launcher import examiner, fork_client
 from playground.world.launcher.fork_server import LAUNCHER_ONLY
 
-deadlock_watch.INTERVAL = 0.05
+examiner.INTERVAL = 0.05
 """Seconds between two looks of the launchers of all tests, in these programs too, in place of a
 quarter of a second: what stands still is proved to sooner, and what is wrongly proved is seen in
 less time."""

@@ -21,7 +21,7 @@ from widths import too_wide
 from playground.base.errors import Undecided, UsageError
 from playground.base.process_status import process_status
 from playground.explain.hang import Kind
-from playground.tools.doctor import ERROR, WARNING, Finding, run_checks
+from playground.tools.doctor import ERROR, WARNING, Fault, run_checks
 from playground.tools.doctor.looked_at import LookedAt, say_looks
 from playground.tools.doctor.script import CHECKS, ScriptFacts, examine, sets_walked
 from playground.world.backends import LEAVE_OUT
@@ -90,9 +90,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
-def find_in(
-    folder: Path, source: str, seconds: float = ENOUGH
-) -> tuple[ScriptFacts, list[Finding]]:
+def find_in(folder: Path, source: str, seconds: float = ENOUGH) -> tuple[ScriptFacts, list[Fault]]:
     """What is known of a script with this source, and what the checks find in it."""
     path = folder / "train.py"
     path.write_text(source)

@@ -11,7 +11,7 @@ from fixtures import Run, Save, Start
 from gpus import COLD, NONE
 from programs import Outcome
 
-from playground.explain.memory import Peak, Row
+from playground.explain.memory.peaks import Peak, Row
 from playground.explain.memory.report import memory_texts
 from playground.world.simulated_gpu.environment import GPUS
 

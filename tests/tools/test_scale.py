@@ -20,8 +20,9 @@ from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import PIECE, Cost, Counts, Machine, Task
 from playground.algorithms.messages import Addressed
 from playground.base.host import ranks_by_host
-from playground.tools.scale import page, plan
+from playground.tools.scale import fit, page, plan
 from playground.tools.scale.plan import COSTS, EFFORT, Effort, Plan, Sample
+from playground.tools.scale.settings import MAX_RANKS, MIN_RANKS
 from playground.ui.rendering import render
 from playground.world import UsageError
 
@@ -161,7 +162,7 @@ def samples_from(true: Machine, asked: Plan) -> list[Sample]:
         for name in asked.names
     }
     samples = plan.samples_of([timed], asked)
-    return [replace(each, seconds=plan.error(true, each, asked) + 1) for each in samples]
+    return [replace(each, seconds=fit.error(true, each, asked) + 1) for each in samples]
 
 
 @pytest.mark.parametrize("cores", [2, 64])
@@ -169,15 +170,15 @@ def test_the_fit_finds_the_parameters_that_are_there(cores: int) -> None:
     true = Machine(8e-5, 2.5e-10, 3e-10, cores)
     on_one_host = plan.plan_for(one_host(8), EFFORT, cores, cores)
     samples = samples_from(true, on_one_host)
-    found = plan.fit([sample for sample in samples if sample.fitted], on_one_host)
+    found = fit.fit([sample for sample in samples if sample.fitted], on_one_host)
     assert astuple(found)[:3] == pytest.approx(astuple(true)[:3], rel=1e-6)
     half = replace(samples[-1], seconds=samples[-1].seconds / 2)
-    assert plan.error(found, half, on_one_host) == pytest.approx(1)
+    assert fit.error(found, half, on_one_host) == pytest.approx(1)
 
 
 def test_no_parameter_is_negative() -> None:
     terms = [(1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 100.0, 1.0, 0.0, 0.0), (1.0, 200.0, 5.0, 0.0, 0.0)]
-    found = plan.least_squares(terms, [1.0, 0.5, 0.25])
+    found = fit.least_squares(terms, [1.0, 0.5, 0.25])
     assert min(found) >= 0
     assert found[3:] == [0, 0]
 
@@ -193,7 +194,7 @@ def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
 
 
 def test_what_is_held_out_is_not_fitted() -> None:
-    for size in range(plan.MIN_RANKS, plan.MAX_RANKS + 1):
+    for size in range(MIN_RANKS, MAX_RANKS + 1):
         groups = plan.plan_for(one_host(size), EFFORT, 2, 2).groups
         fitted, held_out = (
             {len(group.ranks) for group in groups if getattr(group, which)}
@@ -271,7 +272,7 @@ def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_measured_host_as_text() -> None:
     """What the model is told by its own predictions, it predicts; all of it is shown."""
     measured = plan.plan_for(one_host(8), EFFORT, 2, 2)
-    result = plan.evaluate(samples_from(Machine(8e-5, 2.5e-10, 3e-10, 2), measured), measured)
+    result = fit.evaluate(samples_from(Machine(8e-5, 2.5e-10, 3e-10, 2), measured), measured)
     assert result.fit
     points = result.fit.points
     assert result.fit.worst_error < 1e-6
@@ -344,7 +345,7 @@ def test_both_levels_are_found(
     inner_alpha, inner_beta = share_of_alpha * alpha, share_of_beta * beta
     true = Machine(alpha, beta, 1e-10, None, 4, inner_alpha, inner_beta)
     asked = plan_of(3, 4)
-    result = plan.evaluate(samples_from(true, asked), asked)
+    result = fit.evaluate(samples_from(true, asked), asked)
     assert result.fit
     found = result.parameters
     assert (found.alpha, found.beta) == pytest.approx((alpha, beta), rel=0.01)
@@ -358,7 +359,7 @@ def test_both_levels_are_found(
 
 def test_which_figure_is_of_which_link() -> None:
     asked = plan_of(2, 4)
-    result = plan.evaluate(samples_from(TRUE, asked), asked)
+    result = fit.evaluate(samples_from(TRUE, asked), asked)
     text = " ".join(render([page.plan_text(asked), *page.result_texts(result)], 80).split())
     for part in (
         "Hosts: 2 with 4 each. Fitted to groups of 2 ranks", "alpha: 100 us per message (latency)",
@@ -371,7 +372,7 @@ def test_which_figure_is_of_which_link() -> None:
 
 def test_one_rank_per_host_has_one_level() -> None:
     asked = plan_of(4, 1)
-    result = plan.evaluate(samples_from(replace(TRUE, ranks_per_node=1), asked), asked)
+    result = fit.evaluate(samples_from(replace(TRUE, ranks_per_node=1), asked), asked)
     found = result.parameters
     assert (found.alpha, found.beta) == pytest.approx((TRUE.alpha, TRUE.beta), rel=0.01)
     assert "within a node of" not in render(page.result_texts(result), 80)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from playground.training import mesh_costs
-from playground.training.mesh_costs import Cost, Shape, Training, cost_of, hosts_of_eight
+from playground.training.mesh_costs import Cost, Shape, TrainingTask, cost_of, hosts_of_eight
 
 LAYERS, WIDTH, LENGTH, SEQUENCES = 80, 8192, 8192, 512
-TASK = Training(
+TASK = TrainingTask(
     layers=LAYERS, width=WIDTH, length=LENGTH, sequences=SEQUENCES,
     gpus=512, memory=80e9, flops=400e12, machine=hosts_of_eight(50e9, 450e9),
 )  # fmt: skip
@@ -64,7 +64,7 @@ def test_all_axes_at_once() -> None:
 
 
 def test_fewer_heads_of_keys_send_less() -> None:
-    fewer = Training(**vars(TASK) | {"key_share": 1 / 8})
+    fewer = TrainingTask(**vars(TASK) | {"key_share": 1 / 8})
     assert cost((64, 1, 8, 1), 3).context > 0
     assert cost_of((64, 1, 8, 1), 3, fewer).context == 0
 

@@ -35,7 +35,7 @@ from playground.training.sync import (
 )
 from playground.world import RankFailed, UsageError
 
-NONE_SAFE = [name for name, *_ in OF_GRADIENTS][1:]
+NONE_SAFE = [each.name for each in OF_GRADIENTS][1:]
 
 
 @given(

@@ -29,7 +29,7 @@ from playground.training.step_settings import StepSettings
 from playground.training.sync import GradSync, new_grad_sync
 from playground.world import PlaygroundError, UsageError, device
 
-AVERAGING = [name for name, *_ in OF_GRADIENTS]
+AVERAGING = [each.name for each in OF_GRADIENTS]
 SYNCS = [*AVERAGING, "ddp"]
 
 

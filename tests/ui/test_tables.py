@@ -8,7 +8,7 @@ import re
 import pytest
 
 from playground.ui.rendering import render
-from playground.ui.tables import RANK_COLUMN, Column, Rows, Table, figures, tabulate
+from playground.ui.tables import RANK_COLUMN, Column, Rows, Table, named_numbers, tabulate
 from playground.ui.text import Prose, bad, good, heading, prose
 
 
@@ -19,7 +19,7 @@ def rendered(*texts: str | Prose | Table, width: int = 80, wide: bool = False) -
 def test_rows_stand_under_columns_with_units() -> None:
     columns = {
         "rank": RANK_COLUMN,
-        **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000)),
+        **named_numbers(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000)),
     }
     rows = [{"rank": 0, "sent": 1024, "p95": 0.0031, "held_by": [1, 2]}, {"rank": 1, "sent": 8}]
     assert rendered(tabulate(rows, columns)) == [

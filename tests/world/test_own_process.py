@@ -24,7 +24,7 @@ from processes import ENOUGH
 from programs import Outcome
 
 from playground import RankFailed, launch
-from playground.base.inheritance import read_inheritance
+from playground.base.process_attributes import read_inheritance
 from playground.world.launcher.launch import LaunchConfig
 from playground.world.rank.reports import HUNG_UP, Event
 

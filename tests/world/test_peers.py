@@ -25,7 +25,8 @@ from playground.training import prepare
 from playground.world.join import describe_loss, explain
 from playground.world.rendezvous import peers
 from playground.world.rendezvous.environment import RankEnv, write_error_file
-from playground.world.rendezvous.peers import Loss, Peer, PeerEnds, PeerWatch, describe_end
+from playground.world.rendezvous.peer_ends import Loss, Peer, PeerEnds, describe_end
+from playground.world.rendezvous.peers import PeerWatch
 from playground.world.rendezvous.rendezvous import Rendezvous
 
 KILLED = r"(killed by SIGKILL|ended)"

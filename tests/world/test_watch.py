@@ -19,7 +19,7 @@ from ranks import add_up, go_wrong
 import playground
 from playground.world import RankFailed, RankTimeout, report
 from playground.world.backends import BACKENDS
-from playground.world.launcher import deadlock_watch, watch
+from playground.world.launcher import examiner, watch
 from playground.world.launcher.rank_handle import RankHandle
 from playground.world.rank.preemption import PreemptionNotice
 
@@ -84,7 +84,7 @@ def test_a_rank_that_reports_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> Non
     """However long it takes. Here no time passes: the silences are those that the launcher was
     ready to wait."""
     messages: list[bool] = []
-    monkeypatch.setattr(deadlock_watch.Examiner, "seconds_left", 0.25)
+    monkeypatch.setattr(examiner.Examiner, "seconds_left", 0.25)
     monkeypatch.setattr(watch, "receive", lambda *_: messages.pop())
     world = watch.WorldWatch([], 1.0, watch.ignore_report, PreemptionNotice(0.0))
 

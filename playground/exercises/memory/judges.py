@@ -11,7 +11,7 @@ from torch import nn
 from playground.exercises.cases import Case, Cases, predict
 from playground.exercises.layouts import choose
 from playground.training.activations import Activations, Checkpoint
-from playground.training.mesh_costs import Training, hosts_of_eight
+from playground.training.mesh_costs import TrainingTask, hosts_of_eight
 from playground.ui.units import plural
 
 WIDTH = 3
@@ -136,7 +136,7 @@ def lost_gradients(rank: int, size: int, seed: int) -> Cases:
 
 def fit_with_recompute(rank: int, size: int, seed: int) -> Cases:
     """What is kept against what is sent, on a slow network."""
-    task = Training(
+    task = TrainingTask(
         layers=32, width=4096, length=4096, sequences=128,
         gpus=32, memory=40e9, flops=300e12, machine=hosts_of_eight(1e9, 200e9),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from playground.exercises.cases import Case, Cases, digits, predict
 from playground.exercises.layouts import POWERS, choose
-from playground.training.mesh_costs import Training, hosts_of_eight
+from playground.training.mesh_costs import TrainingTask, hosts_of_eight
 
 SHAPES = ((2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2), (4, 2), (1, 2), (2,))
 
@@ -112,7 +112,7 @@ def gradient_factor(rank: int, size: int, seed: int) -> Cases:
 
 def fit_the_mesh(rank: int, size: int, seed: int) -> Cases:
     """A mesh and a stage of ZeRO, with fewer sequences than GPUs."""
-    task = Training(
+    task = TrainingTask(
         layers=48, width=8192, length=4096, sequences=128,
         gpus=256, memory=40e9, flops=300e12, machine=hosts_of_eight(25e9, 300e9),
     )  # fmt: skip

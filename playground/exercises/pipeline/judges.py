@@ -12,7 +12,7 @@ from torch import nn
 
 from playground.exercises.cases import Case, Cases, gradients, predict
 from playground.exercises.layouts import POWERS, choose
-from playground.training.mesh_costs import Training, hosts_of_eight
+from playground.training.mesh_costs import TrainingTask, hosts_of_eight
 from playground.ui.units import plural
 from playground.world.rendezvous.agreement import all_gather_object
 
@@ -203,7 +203,7 @@ def activations_held(rank: int, size: int, seed: int) -> Cases:
 
 def fit_the_stages(rank: int, size: int, seed: int) -> Cases:
     """Replicas, stages and tensor parallelism, with little memory."""
-    task = Training(
+    task = TrainingTask(
         layers=40, width=5120, length=2048, sequences=256,
         gpus=64, memory=16e9, flops=150e12, machine=hosts_of_eight(5e9, 200e9),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from playground.exercises.cases import ENOUGH, Case, Cases, predict
 from playground.lessons.all_reduce.lesson import measure, ring
-from playground.training.mesh_costs import Training, cost_of, hosts_of_eight
+from playground.training.mesh_costs import TrainingTask, cost_of, hosts_of_eight
 
 MICROBATCHES = 4
 
@@ -90,7 +90,7 @@ def divide(lengths: Sequence[int], size: int, fault: int | None = None) -> list[
     return shares
 
 
-TASK = Training(
+TASK = TrainingTask(
     layers=24, width=2048, length=2048, sequences=0,
     gpus=512, memory=80e9, flops=150e12, machine=hosts_of_eight(2e9, 200e9),
 )  # fmt: skip

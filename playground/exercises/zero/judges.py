@@ -14,7 +14,7 @@ from torch import nn
 from playground.exercises.cases import Case, Cases, coded, gradients, predict
 from playground.exercises.ladder.judges import Shapes, average_gradients, give_gradients
 from playground.exercises.layouts import choose
-from playground.training.mesh_costs import Training, hosts_of_eight
+from playground.training.mesh_costs import TrainingTask, hosts_of_eight
 from playground.training.sharding import METHODS, train
 from playground.ui.units import plural
 
@@ -185,7 +185,7 @@ def leak(rank: int, size: int, seed: int) -> Cases:
 
 def fit_in_memory(rank: int, size: int, seed: int) -> Cases:
     """ZeRO's stage against the size of a microbatch, on a slow network."""
-    task = Training(
+    task = TrainingTask(
         layers=32, width=4096, length=4096, sequences=128,
         gpus=64, memory=40e9, flops=150e12, machine=hosts_of_eight(1e9, 200e9),
     )  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 import torch.distributed._functional_collectives  # the tap does, once for all ranks if it is here
 
 from playground.algorithms.link import Link
-from playground.algorithms.messages import Watcher, executed_by
+from playground.algorithms.messages import WatchedExecutor, executed_by
 from playground.algorithms.traffic import sent_by
 from playground.base.event_log import NONE, EventLog, Table, map_file
 from playground.explain.cost.log import (
@@ -189,7 +189,7 @@ class Meter(Observer):
             self.stand_still(0, 0.0)
         if self.backwards:
             self.backwards[-1].append(call)
-        elif call.in_cpp and not call.is_functional:
+        elif call.is_native:
             issued.is_alone = True
 
     def completed(self, call: Call) -> None:
@@ -197,7 +197,7 @@ class Meter(Observer):
         if issued is None:
             return
         issued.completed = self.now(issued.on_gpu)
-        if call.in_cpp and not call.is_functional:
+        if call.is_native:
             # a thread of the backend's tells it: the main one goes on
             self.log.set(SINCE, 0.0)
         if issued.is_alone:
@@ -212,7 +212,7 @@ class Meter(Observer):
     def done(self, calls: Sequence[Call]) -> None:
         for call in calls:
             issued = self.calls.get(call.number)
-            if issued and call.blocks and not call.is_torchs:
+            if issued and call.waits_in_call:
                 self.calls.pop(call.number)
                 end = self.now(issued.on_gpu)
                 self.settle(end, partial(self.add_wait, issued, end))
@@ -294,7 +294,7 @@ class Meter(Observer):
         self.log.set(ENDED, time.monotonic())
 
 
-class MeteredExecutor(Watcher):
+class MeteredExecutor(WatchedExecutor):
     """Measures our own collectives, whose messages are counted one by one."""
 
     def __init__(self, meter: Meter) -> None:

@@ -20,8 +20,9 @@ from playground.base.remote import remote
 from playground.base.untrusted import printable
 from playground.base.upstream import find_older_torch
 from playground.explain.cost.log import read_ranks
+from playground.explain.cost.page import RENDERERS
 from playground.explain.cost.profile import Profile
-from playground.explain.cost.report import RENDERERS, profile_texts
+from playground.explain.cost.report import profile_texts
 from playground.explain.starts import folder_of_last_start, folder_of_this_start, require_own_ranks
 from playground.ui import terminal
 from playground.ui.options import check_writable

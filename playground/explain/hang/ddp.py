@@ -23,14 +23,14 @@ from torch.nn.parallel.distributed import _find_tensors
 from playground.base.upstream import is_joining
 from playground.explain.hang import BACKWARD, BUCKETS, BUFFERS, MAKE_DDP
 from playground.explain.hang.box import MAIN
-from playground.explain.hang.recording import Recording
+from playground.explain.hang.recording import FlightRecorder
 from playground.tap import number_of, ranks_of
 
 
 class DDPCalls:
     """Records what models wrapped in `DistributedDataParallel` call."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: FlightRecorder) -> None:
         self.recording = recording
         self.forwarded: dict[int, Any] = {}
         """The groups of models whose gradients a backward pass through their outputs averages, and

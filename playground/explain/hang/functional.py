@@ -18,7 +18,7 @@ from playground.base.event_log import NONE
 from playground.base.upstream import FUNCTIONAL, resolve_group
 from playground.explain.hang import COLLECTIVE
 from playground.explain.hang.box import GPU
-from playground.explain.hang.recording import Recording
+from playground.explain.hang.recording import FlightRecorder
 from playground.tap.replacement import calling
 from playground.tap.tap import record_also
 
@@ -39,7 +39,7 @@ the ones that others call, such as all_gather_tensor."""
 class FunctionalCalls:
     """Records functional collectives, once their module has been imported."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: FlightRecorder) -> None:
         self.recording = recording
         self.results: dict[int, int] = {}
         """Numbers of operations by the storage of what they return."""

@@ -33,7 +33,7 @@ from playground.explain.hang.activity import callbacks, checks
 from playground.explain.hang.box import GPU, MAIN, MAY_GIVE_UP, Box, Known
 from playground.explain.hang.ddp import DDPCalls
 from playground.explain.hang.functional import FunctionalCalls
-from playground.explain.hang.recording import ZERO, Recording
+from playground.explain.hang.recording import ZERO, FlightRecorder
 from playground.tap import MESSAGES, METHODS, number_of, ranks_of
 from playground.tap.methods import ROOT_AT, root_of
 from playground.tap.observer import Recorded
@@ -50,7 +50,7 @@ Reader = Callable[[Box, Any, Any], tuple[Known, bool, Sequence[int]]]
 world does, and the shape of its tensor. May raise what torch would raise for them."""
 
 
-class Hooks(Recording):
+class Hooks(FlightRecorder):
     """Operations of this process write to `box`, if there is one."""
 
     def __init__(self) -> None:

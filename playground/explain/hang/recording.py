@@ -47,7 +47,7 @@ class Tally:
     """The places of its counts in the box."""
 
 
-class Recording(Recorder):
+class FlightRecorder(Recorder):
     """Operations of this process are written to `box`, if there is one."""
 
     def __init__(self) -> None:

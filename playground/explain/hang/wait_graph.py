@@ -22,7 +22,7 @@ thread, callback, timer, call and socket of the process. What is read by whom:
 |                                                      | that has returned; threads that only      |
 |                                                      | others can wake: `idle`                   |
 | processes from elsewhere that form the same world    | `Operation.is_elsewhere`                  |
-| an operation that gives up at a limit of its own     | `Recording.read_group`,                   |
+| an operation that gives up at a limit of its own     | `FlightRecorder.read_group`,              |
 |                                                      | `hooks.find_timeout`                      |
 | data under way, also of ranks that have come         | `activity.compare`, `diagnosis.find_firm` |
 | a rank that is stopped, not seen, or gives no answer | `RankState.moves`, `diagnosis.find_firm`  |
@@ -30,9 +30,9 @@ thread, callback, timer, call and socket of the process. What is read by whom:
 | and what its host waits for there                    | shown where its stream stands             |
 | calls of other groups, members in another order      | `tap.number_of`,                          |
 |                                                      | `Hooks.new_group`                         |
-| calls that pass no method that is known, as from C++ | `Recording.check_groups`,                 |
+| calls that pass no method that is known, as from C++ | `FlightRecorder.check_groups`,            |
 |                                                      | `Hooks.get_backend`                       |
-| a group that torch.distributed has not registered    | `Recording.read_group`                    |
+| a group that torch.distributed has not registered    | `FlightRecorder.read_group`               |
 | which backward passes average gradients              | `DDPCalls.forward`                        |
 | a world that the program forms, with other numbers   | `leave_out_renumbered`                    |
 | more calls than are counted                          | `box.FULL`; these four by                 |

@@ -45,7 +45,7 @@ CALL = nn.Module.__call__.__code__
 """The code in which every forward of a module runs."""
 
 
-class Recorder:
+class AllocationRecorder:
     """Notes the cause of each allocation from when CUDA starts in this process until `stop`."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ def find_kind(frame: FrameType | None) -> int:
 @contextlib.contextmanager
 def recorded(folder: Path, rank: int) -> Iterator[None]:
     """In this block, record the memory of this rank. At its end, write it into the folder."""
-    recorder = Recorder()
+    recorder = AllocationRecorder()
     try:
         yield
     finally:

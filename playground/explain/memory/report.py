@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from playground.explain.memory import Peak
-from playground.ui.tables import Column, Texts, figures, tabulate
+from playground.explain.memory.peaks import Peak
+from playground.ui.tables import Column, Texts, named_numbers, tabulate
 from playground.ui.units import format_bytes, plural
 
 SHOWN = 12
 """Rows on the terminal."""
-COLUMNS = {"where": Column("line"), "kind": Column("kind")} | figures(
+COLUMNS = {"where": Column("line"), "kind": Column("kind")} | named_numbers(
     ("tensors", "tensors", "", ",.0f"),
     ("nbytes", "memory", "MiB", ",.1f", 2**-20),
 )

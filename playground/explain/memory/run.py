@@ -12,7 +12,7 @@ from typing import Any
 
 from playground.base.files import temporary_folder
 from playground.base.remote import remote
-from playground.explain.memory import read_peaks
+from playground.explain.memory.peaks import read_peaks
 from playground.explain.memory.report import memory_texts
 from playground.explain.starts import folder_of_last_start, folder_of_this_start
 from playground.ui import terminal

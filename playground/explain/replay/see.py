@@ -29,7 +29,7 @@ from playground.explain.replay.record.run import (
 )
 from playground.ui.options import check_writable
 from playground.world.command_world import CommandWorld
-from playground.world.launcher.deadlock_watch import line_of
+from playground.world.launcher.examiner import line_of
 
 FLAG = "--see"
 IN_FOLDER = re.compile(rf"\d+(/({re.escape(RUN)}|{LOG_FILE.pattern}))?")

@@ -1,4 +1,4 @@
-"""Rules on single calls (A, G, L0). Does not import torch.
+"""Rules on single calls (A, G, L0, P1). Does not import torch.
 
 G1: gloo gets dense tensors. Certain: all_reduce, broadcast or reduce of a group of several
 ranks, which gloo itself carries, takes a tensor with gaps between its elements. Unknown: other

@@ -120,7 +120,7 @@ class CallWatcher(SeesCalls):
         for call in calls:
             self.unwaited.pop(call.number, None)
             flight = self.in_flight.pop(call.number, None)
-            if flight is None or call.has_future or call.is_polled or flight.waits != self.waits:
+            if flight is None or call.is_asked or flight.waits != self.waits:
                 continue
             tensor = flight.tensor
             if tensor._version == flight.version or flight.form != form_of(tensor):
@@ -134,7 +134,7 @@ class CallWatcher(SeesCalls):
         for call in calls:
             self.in_flight.pop(call.number, None)
             line = self.unwaited.pop(call.number, NONE)
-            if not (call.has_future or call.is_polled or line == NONE):
+            if not (call.is_asked or line == NONE):
                 self.tell_misuse(UNWAITED, call.name, line)
 
     @guarded

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from playground.explain.right.facts import CALLED, Event, Look, RankFacts
 from playground.explain.right.finding import HINT, Finding
+from playground.explain.right.log import LEAST_COMPARED
 from playground.explain.right.replicas import find_teams
 
-LEAST_LOOKS = 2
-"""In how many steps something must be seen before it is told."""
 SLACK = 1e-3
 """Factors that differ by less than this are equal."""
 
@@ -36,7 +35,7 @@ def find_clipped(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             each for each in scaled if max(each) <= 1 + SLACK and max(each) - min(each) > SLACK
         ]
         sums = [sum(each) for each in scaled]
-        if len(clipped) < LEAST_LOOKS or max(sums) - min(sums) <= SLACK:
+        if len(clipped) < LEAST_COMPARED or max(sums) - min(sums) <= SLACK:
             continue
         call = next(call for look in team.all_looks for call in averaging_calls(look))
         yield Finding(

@@ -12,11 +12,8 @@ from itertools import pairwise
 
 from playground.explain.right.facts import BUCKET, FORWARD, Draw, Look, RankFacts
 from playground.explain.right.finding import HINT, PROBABLE, Finding
-from playground.explain.right.log import FIRST_STEPS, Prints
+from playground.explain.right.log import FIRST_STEPS, LEAST_LOOKS, Prints
 from playground.explain.right.replicas import find_teams
-
-LEAST_LOOKS = 3
-"""In how many steps batches must be equal before that is told."""
 
 
 def find_equal_batches(facts: Sequence[RankFacts]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from playground.explain import CERTAIN
+from playground.explain.right import CERTAIN
 from playground.explain.right.checked import NEEDED, Checked
 from playground.explain.right.run import enter_folder, told
 from playground.world.launcher import fork_client

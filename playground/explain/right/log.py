@@ -28,6 +28,12 @@ FIRST_STEPS, PERIOD = 12, 512
 """The first steps of each optimizer are looked at; then those whose number is a power of two; from
 `PERIOD` on, one of so many, or, if that is more, an eighth as many as the steps so far; and their
 successors."""
+LEAST_LOOKS, LEAST_COMPARED = 3, 2
+"""In how many steps a rule must see something before it is told. Something may be so by intention
+or by chance in a step that warms up and in the last of an epoch: three are more than these. That
+values of several ranks differ while they add up or are averaged is no chance: a second step shows
+that it stays so.
+"""
 NO_GRADIENT = 0
 """In the place of a gradient's fingerprint."""
 Prints = list[int | None]

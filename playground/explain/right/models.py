@@ -17,10 +17,9 @@ from playground.explain.right.facts import (
     RankFacts,
 )
 from playground.explain.right.finding import HINT, Finding
+from playground.explain.right.log import LEAST_LOOKS
 from playground.explain.right.replicas import find_teams
 
-LEAST_LOOKS = 3
-"""In how many steps something must be seen before it is told."""
 UNEVEN = 1.25
 """Losses are means over different numbers of elements if one is this many times the other."""
 

@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from playground.explain.right.facts import BACKWARD, CALLED, Look, RankFacts
 from playground.explain.right.finding import HINT, PROBABLE, Finding
-from playground.explain.right.log import ENDED, NO_GRADIENT
+from playground.explain.right.log import ENDED, LEAST_LOOKS, NO_GRADIENT
 from playground.explain.right.replicas import ROUNDING, find_teams
-
-LEAST_LOOKS = 3
-"""In how many steps something must be seen before it is told."""
 
 
 def find_untrained(facts: Sequence[RankFacts]) -> Iterator[Finding]:

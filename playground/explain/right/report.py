@@ -46,15 +46,26 @@ def tell_all(findings: Sequence[Finding], facts: Sequence[RankFacts] = ()) -> st
 
 def say_looks(facts: Sequence[RankFacts]) -> Iterator[str]:
     """What was looked at on all ranks together, and what was not."""
-    counts = [
-        plural(sum(len(each.looks) for each in facts), "step") + " of optimizers",
-        plural(max(len(each.models) for each in facts), "model") + " in DistributedDataParallel",
-        plural(sum(len(each.draws) for each in facts), "iteration") + " over a DistributedSampler",
-        plural(sum(len(each.files) for each in facts), "file"),
-    ]
+    counts = count_looks(
+        steps=sum(len(each.looks) for each in facts),
+        models=max(len(each.models) for each in facts),
+        passes=sum(len(each.draws) for each in facts),
+        files=sum(len(each.files) for each in facts),
+    )
     yield f"looked at: {', '.join(counts)}"
     if unknown := explain_unknown(facts):
         yield f"not looked at: {'; '.join(unknown)}"
+
+
+def count_looks(steps: int, models: int, passes: int, files: int) -> list[str]:
+    """Numbers of what was looked at, in words. `passes` are iterations over a
+    `DistributedSampler`."""
+    return [
+        plural(steps, "step") + " of optimizers",
+        plural(models, "model") + " in DistributedDataParallel",
+        plural(passes, "iteration") + " over a DistributedSampler",
+        plural(files, "file"),
+    ]
 
 
 def explain_unknown(facts: Sequence[RankFacts]) -> list[str]:

@@ -16,7 +16,7 @@ import click
 
 from playground.base.files import common_folder, temporary_folder
 from playground.base.remote import remote
-from playground.explain import HINTS, STRICT
+from playground.explain.right import HINTS, STRICT
 from playground.explain.right.checked import NEEDED, Checked
 from playground.explain.right.early import SHARE_IN_A_RANK, EarlyTeller
 from playground.explain.right.facts import RankFacts

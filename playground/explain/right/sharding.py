@@ -10,11 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from playground.explain.right.facts import CALLED, Look, RankFacts
 from playground.explain.right.finding import HINT, PROBABLE, Finding
-from playground.explain.right.log import ENDED
+from playground.explain.right.log import ENDED, LEAST_COMPARED
 from playground.explain.right.replicas import find_teams
-
-LEAST_LOOKS = 2
-"""In how many steps something must be seen before it is told."""
 
 
 def find_replicas_apart(facts: Sequence[RankFacts]) -> Iterator[Finding]:
@@ -62,7 +59,7 @@ def differ_always(ranks: Sequence[dict[int, Look]], place: int) -> bool:
     """Whether the ranks' parts of a parameter differ at each common step, and its gradients never
     do."""
     steps = sorted(set.intersection(*({*each} for each in ranks)))
-    if len(steps) < LEAST_LOOKS or steps[0]:
+    if len(steps) < LEAST_COMPARED or steps[0]:
         return False
     for step in steps:
         looks = [each[step] for each in ranks]

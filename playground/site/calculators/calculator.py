@@ -45,14 +45,16 @@ class Control:
                 f"<option{' selected' if value == self.first else ''}>{value}</option>"
                 for value in self.values
             )
-            return f'<label>{self.label}<select name="{self.name}">{"".join(options)}</select>'
+            return (
+                f'<label>{self.label}<select name="{self.name}">{"".join(options)}</select></label>'
+            )
         values = " ".join(map(repr, self.values))
         texts = "|".join(map(self.text, self.values))
         at, text = self.values.index(self.first), self.text(self.first)
         return (
             f'<label>{self.label} <output>{text}</output><input type="range" name="{self.name}" '
             f'min="0" max="{len(self.values) - 1}" value="{at}" aria-valuetext="{text}" '
-            f'data-values="{values}" data-texts="{texts}">'
+            f'data-values="{values}" data-texts="{texts}"></label>'
         )
 
 
@@ -80,7 +82,7 @@ class Calculator:
             results = (f'<td><data value="{value!r}">{text}</data></td>' for value, text in cells)
             rows += f'<tr{mark}><th scope="row">{row}</th>{"".join(results)}</tr>\n'
         head = "".join(f'<th scope="col">{column}</th>' for column in self.columns)
-        controls = "".join(f"{control.render()}</label>\n" for control in self.controls)
+        controls = "".join(f"{control.render()}\n" for control in self.controls)
         settings = ", ".join(
             f"{control.label.lower()} {control.text(control.first)}" for control in self.controls
         )

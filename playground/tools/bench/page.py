@@ -26,7 +26,7 @@ from playground.tools.bench.settings import COLLECTIVES, FACTOR, BenchSettings, 
 from playground.ui import terminal
 from playground.ui.options import Group, flags, refuse
 from playground.ui.session import Session, session_command, to_document
-from playground.ui.tables import Column, Rows, Texts, figures, tabulate
+from playground.ui.tables import Column, Rows, Texts, named_numbers, tabulate
 from playground.ui.text import bad, good, heading, prose
 from playground.ui.units import format_bytes, format_digits, plural
 from playground.world.rank.reports import Event
@@ -162,14 +162,14 @@ def difference_texts(changes: Sequence[Change]) -> Texts:
 
 CHANGES = {
     "algorithm": Column("algorithm"),
-    **figures(
+    **named_numbers(
         ("size", "size", "B"),
         ("before_us", "before", "us", ".1f"),
         ("after_us", "after", "us", ".1f"),
     ),
-    **figures(("ratio", "after /\nbefore", "", ".2f")),
+    **named_numbers(("ratio", "after /\nbefore", "", ".2f")),
     "verdict": Column("verdict"),
-    **figures(
+    **named_numbers(
         ("before_range_us", "range before", "us"),
         ("after_range_us", "range after", "us"),
         wide=True,

@@ -29,7 +29,7 @@ from playground.training.step_settings import (
 )
 from playground.ui.options import COMMON, flags, only_with
 from playground.ui.session import Session, session_command
-from playground.ui.tables import Column, Table, Text, Texts, figures, tabulate
+from playground.ui.tables import Column, Table, Text, Texts, named_numbers, tabulate
 from playground.ui.text import good, prose
 
 ROUNDING = 1e-4
@@ -94,24 +94,29 @@ def agreement(variants: Sequence[Variant], all_reduce: str) -> str:
     DistributedDataParallel, the last, differ though they must not."""
     methods = [*[all_reduce] * (len(variants) - 1), None]
     differences = [variant.replicas_max_difference for variant in variants]
-    verdicts = map(replicas_verdict, differences, methods)
+    verdicts = [
+        replicas_verdict(difference, method)
+        for difference, method in zip(differences, methods, strict=True)
+    ]
     return max(zip(differences, verdicts, strict=True))[1]
 
 
 def result_texts(variants: Sequence[Variant]) -> Texts:
     """The meaning of the columns, a row per variant, and caveats."""
     times = {part: Column(part, "ms", right=True, wide=part == "step") for part in TIMES}
-    sent = figures(
+    sent = named_numbers(
         ("early", "early", "%", ".0f"), ("messages",), ("bytes", "sent", "bytes", ","), wide=True
     )
-    ratios = figures(
+    ratios = named_numbers(
         ("speed_to_ddp", "vs.\nddp", "", ".2f"), ("speed_to_first", "vs.\nfirst", "", ".2f")
     )
-    outcome = figures(("loss", "loss", "", ".4f"), ("distance", "distance\nto ddp"), wide=True)
+    outcome = named_numbers(
+        ("loss", "loss", "", ".4f"), ("distance", "distance\nto ddp"), wide=True
+    )
     columns = (
         {"name": Column("variant")}
         | times
-        | figures(("hidden", "hidden", "%", ".0f", 100))
+        | named_numbers(("hidden", "hidden", "%", ".0f", 100))
         | sent
         | ratios
         | outcome

@@ -14,8 +14,8 @@ be."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A fault, in one line each: what was seen, the rule, and the fix."""
+class Fault:
+    """What is wrong, in one line each: what was seen, the rule, and the fix."""
 
     severity: str
     saw: str
@@ -25,13 +25,13 @@ class Finding:
     """Name of the check that found it: "host-name" of `check_host_name`."""
 
 
-error, warning = partial(Finding, ERROR), partial(Finding, WARNING)
+error, warning = partial(Fault, ERROR), partial(Fault, WARNING)
 
-Check = Callable[[Any], Iterable[Finding]]
+Check = Callable[[Any], Iterable[Fault]]
 """From the facts of a tier to what is wrong with them."""
 
 
-def run_checks(checks: Iterable[Check], facts: object) -> Iterator[Finding]:
+def run_checks(checks: Iterable[Check], facts: object) -> Iterator[Fault]:
     """Run the checks on the facts."""
     for check in checks:
         name = check.__name__.removeprefix("check_").replace("_", "-")

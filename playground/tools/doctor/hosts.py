@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from playground.base.errors import UsageError
-from playground.tools.doctor import Finding, error
+from playground.tools.doctor import Fault, error
 from playground.tools.doctor.machine import resolve
 from playground.world.rendezvous.rendezvous import is_loopback
 
@@ -114,7 +114,7 @@ def meet(listener: Listener, names: Sequence[str], timeout: float) -> HostsFacts
     return HostsFacts(failures=failures, unheard=unheard)
 
 
-def check_answers(found: HostsFacts) -> Iterator[Finding]:
+def check_answers(found: HostsFacts) -> Iterator[Fault]:
     rule = (
         "all hosts run this command at the same time, with the same list of hosts, and every "
         "rank connects to others"

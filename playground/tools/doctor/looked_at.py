@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from playground.explain.right.facts import RankFacts
-from playground.explain.right.report import explain_unknown
+from playground.explain.right.report import count_looks, explain_unknown
 from playground.ui.units import plural
 
 
@@ -56,10 +56,12 @@ def say_looks(seen: Sequence[LookedAt]) -> Iterator[str]:
     of several."""
     counts = [
         plural(sum(each.calls for each in seen), "call"),
-        plural(sum(each.steps for each in seen), "step") + " of optimizers",
-        plural(max(each.models for each in seen), "model") + " in DistributedDataParallel",
-        plural(sum(each.passes for each in seen), "iteration") + " over a DistributedSampler",
-        plural(sum(each.files for each in seen), "file"),
+        *count_looks(
+            steps=sum(each.steps for each in seen),
+            models=max(each.models for each in seen),
+            passes=sum(each.passes for each in seen),
+            files=sum(each.files for each in seen),
+        ),
     ]
     sizes = " and on ".join(f"{run.size} ranks" for run in seen)
     yield f"  looked at, on {sizes}: {', '.join(counts)}"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fcntl import ioctl
 
-from playground.tools.doctor import Finding, error, warning
+from playground.tools.doctor import Fault, error, warning
 from playground.ui.units import format_bytes
 from playground.world.backends import BACKENDS
 from playground.world.rendezvous.rendezvous import LOOPBACK_INTERFACE, is_loopback
@@ -81,7 +81,7 @@ class MachineFacts:
         return next((name for name in self.interfaces if name != LOOPBACK_INTERFACE), "INTERFACE")
 
 
-def check_host_name(machine: MachineFacts) -> Iterator[Finding]:
+def check_host_name(machine: MachineFacts) -> Iterator[Fault]:
     addresses = machine.resolved[machine.hostname]
     if machine.environ.get(VARIABLE) or not all(map(is_loopback, addresses)):
         return
@@ -92,7 +92,7 @@ def check_host_name(machine: MachineFacts) -> Iterator[Finding]:
     yield find(f"the name {machine.hostname} resolves {what}", rule, fix)
 
 
-def check_loopback(machine: MachineFacts) -> Iterator[Finding]:
+def check_loopback(machine: MachineFacts) -> Iterator[Fault]:
     rule = "ranks of one host meet on loopback"
     fix = f"ip link set {LOOPBACK_INTERFACE} up; correct /etc/hosts"
     if LOOPBACK_INTERFACE not in machine.interfaces:
@@ -102,7 +102,7 @@ def check_loopback(machine: MachineFacts) -> Iterator[Finding]:
         yield error(f"localhost resolves to {found}", rule, fix)
 
 
-def check_interface_variables(machine: MachineFacts) -> Iterator[Finding]:
+def check_interface_variables(machine: MachineFacts) -> Iterator[Fault]:
     given = machine.environ.get(VARIABLE, "")
     if given and not {*given.split(",")} <= {*machine.interfaces}:
         up = ", ".join(machine.interfaces)
@@ -111,7 +111,7 @@ def check_interface_variables(machine: MachineFacts) -> Iterator[Finding]:
         yield error(saw, "it names interfaces that are up", fix)
 
 
-def check_shared_memory(machine: MachineFacts) -> Iterator[Finding]:
+def check_shared_memory(machine: MachineFacts) -> Iterator[Fault]:
     size, refusal = machine.shared_memory
     rule = "NCCL and DataLoader's workers pass tensors through /dev/shm: 1 GiB at least"
     fix = (

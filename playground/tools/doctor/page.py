@@ -17,7 +17,7 @@ from playground.tools import TOOLS
 from playground.tools.doctor import (
     ERROR,
     Check,
-    Finding,
+    Fault,
     hosts,
     machine,
     run_checks,
@@ -74,7 +74,7 @@ class DoctorSettings:
         return found
 
 
-def count(findings: Sequence[Finding], number: int) -> str:
+def count(findings: Sequence[Fault], number: int) -> str:
     """How many checks there were, and how many findings of each severity."""
     errors = sum(each.severity == ERROR for each in findings)
     found = {"error": errors, "warning": len(findings) - errors}
@@ -82,7 +82,7 @@ def count(findings: Sequence[Finding], number: int) -> str:
     return f"{plural(number, 'check')}, {', '.join(amounts) or 'nothing found'}"
 
 
-def finding_text(finding: Finding) -> Prose:
+def finding_text(finding: Fault) -> Prose:
     severity = bad(finding.severity) if finding.severity == ERROR else finding.severity
     lines = f", {finding.check}: {finding.saw}\n    rule: {finding.rule}\n    fix: {finding.fix}"
     return prose("  ", severity, lines)
@@ -90,10 +90,10 @@ def finding_text(finding: Finding) -> Prose:
 
 def examine(
     session: Session, settings: DoctorSettings, tiers: Sequence[str], words: Sequence[str]
-) -> tuple[list[Finding], dict[str, object]]:
+) -> tuple[list[Fault], dict[str, object]]:
     """Examine tier by tier, and say what each has found: this machine, its torch, a script with its
     arguments (`words`), the other hosts. Returns all findings, and the facts of each tier."""
-    findings, facts = list[Finding](), dict[str, object]()
+    findings, facts = list[Fault](), dict[str, object]()
 
     def conclude(tier: str, found: object, summary: str = "", looks: Iterable[str] = ()) -> None:
         new = [*run_checks(TIERS[tier], found)]

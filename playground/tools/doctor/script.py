@@ -45,11 +45,11 @@ from playground.explain.right.finding import Finding as Mistake
 from playground.explain.right.reading import read_ranks
 from playground.explain.right.rules import find_mistakes
 from playground.explain.starts import folder_of_last_start
-from playground.tools.doctor import Finding, error, run_checks, warning
+from playground.tools.doctor import Fault, error, run_checks, warning
 from playground.tools.doctor.looked_at import LookedAt, describe_looks, say_looks
 from playground.ui.units import format_bytes
 from playground.world.backends import BACKENDS, LEAVE_OUT
-from playground.world.launcher.deadlock_watch import line_of
+from playground.world.launcher.examiner import line_of
 from playground.world.launcher.launch import launch
 from playground.world.program import Program, parse
 from playground.world.rank.reports import Event, report
@@ -220,9 +220,8 @@ def run_script(
 
     quiet = logging.NullHandler()
     has_returned = is_stopped = False
-    failure = ""
+    failed: RankFailed | RankTimeout | None = None
     why = None
-    lineless: int | None = None
     logging.getLogger("playground").addHandler(quiet)  # a mismatch is a finding
     try:
         launch(
@@ -239,12 +238,8 @@ def run_script(
         waits = were_still and any(state.waits_for for state in last)
         why = diagnose([replace(state, may_act=UNASKED) for state in last]) if waits else None
         why = None if why and why.kind in (Kind.RUNNING, Kind.STRAGGLER) else why
-    except (RankFailed, RankTimeout) as failed:
-        line = line_of(failed.traceback) if isinstance(failed, RankFailed) else ""
-        why = failed.diagnosis
-        if not (why and failed_in_operation(failed)):
-            failure = failed.headline + (f" ({line})" if line else "")
-            lineless = failed.rank if isinstance(failed, RankFailed) and not line else None
+    except (RankFailed, RankTimeout) as raised:
+        failed, why = raised, raised.diagnosis
     finally:
         logging.getLogger("playground").removeHandler(quiet)
         for group in groups:  # what the script itself has started
@@ -252,12 +247,11 @@ def run_script(
                 os.killpg(group, signal.SIGKILL)
     states = last or [boxes[rank].read() for rank in sorted(boxes)]
     why = why or find_mismatch(states)
-    if failure and (last_call := next(reversed(find_calls(states, lineless)), None)):
-        failure += f"; its last call is {last_call.name} ({last_call.line})"
     stands = "; ".join(map(tell_place, last)) or "they had not begun" if is_stopped else ""
     facts = read_ranks(folder_of_last_start(seen), size)
     run = ScriptRun(
-        size=size, has_returned=has_returned, failure=failure, diagnosis=why,
+        size=size, has_returned=has_returned, diagnosis=why,
+        failure=explain_end(failed, states) if failed else "",
         mistakes=find_mistakes(facts), stands=stands,
         looked_at=describe_looks(
             facts, size, calls=sum(len(state.operations) for state in states),
@@ -267,7 +261,20 @@ def run_script(
     return run, states
 
 
-def find_calls(states: Sequence[RankState], rank: int | None) -> Sequence[Operation]:
+def explain_end(failed: RankFailed | RankTimeout, states: Sequence[RankState]) -> str:
+    """How the script failed, and on which line; without one, the rank's last call. Empty if the
+    diagnosis tells it."""
+    if failed.diagnosis and failed_in_operation(failed):
+        return ""
+    if not isinstance(failed, RankFailed):
+        return failed.headline
+    if line := line_of(failed.traceback):
+        return f"{failed.headline} ({line})"
+    last = next(reversed(find_calls(states, failed.rank)), None)
+    return failed.headline + (f"; its last call is {last.name} ({last.line})" if last else "")
+
+
+def find_calls(states: Sequence[RankState], rank: int) -> Sequence[Operation]:
     """What a rank has called; empty if there is no such rank."""
     return next((state.operations for state in states if state.rank == rank), ())
 
@@ -321,7 +328,7 @@ def report_later(seconds: float) -> None:
     report(**{TIME_LIMIT: seconds})
 
 
-def check_agreement(script: ScriptFacts) -> Iterator[Finding]:
+def check_agreement(script: ScriptFacts) -> Iterator[Fault]:
     rule = "ranks call operations that match, equally often, in the same order"
     for run in script.runs:
         if run.diagnosis:
@@ -332,7 +339,7 @@ def check_agreement(script: ScriptFacts) -> Iterator[Finding]:
             yield error(saw, rule, run.diagnosis.cure)
 
 
-def check_failure(script: ScriptFacts) -> Iterator[Finding]:
+def check_failure(script: ScriptFacts) -> Iterator[Fault]:
     first, run = script.runs[0], script.runs[-1]
     if first.failure:
         saw, missing, fix = first.failure.partition(f": {LEAVE_OUT}")
@@ -347,7 +354,7 @@ def check_failure(script: ScriptFacts) -> Iterator[Finding]:
         yield error(saw, "a script works on any number of ranks", fix)
 
 
-def check_training(script: ScriptFacts) -> Iterator[Finding]:
+def check_training(script: ScriptFacts) -> Iterator[Fault]:
     told = set[str]()
     for run in script.runs:
         for each in run.mistakes:
@@ -359,14 +366,14 @@ def check_training(script: ScriptFacts) -> Iterator[Finding]:
                 yield report_as(saw, f"{each.rule}: {each.why}", each.fix)
 
 
-def check_any_source(script: ScriptFacts) -> Iterator[Finding]:
+def check_any_source(script: ScriptFacts) -> Iterator[Fault]:
     rule = "nccl receives from a given rank only"
     received = (one for one in script.operations if one.kind == RECEIVE and one.peer is None)
     for line in sorted({one.line for one in received}):
         yield warning(f"a receive from anyone ({line})", rule, "pass src to recv")
 
 
-def check_device(script: ScriptFacts) -> Iterator[Finding]:
+def check_device(script: ScriptFacts) -> Iterator[Fault]:
     """On GPUs: a backend for CPUs that is given by name, and tensors that are left on the CPU."""
     source = script.path.read_bytes()
     for node in ast.walk(ast.parse(source)):
@@ -394,7 +401,7 @@ IN_ORDER = {"list", "tuple", "enumerate", "iter", "zip", "map", "fromkeys", "joi
 """Calls whose result has the order of their argument."""
 
 
-def check_set_order(script: ScriptFacts) -> Iterator[Finding]:
+def check_set_order(script: ScriptFacts) -> Iterator[Fault]:
     """Ranks of this process are forks, which share the seed of hashes: only the text tells."""
     for line in sets_walked(ast.parse(script.path.read_bytes())):
         saw = f"a set is walked in its own order ({script.path.name}:{line})"
@@ -473,6 +480,6 @@ TEXT_CHECKS = (check_device, check_set_order)
 CHECKS = (check_agreement, check_failure, check_training, check_any_source, *TEXT_CHECKS)
 
 
-def check_text(path: Path) -> list[Finding]:
+def check_text(path: Path) -> list[Fault]:
     """What the text of a script shows: it is not run."""
     return [*run_checks(TEXT_CHECKS, ScriptFacts(path=path, folder="", runs=(), operations=()))]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from playground.base.errors import PlaygroundError
 from playground.base.remote import remote
-from playground.tools.doctor import Finding, error, warning
+from playground.tools.doctor import Fault, error, warning
 from playground.ui.units import plural
 from playground.world.backends import get_backend
 from playground.world.backends.nccl import driver_supports
@@ -150,7 +150,7 @@ def add_up(rank: int, size: int) -> int:
     return int((tensor != size * (size + 1) / 2).sum())
 
 
-def check_torch_import(torch: TorchFacts) -> Iterator[Finding]:
+def check_torch_import(torch: TorchFacts) -> Iterator[Fault]:
     if not torch.version:
         yield error(
             "torch is not installed", "every rank imports torch", "pip install torch torchvision"
@@ -163,7 +163,7 @@ def check_torch_import(torch: TorchFacts) -> Iterator[Finding]:
         yield error(f"a process ended while {torch.stage}: {torch.problem}", rule, REINSTALL)
 
 
-def check_gpu_driver(torch: TorchFacts) -> Iterator[Finding]:
+def check_gpu_driver(torch: TorchFacts) -> Iterator[Fault]:
     fix = (
         "install a torch built for this driver's CUDA, or update the driver; unset "
         "CUDA_VISIBLE_DEVICES"
@@ -180,7 +180,7 @@ def check_gpu_driver(torch: TorchFacts) -> Iterator[Finding]:
         yield error(saw, "torch sees what driver and container show it", fix)
 
 
-def check_all_reduce(torch: TorchFacts) -> Iterator[Finding]:
+def check_all_reduce(torch: TorchFacts) -> Iterator[Fault]:
     for backend, problem in torch.sums.items():
         if problem:
             fix = f"to see more: python -m playground hello --backend {backend}"

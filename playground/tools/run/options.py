@@ -15,7 +15,7 @@ import click
 from playground.base.constants import Constant, Constants, Value
 from playground.base.errors import UsageError
 from playground.base.flags import flag, flags_of
-from playground.explain import CERTAIN, CHECKS
+from playground.explain.right import CERTAIN, CHECKS
 from playground.ui.options import FILE, flags, options
 from playground.world.launcher.output import EVERY_RANK, FIRST_RANK
 from playground.world.launcher.rounds import ROUNDS

@@ -18,7 +18,7 @@ from playground.base.files import make_folder, write_file
 from playground.base.frames import add_program
 from playground.base.imports import find_settings
 from playground.base.remote import file_of, remote
-from playground.explain import OFF
+from playground.explain.right import OFF
 from playground.lessons.lesson_row import Lesson
 from playground.tools.run.options import NO_LIMIT, ProgramOptions
 from playground.ui.session import Session

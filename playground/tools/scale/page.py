@@ -12,22 +12,21 @@ from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine
 from playground.base.remote import remote
 from playground.tools import TOOLS
+from playground.tools.scale.fit import evaluate
 from playground.tools.scale.plan import (
     COSTS,
-    DEFAULT_RANKS,
     EFFORT,
     Plan,
     Point,
     Prediction,
     Result,
-    ScaleSettings,
-    evaluate,
     predict_cluster,
     samples_of,
 )
+from playground.tools.scale.settings import DEFAULT_RANKS, ScaleSettings
 from playground.ui.options import pack_options, refuse
 from playground.ui.session import Session, session_command
-from playground.ui.tables import Column, Table, Texts, figures, tabulate
+from playground.ui.tables import Column, Table, Texts, named_numbers, tabulate
 from playground.ui.text import heading, prose
 from playground.ui.units import format_bytes, format_digits, format_seconds
 from playground.world.rank.reports import Event
@@ -105,7 +104,7 @@ def errors_table(points: Sequence[Point]) -> Table:
 
 ERRORS = {
     "algorithm": Column("algorithm"),
-    **figures(
+    **named_numbers(
         ("median", "median\nerror", "%", ".0f", 100), ("worst", "worst\nerror", "%", ".0f", 100)
     ),
 }

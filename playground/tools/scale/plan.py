@@ -1,5 +1,4 @@
-"""The plan of a measurement, and the model fitted to it: latency, bandwidth and the speed of
-adding, how far it is from what was held out, and its predictions. Does not import torch.
+"""The plan of a measurement, its samples, and predictions for a machine. Does not import torch.
 
 The ranks of one host share its cores, and the model has one level. On several hosts it has two:
 what a message costs inside a host, and what it costs between hosts.
@@ -8,71 +7,13 @@ what a message costs inside a host, and what it costs between hosts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, product
-from statistics import median
-from typing import Any
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Cost, Machine, Task
 from playground.base.errors import UsageError
-from playground.base.flags import flag
-
-MIN_RANKS, DEFAULT_RANKS, MAX_RANKS = 4, 8, 16
-"""Ranks to measure with. More would need much memory: all-to-all has N² tensors under way."""
-MAX_SECONDS = 1e6
-"""Largest time for a message, or a byte: beyond any machine, and far from where sums of them
-overflow."""
-ABOVE_ZERO: Any = {"above": 0, "most": MAX_SECONDS, "metavar": "SECONDS"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleSettings:
-    """Raises `UsageError` for half a description of a cluster."""
-
-    size: int | None = flag(
-        None,
-        "Number of ranks to measure with.",
-        least=MIN_RANKS,
-        most=MAX_RANKS,
-        name="-n --world-size",
-        shown_default=str(DEFAULT_RANKS),
-    )
-    alpha: float | None = flag(
-        None, "Latency of a message. With --alpha and --beta nothing is measured.", **ABOVE_ZERO
-    )
-    beta: float | None = flag(
-        None, "Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s.", **ABOVE_ZERO
-    )
-    gamma: float | None = flag(
-        None,
-        "Time to add or copy one byte.",
-        least=0,
-        shown_default="0",
-        most=MAX_SECONDS,
-        metavar="SECONDS",
-    )
-
-    def __post_init__(self) -> None:
-        if (self.alpha is None) != (self.beta is None):
-            raise UsageError(
-                "--alpha and --beta belong together: give both, or neither to have them measured"
-            )
-        if self.alpha is None or self.beta is None:
-            if self.gamma is not None:
-                raise UsageError("--gamma describes a cluster: add --alpha and --beta")
-        elif self.size is not None:
-            raise UsageError(
-                f"-n {self.size} with --alpha and --beta: nothing is measured then, leave -n out"
-            )
-
-    @property
-    def machine(self) -> Machine | None:
-        """The cluster that is described; None if this host is measured instead."""
-        if self.alpha is None or self.beta is None:
-            return None
-        return Machine(self.alpha, self.beta, self.gamma or 0)
-
+from playground.tools.scale.settings import MAX_RANKS, MIN_RANKS
 
 COSTS: dict[str, Callable[[Task], Cost]] = {
     name: spec.cost.load() for name, spec in ALGORITHMS.items() if spec.cost is not None
@@ -287,23 +228,6 @@ def predict_cluster(machine: Machine) -> Result:
     return Result(parameters=machine, predictions=predict(machine, CLUSTER))
 
 
-SWEEPS = 2000
-"""Enough for five parameters to settle to their last digits, in a fraction of a second."""
-
-PARAMETERS = ("alpha", "beta", "gamma", "inner_alpha", "inner_beta")
-"""Those of a machine that are fitted: its times are a sum of each, times a factor."""
-
-
-def evaluate(samples: Sequence[Sample], plan: Plan) -> Result:
-    """The machine that the fitted samples describe, how well, and its predictions."""
-    machine = fit([sample for sample in samples if sample.fitted], plan)
-    points = [Point(**vars(sample), error=error(machine, sample, plan)) for sample in samples]
-    unseen = [abs(point.error) for point in points if not point.fitted]
-    quality = Fit(points=points, median_error=median(unseen), worst_error=max(unseen))
-    predictions = predict(replace(machine, cores=None), CLUSTER)
-    return Result(parameters=machine, measured=plan, fit=quality, predictions=predictions)
-
-
 def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Plan) -> list[Sample]:
     """From every rank's seconds per call, round by round: a sample for each key."""
     fitted = {
@@ -326,44 +250,3 @@ def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Plan) -> 
             )
         )
     return samples
-
-
-def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
-    """The machine whose predictions have the smallest squared relative errors."""
-    cores, node = (None, plan.ranks_per_host) if plan.hosts > 1 else (plan.cores, 1)
-    machine = Machine(0, 0, cores=cores, ranks_per_node=node)
-    units = [replace(machine, **{name: 1}) for name in PARAMETERS]
-    factors = [[predict_sample(unit, sample, plan) for unit in units] for sample in samples]
-    seconds = [sample.seconds for sample in samples]
-    alpha, beta, gamma, inner_alpha, inner_beta = least_squares(factors, seconds)
-    return Machine(alpha, beta, gamma, cores, node, inner_alpha, inner_beta)
-
-
-def predict_sample(machine: Machine, sample: Sample, plan: Plan) -> float:
-    """Seconds, on the cores that the sample's ranks share."""
-    cost = COSTS[sample.algorithm](Task(sample.size, sample.nbytes, sample.node))
-    return replace(machine, cores=cores_for(sample, plan)).seconds(cost)
-
-
-def error(machine: Machine, sample: Sample, plan: Plan) -> float:
-    """Relative error of the prediction: positive if it is too long, negative if too short."""
-    return predict_sample(machine, sample, plan) / sample.seconds - 1
-
-
-def least_squares(factors: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """The parameters, none below 0, that make each predicted / measured time as nearly 1 as can be;
-    0 for one that nothing depends on. That is, with the smallest sum of squared differences: one
-    parameter after the other is set to its best value beside the others, again and again
-    (coordinate descent)."""
-    rows = [
-        [factor / second for factor in each] for each, second in zip(factors, seconds, strict=True)
-    ]
-    numbers = range(len(rows[0]))
-    products = [[sum(row[i] * row[j] for row in rows) for j in numbers] for i in numbers]
-    sums = [sum(row[i] for row in rows) for i in numbers]
-    parameters = [0.0 for _ in numbers]
-    for _ in range(SWEEPS):
-        for i in (i for i in numbers if products[i][i]):
-            others = sum(products[i][j] * parameters[j] for j in numbers if j != i)
-            parameters[i] = max(0.0, (sums[i] - others) / products[i][i])
-    return parameters

@@ -25,7 +25,7 @@ from typing import Any
 from playground.base.errors import ForkServerFailed
 from playground.base.forks import close_in_children, receive_fds
 from playground.base.imports import read_once
-from playground.base.inheritance import Inheritance, read_inheritance
+from playground.base.process_attributes import Inheritance, read_inheritance
 from playground.base.process_status import is_stopped
 from playground.base.upstream import (
     find_modules_as_here,

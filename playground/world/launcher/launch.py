@@ -195,7 +195,7 @@ def run_world(
     """Have one world do the work; return its results, in rank order. However it ends, none of its
     ranks is left."""
     ranks: list[RankHandle] = []
-    seconds = GRACE
+    grace = GRACE
 
     def has_ended(number: int) -> bool:
         return number < len(ranks) and (ranks[number].done or ranks[number].failure is not None)
@@ -221,8 +221,7 @@ def run_world(
         raise_if_preempted(results)
         return results
     except PlaygroundError:
-        if config.bare:
-            seconds = config.grace or END_LIMIT
+        grace = grace_after_failure(config)
         raise
     except KeyboardInterrupt:
         if config.bare:
@@ -230,11 +229,17 @@ def run_world(
         raise
     finally:
         try:
-            stop(ranks, seconds)
+            stop(ranks, grace)
         finally:
             if rounds:
                 rounds.pass_on(all_lines=True)
             end_lines()
+
+
+def grace_after_failure(config: LaunchConfig) -> float:
+    """Seconds that the ranks of a world that has failed have for an orderly end: whole programs
+    have more."""
+    return (config.grace or END_LIMIT) if config.bare else GRACE
 
 
 def tell_of_children(ranks: Sequence[RankHandle], on_report: Progress) -> None:

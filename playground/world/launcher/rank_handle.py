@@ -22,7 +22,7 @@ from playground.world.backends.backend import Backend
 from playground.world.launcher.fork_client import LOST_BY_THE_SERVER, UNGUARDED, find_sender
 from playground.world.launcher.output import Output
 from playground.world.launcher.store_process import StoreProcess
-from playground.world.rank.assignment import Answer, Assignment
+from playground.world.rank.assignment import Answer, Assignment, Order
 from playground.world.rank.reports import HUNG_UP, Event
 
 GRACE = 1.0
@@ -162,7 +162,7 @@ class RankHandle:
         elif kind == "box":
             with contextlib.suppress(OSError, ValueError):  # it is gone, or may not be looked at
                 self.box = View(self.process.pid, *content)
-            self.order("opened")
+            self.order(Order.OPENED)
         elif kind == "stack":
             self.stack, self.activity = content
         elif kind == "ask":
@@ -197,7 +197,7 @@ class RankHandle:
         self.question = None
         self.order(Answer(text, reason))
 
-    def order(self, order: Assignment | Answer | str) -> None:
+    def order(self, order: Assignment | Answer | Order) -> None:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(order)
 

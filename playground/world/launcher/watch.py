@@ -25,10 +25,11 @@ from playground.base.errors import (
 )
 from playground.explain.hang import Kind
 from playground.explain.hang.activity import BETWEEN_LOOKS, compare
-from playground.world.launcher.deadlock_watch import Examiner
+from playground.world.launcher.examiner import Examiner
 from playground.world.launcher.fork_client import LOST_BY_THE_SERVER, START_LIMIT
 from playground.world.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandle, describe_exit
 from playground.world.launcher.standstill import Standstill
+from playground.world.rank.assignment import Order
 from playground.world.rank.preemption import PreemptionNotice
 from playground.world.rank.reports import Event, Progress
 from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT
@@ -89,7 +90,7 @@ class WorldWatch:
         received = receive(self.ranks, seconds, self.on_report)
         if self.notice.take():
             for rank in self.ranks:
-                rank.order("end")
+                rank.order(Order.END)
         self.silence = 0.0 if received else self.silence + pause
         if any(rank.question is not None for rank in self.ranks):
             answer(self.ranks, self.on_report)
@@ -288,7 +289,7 @@ def ask_for_stacks(
     for rank in ranks:
         rank.stack = UNHEARD
         rank.activity = None
-        rank.order("where")
+        rank.order(Order.WHERE)
 
     def may_answer() -> bool:
         return any(
@@ -306,7 +307,7 @@ def dismiss(ranks: list[RankHandle], timeout: float = DEFAULT_TIMEOUT) -> None:
     limit = max(timeout, LEAVE_LIMIT)
     for rank in ranks:
         if not rank.vanished:
-            rank.order("leave")
+            rank.order(Order.LEAVE)
     end = time.monotonic() + limit
     while staying := [rank for rank in ranks if rank.process.exitcode is None]:
         if time.monotonic() > end:
@@ -331,7 +332,7 @@ def interrupt(ranks: Sequence[RankHandle], seconds: float) -> None:
     present = [rank for rank in ranks if rank.up]
     leaving: set[RankHandle] = set()
     for rank in present:
-        rank.order("interrupt all")
+        rank.order(Order.INTERRUPT_ALL)
     end = time.monotonic() + seconds
     while present and (left := end - time.monotonic()) > 0:
         receive(present, left)
@@ -339,7 +340,7 @@ def interrupt(ranks: Sequence[RankHandle], seconds: float) -> None:
         for rank in present:
             if (rank.done or rank.failure) and rank not in leaving:
                 leaving.add(rank)
-                rank.order("leave")
+                rank.order(Order.LEAVE)
     for rank in present:
         rank.process.kill()
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from playground.base.errors import UsageError
@@ -78,6 +79,13 @@ class Assignment:
     def load(self) -> tuple[Function, tuple[Any, ...]]:
         """The function and its arguments. Imports the module that the function lies in."""
         return pickle.loads(self.pickled)
+
+
+class Order(StrEnum):
+    """What a launcher asks of a rank in one word; what the rank does then stands in rank.py."""
+
+    WHERE, OPENED, LEAVE, END = "where", "opened", "leave", "end"
+    ABORT, INTERRUPT, INTERRUPT_ALL = "abort", "interrupt", "interrupt all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from typing import Any, NoReturn
 
 from playground.base.errors import Preempted
 from playground.base.forks import Descriptor, close_in_children, move_up
+from playground.base.signals import end_with_parent
 from playground.base.threads import join_our_threads
 from playground.base.upstream import (
     detach_finalizers,
@@ -54,8 +55,6 @@ from playground.world.rank.generators import seed_generators
 FROM_TERMINAL = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """A terminal sends them to every process of the group in its foreground. No rank is in that group:
 the launcher alone hears them, and decides."""
-PR_SET_PDEATHSIG = 1
-"""Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html"""
 _before: dict[str, ModuleType] = {}
 """The modules that were imported before this process was forked."""
 _kept: list[Descriptor] = []
@@ -68,7 +67,7 @@ def begin(lifeline: int) -> None:
     group. Its group is killed when the launcher is gone while this process is there, and it when
     the server is: its program may close all descriptors."""
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     # The kernel signals one owner for each opened file.
     own = move_up(os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK))
     kill_at_end_of_file(own, -os.getpid())

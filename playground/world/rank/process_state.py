@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from playground.base.inheritance import read_inheritance
+from playground.base.process_attributes import read_inheritance
 from playground.world.rank.generators import is_seeded_by_program, seed_generators
 from playground.world.rank.process import has_children
 

@@ -53,11 +53,11 @@ from playground.base.errors import (
 )
 from playground.base.forks import close_in_children, keep_from_programs
 from playground.base.frames import RUNNERS, is_program
-from playground.base.losses import end_waits
+from playground.base.lost_ranks import end_waits
 from playground.base.threads import OurThread, signals_blocked
 from playground.explain.hang.activity import look
 from playground.world import backends
-from playground.world.rank.assignment import Answer, Assignment, call
+from playground.world.rank.assignment import Answer, Assignment, Order, call
 from playground.world.rank.preemption import (
     clear_preemption,
     leave_to_launcher,
@@ -77,6 +77,8 @@ from playground.world.rendezvous.environment import RankEnv
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+    from playground.world.rank.member import Member
 
 
 _launcher: Launcher | None = None
@@ -169,25 +171,25 @@ class Launcher:
                 self.dismissed.set()
                 self.box_is_opened.set()
                 return
-            if order == "where":
+            if order == Order.WHERE:
                 frame = sys._current_frames()[self.main_thread]
                 place = describe_place(traceback.extract_stack(frame))
                 self.send("stack", FAILS if self.has_failed else place, look())
-            elif order == "end":
+            elif order == Order.END:
                 request_preemption()
                 if handles_sigterm():
                     os.kill(os.getpid(), signal.SIGTERM)
-            elif order == "opened":
+            elif order == Order.OPENED:
                 self.box_is_opened.set()
-            elif order == "abort":
+            elif order == Order.ABORT:
                 abort_operations()
-            elif order == "interrupt":
+            elif order == Order.INTERRUPT:
                 signal.pthread_kill(self.main_thread, signal.SIGINT)
             elif isinstance(order, Answer):
                 self.answers.put(order)
-            elif order == "interrupt all":
+            elif order == Order.INTERRUPT_ALL:
                 os.killpg(0, signal.SIGINT)
-            elif order == "leave":
+            elif order == Order.LEAVE:
                 self.dismissed.set()
                 self.assignments.put(None)
             else:
@@ -268,7 +270,6 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     from playground.explain.hang.hooks import hooks
     from playground.world.rank import program_groups  # noqa: F401 - it replaces functions of torch's
     from playground.world.rank.debugger import LONG, prepare_breakpoints
-    from playground.world.rank.member import Member
     from playground.world.rank.process_state import ProcessState
 
     member = state = None
@@ -276,13 +277,8 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         if not work.stays:
             work.move_in()
         if member is None or state is None:
-            with signals_blocked():  # for the threads that torch starts
-                member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
+            member = enter_world(launcher, env, backend, work)
             state = ProcessState()
-            # now, while there is time to open it: gloo may abort this process in its first
-            # operation
-            if member.box:
-                launcher.send("box", member.box.file)
         elif work.rendezvous:
             member.meet_again(work.rendezvous, work.timeout)
         elif work.stays:
@@ -292,12 +288,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         if work.breakpoints and work.breakpoints.lifts_timeouts:
             member.offered["timeout"] = LONG
         if work.rendezvous or not work.stays:
-            with signals_blocked():
-                if work.bare:
-                    member.leave_group_to_program(work.timeout)
-                else:
-                    member.form_group(work.timeout)
-            keep_from_programs()
+            form_group(member, work)
         if not work.stays:
             prepare_breakpoints(env.rank, work.breakpoints, ask)
             state.renew()
@@ -324,6 +315,28 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     # All results are in. torch's C++ may abort where it is taken down while threads of its own run.
     flush()
     os._exit(0)
+
+
+def enter_world(launcher: Launcher, env: RankEnv, backend: str, work: Assignment) -> Member:
+    """Be a member of the world, and send the launcher the box, if there is one."""
+    from playground.world.rank.member import Member
+
+    with signals_blocked():  # for the threads that torch starts
+        member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
+    # now, while there is time to open it: gloo may abort this process in its first operation
+    if member.box:
+        launcher.send("box", member.box.file)
+    return member
+
+
+def form_group(member: Member, work: Assignment) -> None:
+    """Form the process group of the work, or leave that to its program."""
+    with signals_blocked():
+        if work.bare:
+            member.leave_group_to_program(work.timeout)
+        else:
+            member.form_group(work.timeout)
+    keep_from_programs()
 
 
 def abort_operations() -> None:

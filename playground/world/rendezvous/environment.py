@@ -4,17 +4,16 @@ says of it, and what torchrun is told."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from playground.base.errors import PeerDisconnected, PlaygroundError, UsageError
+from playground.base.signals import end_with_parent
 from playground.base.untrusted import read_integer
 from playground.world.rendezvous.rendezvous import Rendezvous, Server, is_loopback
 
@@ -31,7 +30,6 @@ Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variab
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 RUN_ID = "TORCHELASTIC_RUN_ID"
-PR_SET_PDEATHSIG = 1
 
 MAX_WORLD_SIZE = 2**17
 """More ranks than any world has had: a larger number is a slip, and would be waited for."""
@@ -122,9 +120,9 @@ def restart_count(environ: Mapping[str, str] = os.environ) -> int:
 
 def end_with_torchrun() -> None:
     """From now on, if torchrun has started this process, the kernel kills it when that one ends.
-    torchrun ends its ranks first, unless it is killed. Source: prctl(2)"""
+    torchrun ends its ranks first, unless it is killed."""
     if RUN_ID in os.environ:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
 
 
 def name_of_torchrun() -> str:

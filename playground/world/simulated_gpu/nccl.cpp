@@ -149,11 +149,8 @@ int connect_to(const std::string& name) {
 void put(int socket, const void* data, size_t size) { send(socket, data, size, MSG_NOSIGNAL); }
 void take(int socket, void* data, size_t size) { recv(socket, data, size, MSG_WAITALL); }
 
-struct Told {
-  int color, key;
-};
-
 // What every rank tells, by rank: rank 0 collects and hands out. It waits for all of them, however long.
+template <class Told>
 std::vector<Told> exchange(const std::string& name, int rank, int size, Told own) {
   std::vector<Told> all(size);
   all[rank] = own;
@@ -181,10 +178,10 @@ std::vector<Told> exchange(const std::string& name, int rank, int size, Told own
 ncclResult_t connect_ranks(ncclComm_t* result, const std::string& token, int rank, int size) {
   int device = 0;
   cudaGetDevice(&device);
-  auto devices = exchange(token + "-devices", rank, size, {device, 0});
+  auto devices = exchange(token + "-devices", rank, size, device);
   const char* shares = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   for (int peer = 0; peer < size && !(shares && *shares == '1'); ++peer)
-    if (peer != rank && devices[peer].color == device)
+    if (peer != rank && devices[peer] == device)
       return wrong(ncclInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " +
                                          std::to_string(peer) + " both on CUDA device " + std::to_string(device + 1) + "000");
   auto* comm = new ncclComm{token, rank, size, device};
@@ -427,9 +424,14 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
   return ncclSuccess;
 }
 
+// A rank's place in a split: ranks of one color are a communicator, in the order of their keys.
+struct Choice {
+  int color, key;
+};
+
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* comm, ncclConfig_t*) {
   std::string name = parent->token + "." + std::to_string(parent->splits++);
-  auto all = exchange(name, parent->rank, parent->size, {color, key});
+  auto all = exchange(name, parent->rank, parent->size, Choice{color, key});
   *comm = nullptr;
   if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
   std::vector<std::pair<int, int>> members;

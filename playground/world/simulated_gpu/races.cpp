@@ -1,3 +1,5 @@
+// All memory that work has touched, in ranges of bytes: the last write of each, and the reads since. An access races with
+// those of them that the clock of its stream does not cover.
 #include "races.h"
 
 #include <cstdio>

@@ -142,8 +142,9 @@ COLUMNS = ("start", "long", "step", "steps", "up", "what")
 
 def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
     """The ranks with the columns of their events: times, logical times, parents and kinds; and the
-    fields that repeated events have in common, `whats`, for whose places the script has names
-    (run.js)."""
+    fields that repeated events have in common, `whats`, in the order in which
+    run.js names their places: kind, name, lane, style, top, whether something waited for it, peer,
+    bytes, shape, source, group."""
     steps, waited_for = logical_times(recording), Timeline(recording).waited_for
     whats: dict[tuple[object, ...], int] = {}
     first = nanoseconds(recording.start)

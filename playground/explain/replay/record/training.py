@@ -78,7 +78,7 @@ class BackwardRecorder(Observer):
 
     def begun(self, call: Call) -> None:
         """An all_reduce that is called in C++ is a bucket of the backward pass around it."""
-        if not call.in_cpp or call.is_functional or call.method != "allreduce":
+        if not call.is_native or call.method != "allreduce":
             return
         recorder, around = self.recorder, self.recorder.around()
         if recorder.thread.is_inside or around not in recorder.backwards:

@@ -81,8 +81,11 @@ class Lanes:
         lane = event.rank, event.lane
         if event.lane == MAIN and event.kind not in SPANS:
             return self.tops[lane] + self.heights[lane] - ROW
-        span = ref_of(event) if event.kind in SPANS else (event.rank, event.parent)
-        return self.tops[lane] + ROW * min(self.rows.get(span, 0), MOST_SPANS - 1)  # type: ignore[arg-type]
+        if event.kind in SPANS:
+            row = self.rows.get(ref_of(event), 0)
+        else:
+            row = 0 if event.parent is None else self.rows.get((event.rank, event.parent), 0)
+        return self.tops[lane] + ROW * min(row, MOST_SPANS - 1)
 
 
 def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:

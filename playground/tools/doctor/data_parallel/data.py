@@ -18,84 +18,124 @@ from playground.tools.doctor.data_parallel.batches import (
 from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
 from playground.tools.doctor.data_parallel.script import Script
 
+NAME = "sampler"
+RULE = "each rank needs its own part of each batch"
+
 
 def find_sampler(script: Script) -> Part:
     """The part of each batch that a rank trains on."""
-    name, text = "sampler", script.text
-    rule = "each rank needs its own part of each batch"
-    if share := share_drawn(script):
-        assert script.training
-        assert script.training.batches
-        loop = script.at(script.training.batches)
-        if by := find_division_of_drawn(script, script.training.batches):
-            return say_divided(script, by)
-        saw = f"every rank would have the whole batch of {loop}, which the script draws itself"
-        return Part(name, Status.MISSING, saw, [share], note_draws(script))
+    ways = (divide_drawn, find_no_loader, divide_own_sampler, find_no_dataset, divide_stream)
+    found = (part for way in ways if (part := way(script)))
+    return next(found, None) or divide_dataset(script)
+
+
+def unknown(saw: str) -> Part:
+    return Part(NAME, Status.UNKNOWN, saw)
+
+
+def divide_drawn(script: Script) -> Part | None:
+    """Of a script that draws its batches itself."""
+    if not (share := share_drawn(script)):
+        return None
+    assert script.training
+    assert script.training.batches
+    loop = script.at(script.training.batches)
+    if by := find_division_of_drawn(script, script.training.batches):
+        return say_divided(script, by)
+    saw = f"every rank would have the whole batch of {loop}, which the script draws itself"
+    return Part(NAME, Status.MISSING, saw, [share], note_draws(script))
+
+
+def find_no_loader(script: Script) -> Part | None:
+    """Of a script whose loop over one DataLoader is not seen."""
     if not script.loop:
-        return Part(name, Status.UNKNOWN, f"no one loop over batches is seen: {rule}")
+        return unknown(f"no one loop over batches is seen: {RULE}")
     if len(script.loaders) != 1:
-        return Part(
-            name,
-            Status.UNKNOWN,
+        return unknown(
             f"that {script.at(script.loop)} walks a DataLoader is "
-            f"not seen: {rule}, such as inputs.chunk({script.size})[{script.rank}]",
+            f"not seen: {RULE}, such as inputs.chunk({script.size})[{script.rank}]"
         )
+    return None
+
+
+def divide_own_sampler(script: Script) -> Part | None:
+    """Of a DataLoader that is given a sampler."""
+    if not (found := find_own_sampler(script)):
+        return None
+    text, call = script.text, script.loaders[0]
+    made = text.makers(found.value)
+    if any(text.called(each) == "DistributedSampler" for each in made):
+        return Part(NAME, Status.THERE, f"{script.at(call)} has a DistributedSampler")
+    saw = f"{script.at(call)} has a sampler that is not DistributedSampler: {RULE}"
+    if found.arg == "batch_sampler":
+        return unknown(
+            f"{saw}, so let it yield of each batch every {script.size}-th index, from "
+            f"{script.rank} on. All ranks must draw the same batches"
+        )
+    notes = note_order(script, call)
+    if not all(text.called(each) in DRAWS for each in made) or not made:
+        notes.append(
+            "all ranks have to draw the same order: let the sampler draw from a "
+            "torch.Generator().manual_seed(0) of its own"
+        )
+    edits = [*share_indices(script, call, found.value), *divide_batch(script, call)]
+    return Part(NAME, Status.MISSING, saw, edits, notes)
+
+
+def find_no_dataset(script: Script) -> Part | None:
+    """Of a DataLoader whose dataset is not seen, or is divided already."""
     call = script.loaders[0]
-    given = {each.arg: each for each in call.keywords}
-    if found := find_own_sampler(script):
-        made = text.makers(found.value)
-        if any(text.called(each) == "DistributedSampler" for each in made):
-            return Part(name, Status.THERE, f"{script.at(call)} has a DistributedSampler")
-        saw = f"{script.at(call)} has a sampler that is not DistributedSampler: {rule}"
-        if found.arg == "batch_sampler":
-            return Part(
-                name,
-                Status.UNKNOWN,
-                f"{saw}, so let it yield of each batch every {script.size}-th index, from "
-                f"{script.rank} on. All ranks must draw the same batches",
-            )
-        notes = note_order(script, call)
-        if not all(text.called(each) in DRAWS for each in made) or not made:
-            notes.append(
-                "all ranks have to draw the same order: let the sampler draw from a "
-                "torch.Generator().manual_seed(0) of its own"
-            )
-        edits = [*share_indices(script, call, found.value), *divide_batch(script, call, given)]
-        return Part(name, Status.MISSING, saw, edits, notes)
     if any(isinstance(each, ast.Starred) for each in call.args):
-        return Part(name, Status.UNKNOWN, f"{script.at(call)} unpacks its arguments: {rule}")
+        return unknown(f"{script.at(call)} unpacks its arguments: {RULE}")
     data = dataset_of(call)
     if data is None:
-        return Part(name, Status.UNKNOWN, f"the dataset of {script.at(call)} is not seen: {rule}")
-    if by := script.find_division(data):
-        return say_divided(script, by)
-    if base := find_stream(script, call):
-        return Part(
-            name,
-            Status.MISSING,
-            f"{script.at(call)} would give every rank all samples of a stream, in whole batches",
-            [*share_stream(script, call, data, base), *divide_batch(script, call, given)],
-            note_order(script, call),
-        )
+        return unknown(f"the dataset of {script.at(call)} is not seen: {RULE}")
+    by = script.find_division(data)
+    return say_divided(script, by) if by else None
+
+
+def divide_stream(script: Script) -> Part | None:
+    """Of a DataLoader of an `IterableDataset`."""
+    call = script.loaders[0]
+    data, base = dataset_of(call), find_stream(script, call)
+    if not (data and base):
+        return None
+    return Part(
+        NAME,
+        Status.MISSING,
+        f"{script.at(call)} would give every rank all samples of a stream, in whole batches",
+        [*share_stream(script, call, data, base), *divide_batch(script, call)],
+        note_order(script, call),
+    )
+
+
+def divide_dataset(script: Script) -> Part:
+    """Of any other DataLoader: a DistributedSampler."""
+    call = script.loaders[0]
+    data, given = dataset_of(call), arguments_of(call)
+    assert data
     if other := find_other_loop(script, call):
-        return Part(
-            name,
-            Status.UNKNOWN,
+        return unknown(
             f"{script.at(call)} makes the loader of the training "
             f"and that of {script.at(other)}: make them apart, and give that of the "
-            f"training sampler=DistributedSampler(dataset)",
+            f"training sampler=DistributedSampler(dataset)"
         )
     if None in given and (len(given) > 1 or len(call.args) > 1):
-        return Part(name, Status.UNKNOWN, f"{script.at(call)} unpacks its arguments: {rule}")
+        return unknown(f"{script.at(call)} unpacks its arguments: {RULE}")
     return Part(
-        name,
+        NAME,
         Status.MISSING,
         f"{script.at(call)} would give every rank all samples, in whole batches",
         [share_unpacked(script, given[None].value, data)]
         if None in given
-        else [*divide(script, call, data, given)],
+        else [*divide(script, call, data)],
         note_order(script, call),
     )
+
+
+def arguments_of(call: ast.Call) -> dict[str | None, ast.keyword]:
+    """The named arguments of a call, by name; None: what is unpacked."""
+    return {each.arg: each for each in call.keywords}
 
 
 def find_own_sampler(script: Script) -> ast.keyword | None:
@@ -106,11 +146,9 @@ def find_own_sampler(script: Script) -> ast.keyword | None:
 
 def say_divided(script: Script, by: ast.AST) -> Part:
     """The part of a script that divides its data itself."""
-    return Part(
-        "sampler",
-        Status.UNKNOWN,
+    return unknown(
         f"{script.at(by)} seems to divide the data by rank already: all ranks need the same "
-        "number of batches",
+        "number of batches"
     )
 
 
@@ -149,11 +187,9 @@ def find_other_loop(script: Script, call: ast.Call) -> ast.AST | None:
     return next((node if isinstance(node, ast.For) else node.iter for node in found), None)
 
 
-def divide(
-    script: Script, call: ast.Call, data: ast.expr, given: dict[str | None, ast.keyword]
-) -> Iterator[Edit]:
+def divide(script: Script, call: ast.Call, data: ast.expr) -> Iterator[Edit]:
     """The changes of a DataLoader's call: its part of each batch, by a sampler."""
-    text = script.text
+    text, given = script.text, arguments_of(call)
     words = text.code(data)
     if not isinstance(data, (ast.Name, ast.Attribute)):
         statement = text.statement_of(call)
@@ -167,7 +203,7 @@ def divide(
     is_true = isinstance(shuffle, ast.Constant) and shuffle.value is True
     kind = "" if is_true else f", shuffle={text.code(shuffle) if shuffle else False}"
     sampler = f"sampler=DistributedSampler({words}{kind})"
-    yield from divide_batch(script, call, given)
+    yield from divide_batch(script, call)
     if "shuffle" in given:
         yield replace_node(given["shuffle"], sampler)
     elif shuffle is not None:
@@ -177,10 +213,9 @@ def divide(
         yield script.add_argument(call, sampler)
 
 
-def divide_batch(
-    script: Script, call: ast.Call, given: dict[str | None, ast.keyword]
-) -> Iterator[Edit]:
+def divide_batch(script: Script, call: ast.Call) -> Iterator[Edit]:
     """The change of the size of its batches, if it has one."""
+    given = arguments_of(call)
     batch = call.args[1] if len(call.args) > 1 else None
     batch = given["batch_size"].value if "batch_size" in given else batch
     if batch is not None:

@@ -175,10 +175,31 @@ def find_metrics(script: Script) -> Part:
     if not (sums or lists or loss):
         saw = "the loop adds up nothing that is used after it"
         return Part(name, Status.NOT_NEEDED, saw, notes=notes)
-    indent = script.indent_of(script.loop)
-    where = f", device={device_in(script, script.loop)}" if device_in(script, script.loop) else ""
-    lines = []
-    tensors = [each for each, _ in sums if is_used_as_tensor(script, each, script.loop)]
+    lines = reduce_sums(script, script.loop, sums, lists, loss)
+    if function:
+        script.collective.add(id(function))
+    what = ", ".join([*lists, *(each for each, _ in sums)]) or loss
+    return Part(
+        name,
+        Status.MISSING,
+        f"{what} of {script.at(script.loop)} would be of one rank's samples only",
+        [add_after(script.loop, script.indent_of(script.loop), *lines)],
+        notes,
+    )
+
+
+def reduce_sums(
+    script: Script,
+    loop: ast.For,
+    sums: Sequence[tuple[str, bool]],
+    lists: Sequence[str],
+    loss: str,
+) -> list[str]:
+    """The lines after the loop that reduce over the ranks its sums, each with whether it is a mean
+    per batch, its lists of numbers, and if there is no sum its last loss."""
+    text, lines = script.text, list[str]()
+    where = f", device={device}" if (device := device_in(script, loop)) else ""
+    tensors = [each for each, _ in sums if is_used_as_tensor(script, each, loop)]
     numbers = [each for each, _ in sums if each not in tensors]
     for each in lists:
         numbers_of_all = text.fresh("totals")
@@ -187,9 +208,10 @@ def find_metrics(script: Script) -> Part:
             f"{script.dist}.all_reduce({numbers_of_all})",
             f"{each} = ({numbers_of_all} / {script.size}).tolist()",
         ]
-    for each in tensors or ([loss] if loss and not sums else []):
+    last = [loss] if loss and not sums else []
+    for each in tensors or last:
         lines += [f"{each} = {each}.detach()", f"{script.dist}.all_reduce({each})"]
-    means = [each for each, is_mean in sums if is_mean] or ([loss] if loss and not sums else [])
+    means = [each for each, is_mean in sums if is_mean] or last
     if numbers:
         values = ", ".join(f"float({each})" for each in numbers)
         total = text.fresh("totals")
@@ -201,17 +223,7 @@ def find_metrics(script: Script) -> Part:
             f"{script.dist}.all_reduce({total})",
             f"{', '.join(numbers)} = {back}",
         ]
-    lines += (f"{each} /= {script.size}" for each in means)
-    if function:
-        script.collective.add(id(function))
-    what = ", ".join([*lists, *(each for each, _ in sums)]) or loss
-    return Part(
-        name,
-        Status.MISSING,
-        f"{what} of {script.at(script.loop)} would be of one rank's samples only",
-        [add_after(script.loop, indent, *lines)],
-        notes,
-    )
+    return lines + [f"{each} /= {script.size}" for each in means]
 
 
 def find_sums(script: Script, loop: ast.For) -> Iterator[tuple[str, bool]]:

@@ -1,4 +1,4 @@
-/** What all events that are repeated have in common has these places (play/__init__.py). */
+/** What all events that are repeated have in common has these places (play/columns.py). */
 const KIND = 0, NAME = 1, LANE = 2, STYLE = 3, TOP = 4, WAITED_FOR = 5, PEER = 6, BYTES = 7, SHAPE = 8, SOURCE = 9, GROUP = 10;
 
 /** The place of the last of `count` ascending numbers that is not above `limit`; -1 if all are. */
@@ -19,7 +19,7 @@ async function inflate(packed) {
 
 /** A recorded run, in arrays by event. There are two clocks: `real`, in nanoseconds, and `logical`, in steps. */
 class Run {
-  /** A run from what the page has of it (play/__init__.py). */
+  /** A run from what the page has of it (play/columns.py). */
   static async read(data) {
     const columns = await Promise.all(data.ranks.map((rank) => inflate(rank.packed)));
     return new Run({...data, texts: await inflate(data.texts)}, columns);

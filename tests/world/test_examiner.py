@@ -14,7 +14,7 @@ from playground.explain.hang.box import MAIN, Box, View
 from playground.explain.hang.wording import Diagnosis
 from playground.world import PeerDisconnected, RankFailed
 from playground.world.launcher import watch
-from playground.world.launcher.deadlock_watch import Examiner, find_failed, line_of
+from playground.world.launcher.examiner import Examiner, find_failed, line_of
 from playground.world.rank.preemption import PreemptionNotice
 
 

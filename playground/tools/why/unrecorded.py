@@ -1,0 +1,99 @@
+"""Ranks that keep no flight recorder, and the processes of a run. Does not import torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from playground.base.process_status import process_status
+from playground.world.rank.process import find_lifelines
+
+BETWEEN_LOOKS = 0.3
+"""Seconds: a rank that makes no progress meanwhile stands still."""
+COMPUTING = 3
+"""Hundredths of a second of CPU time between two looks of a rank that computes: one that waits
+takes none."""
+
+
+@dataclass(frozen=True)
+class UnrecordedRank:
+    """A rank that keeps no flight recorder, by what the system says of it."""
+
+    pid: int
+    environ: Mapping[str, str]
+    words: Sequence[str]
+    """Its command line, without the interpreter."""
+
+
+def find_unrecorded(pid: int) -> Iterator[UnrecordedRank]:
+    """The ranks in the family of process `pid`, by the variables that torchrun sets."""
+    for member in list_family(pid):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            start, words = (
+                Path(f"/proc/{member}/{file}").read_bytes().decode(errors="replace").split("\0")
+                for file in ("environ", "cmdline")
+            )
+            environ = {name: value for name, _, value in (entry.partition("=") for entry in start)}
+            if {"RANK", "WORLD_SIZE"} <= environ.keys() and words[1:-1]:
+                words = words[1:-1]
+                yield UnrecordedRank(member, environ, words[words[0] == "-u" :])
+
+
+def describe_unrecorded(pid: int) -> str:
+    """What is seen from outside of such ranks, and the commands that tell more; empty if there is
+    none."""
+    if not (ranks := [*find_unrecorded(pid)]):
+        return ""
+    before = [process_status(rank.pid) for rank in ranks]
+    time.sleep(BETWEEN_LOOKS)
+    seen = (
+        f"rank {rank.environ['RANK']} (process {rank.pid}) "
+        f"{describe_activity(was, process_status(rank.pid))}"
+        for rank, was in zip(ranks, before, strict=True)
+    )
+    first = ranks[0]
+    words = shlex.join(first.words)
+    folder = os.path.realpath(f"/proc/{first.pid}/cwd")
+    there = f"cd {shlex.quote(folder)} && " if folder != os.getcwd() else ""
+    size = first.environ.get("LOCAL_WORLD_SIZE", first.environ["WORLD_SIZE"])
+    ways = [
+        f"for who waits for whom, start it by: {there}python -m playground run -n {size} {words}"
+    ]
+    if first.words[0] != "-m":
+        ways.append(f"to examine the script: {there}python -m playground doctor {words}")
+    ways.append(f"for a rank's stack: py-spy dump --pid {first.pid} (pip install py-spy)")
+    told = "; ".join([", ".join(seen).capitalize(), *ways])
+    return f"torchrun alone gives a script no flight recorder. {told}"
+
+
+def describe_activity(before: Sequence[bytes], now: Sequence[bytes]) -> str:
+    """What a process does, by two looks at its status: the state, and ticks of CPU time."""
+    if not (before and now):
+        return "has ended"
+    if now[0] == b"T":
+        return "is stopped"
+    ticks = sum(map(int, now[11:13])) - sum(map(int, before[11:13]))
+    return "computes" if ticks >= COMPUTING else "waits"
+
+
+def list_family(pid: int) -> Iterator[int]:
+    """A process, and those that it has started: its fork server, too, which is no child of it, but
+    ends with it."""
+    children: dict[int, list[int]] = {}
+    needing: dict[str, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (status := process_status(int(entry))):
+            children.setdefault(int(status[1]), []).append(int(entry))
+            for pipe in find_lifelines(int(entry))[1]:
+                needing.setdefault(pipe, []).append(int(entry))
+    family = [pid]
+    for member in family:
+        yield member
+        kept = [other for pipe in find_lifelines(member)[0] for other in needing.get(pipe, [])]
+        new = dict.fromkeys([*children.get(member, []), *kept])
+        family += [other for other in new if other not in family]
