@@ -87,9 +87,12 @@ def cost_of(
     microbatch: int = 1,
     *,
     recompute: bool = False,
+    parts: int = 1,
 ) -> Cost:
     """Train on a mesh, with this stage of ZeRO and so many sequences in a microbatch. Blocks that
-    `recompute` their activations keep their inputs, and backward has those of one block besides."""
+    `recompute` their activations keep their inputs, and backward has those of one block besides.
+    A rank of the pipeline has so many interleaved `parts`, which shorten the bubble. What they hold
+    besides 1F1B is left out."""
     dp, pp, cp, tp = shape
     machine, host, flops = task.machine, task.host, task.flops
     microbatches, own = task.sequences / dp / microbatch, task.parameters / (pp * tp)
@@ -123,7 +126,7 @@ def cost_of(
         tensor=tensor,
         context=context,
         data=data_seconds(stage, sums, microbatches, backward, compute),
-        bubble=(pp - 1) / microbatches * (compute + tensor + context),
+        bubble=(pp - 1) / (parts * microbatches) * (compute + tensor + context),
     )
 
 
