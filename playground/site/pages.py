@@ -34,8 +34,8 @@ PLAYED = re.compile(
 )
 """A run that a chapter plays: its name, the event on which the player opens (of rank 0, the first
 of this name or the nth), and its caption."""
-AFTER_TRIALS = re.compile(r'(?<=<h2 id="try-this">).*?(?=<h2|\Z)', re.DOTALL)
-"""What stands before a chapter's exercises."""
+BEFORE_EXERCISES = re.compile(r'<h2 id="(try-this|exercises)">.*?(?=<h2|\Z)', re.DOTALL)
+"""What stands before the exercises: what to try, or a page's own words on them."""
 DIAGRAM = re.compile(r"<code>[^<]* ─▶ .*?</code>", re.DOTALL)
 """The layers of PyTorch, which the map draws in letters."""
 LESSON_NAMED = re.compile(
@@ -104,8 +104,10 @@ class Site:
             return body + self.list_exercises()
         if own := [each for each in CATALOGUE.values() if each.lesson == page]:
             shown = "".join(map(self.show_exercise, own))
-            shown = f'<h2 id="exercises">Exercises</h2>\n{shown}'
-            return AFTER_TRIALS.sub(lambda trials: trials[0] + shown, body)
+            heading = '<h2 id="exercises">Exercises</h2>\n'
+            return BEFORE_EXERCISES.sub(
+                lambda part: part[0] + ("" if part[1] == "exercises" else heading) + shown, body
+            )
         if file.suffix == ".ipynb":
             self.copies[file.name] = file
             return body.replace("</h1>", f"</h1>\n{DOWNLOAD.format(file.name)}", 1)

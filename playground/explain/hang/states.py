@@ -135,8 +135,7 @@ class Kind(StrEnum):
     )
     ENDED = (
         "a rank that has finished",
-        "make the same number of calls on all ranks: equal numbers of batches, or `with "
-        "model.join():`",
+        "make the same number of calls on all ranks, or use `with model.join():`",
     )
     ABSENT = (
         "a rank that does not take part",

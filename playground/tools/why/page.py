@@ -60,15 +60,16 @@ def find_run() -> int:
     known = {
         int(entry): find_command(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()
     }
-    runs = [
-        f"{pid} ({printable(command)})"
+    runs = {
+        pid: command
         for pid, command in sorted(known.items())
         if command and any(box.world for box in find_boxes(list_family(pid)))
-    ]
+    }
     if len(runs) == 1:
-        return int(runs[0].partition(" ")[0])
+        return next(iter(runs))
     if runs:
-        raise UsageError(f"there are several runs: give the PID of one, {' or '.join(runs)}")
+        told = " or ".join(f"{pid} ({printable(command)})" for pid, command in runs.items())
+        raise UsageError(f"there are several runs: give the PID of one, {told}")
     raise UsageError("no run of yours has ranks now: give the PID of a program")
 
 
