@@ -45,6 +45,7 @@ NOT_RUN = {
     "python -m playground run -n 2 train.py": (
         "a script with this mistake: tests/explain/test_check_option.py"
     ),
+    "python -m playground run -n 2 --gpus 2 train.py": "a script: tests/explain/hang/test_nccl_mistakes.py",
     "python -m playground doctor train.py": "a script: tests/tools/test_doctor_data_parallel.py",
     "python -m playground doctor train_on_one.py": "tests/lessons/test_your_script.py",
     "python -m playground run -n 2 train_on_many.py": "tests/lessons/test_your_script.py",
