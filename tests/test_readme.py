@@ -45,7 +45,9 @@ NOT_RUN = {
     "python -m playground run -n 2 train.py": (
         "a script with this mistake: tests/explain/test_check_option.py"
     ),
-    "python -m playground run -n 2 --gpus 2 train.py": "a script: tests/explain/hang/test_nccl_mistakes.py",
+    "python -m playground run -n 2 --gpus 2 train.py": (
+        "a script: tests/explain/hang/test_nccl_mistakes.py"
+    ),
     "python -m playground doctor train.py": "a script: tests/tools/test_doctor_data_parallel.py",
     "python -m playground doctor train_on_one.py": "tests/lessons/test_your_script.py",
     "python -m playground run -n 2 train_on_many.py": "tests/lessons/test_your_script.py",
@@ -84,6 +86,7 @@ NOT_RUN = {
     "python -m playground run -n 4 playground/lessons/context/ulysses.py": "the folder of the "
     "clone: tests/lessons/test_context.py",
     "python -m playground why": "a run that stands still",
+    "python -m playground why 4711": "a run that stands still: tests/tools/test_why.py",
     "python -m playground play -n 4": "somebody who types",
     "python -m playground run -n 4 --gpus 4 train.py": "a script: tests/tools/test_gpus.py",
     "python -m playground play -n 2 --gpus 2": "somebody who types: tests/tools/test_gpus.py",

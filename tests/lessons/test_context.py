@@ -184,7 +184,8 @@ def test_what_there_is_to_try_is_wrong_by_what_the_chapter_says(
     line: str, replacement: str, wrong: tuple[str, ...], run_cli: Run, tmp_path: Path
 ) -> None:
     ran = run_cli("run", "-n", 3, broken(line, replacement, tmp_path))
-    assert ran.code == 0, ran.err
+    assert ran.code == 1, ran.err
+    assert f"not the gradients of one process: {', '.join(wrong)} (" in ran.err
     found = dict(re.findall(r"^Rank 0, (\w+): .* difference (\S+)$", ran.out, re.MULTILINE))
     assert len(found) == 3
     chapter = (FOLDER / "README.md").read_text(encoding="utf-8")

@@ -482,6 +482,7 @@ def count_statements(tree: ast.AST) -> int:
 
 
 LONGEST = {
+    "failures": 127,
     "zero": 154,
     "memory": 130,
     "pipeline": 129,
