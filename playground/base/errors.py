@@ -35,12 +35,6 @@ class UsageError(PlaygroundError):
     exit_code = 2
 
 
-class Undecided(PlaygroundError):
-    """What was examined was stopped before it could be judged."""
-
-    exit_code = 3
-
-
 class ForkServerFailed(PlaygroundError):
     """The fork server, the process that ranks come from, was killed, is stopped, or could not start
     a rank."""

@@ -19,7 +19,6 @@ from playground.base.errors import (
     RankTimeout,
     RendezvousTimeout,
     StoreFailed,
-    Undecided,
     UsageError,
 )
 from playground.explain.hang import Kind
@@ -38,7 +37,6 @@ ERRORS: list[tuple[PlaygroundError, int, str]] = [
     (RankFailed(1, 3, "raised", "Traceback: …"), 1, "rank 1 of 3 raised\nTraceback: …"),
     (ProgramRefused("4 ranks do not divide 30"), 1, "4 ranks do not divide 30"),
     (PeerDisconnected(0, 2, "lost rank 1"), 1, "rank 0 of 2 lost rank 1"),
-    (Undecided("stopped after 10 s"), 3, "stopped after 10 s"),
     (Preempted(7), 75, "preempted by SIGTERM after step 7"),
     (
         RankTimeout(3, 2.5, STACKS),

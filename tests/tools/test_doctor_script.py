@@ -18,10 +18,10 @@ from ddp_mistakes import MISTAKES
 from processes import ENOUGH
 from widths import too_wide
 
-from playground.base.errors import Undecided, UsageError
+from playground.base.errors import UsageError
 from playground.base.process_status import process_status
 from playground.explain.hang import Kind
-from playground.tools.doctor import ERROR, WARNING, Fault, run_checks
+from playground.tools.doctor import ERROR, WARNING, Fault, Undecided, run_checks
 from playground.tools.doctor.looked_at import LookedAt, say_looks
 from playground.tools.doctor.script import CHECKS, ScriptFacts, examine, sets_walked
 from playground.world.backends import LEAVE_OUT

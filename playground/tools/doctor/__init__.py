@@ -8,9 +8,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from playground.base.errors import PlaygroundError
+
 ERROR, WARNING = "error", "warning"
 """Severities: distributed training fails or is wrong; it is slower or less robust than it could
 be."""
+
+
+class Undecided(PlaygroundError):
+    """What was examined was stopped before it could be judged."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True)

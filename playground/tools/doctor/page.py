@@ -11,13 +11,14 @@ from typing import NoReturn
 
 import click
 
-from playground.base.errors import PlaygroundError, Undecided, UsageError
+from playground.base.errors import PlaygroundError, UsageError
 from playground.base.flags import flag, like
 from playground.tools import TOOLS
 from playground.tools.doctor import (
     ERROR,
     Check,
     Fault,
+    Undecided,
     hosts,
     machine,
     run_checks,
