@@ -4,6 +4,7 @@ be. No GPU is needed, and nothing is compiled."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from processes import ENOUGH
 
+from playground.base.frames import PACKAGE, RUNNERS
 from playground.world import UsageError
 from playground.world.simulated_gpu import build as building
 from playground.world.simulated_gpu.build import CUDA, CannotBeBuilt, build
@@ -148,3 +150,12 @@ def test_without_a_compiler_the_command_runs_all_the_same(
     done = subprocess.run([*words, *command], capture_output=True, text=True, timeout=ENOUGH)
     assert (done.stdout, done.returncode) == ("None\n", 0)
     assert done.stderr.startswith("no simulated GPU: ")
+
+
+def test_folders_that_run_a_program_are_those_of_tracebacks() -> None:
+    """What the library takes for the program's line, and what a traceback shows."""
+    source = (Path(building.__file__).parent / "lines.cpp").read_text(encoding="utf-8")
+    named = re.search(r"CARRIERS\[\]\{(.*?)\};", source, re.DOTALL)
+    assert named
+    ours = {each for each in re.findall(r'"(.*?)"', named[1]) if each.startswith("/playground/")}
+    assert ours == {f"/playground/{each.removeprefix(PACKAGE)}" for each in RUNNERS}

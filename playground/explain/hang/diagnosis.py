@@ -193,11 +193,11 @@ def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
     return ", ".join(told) or "which ranks the operations still need"
 
 
-def tell(states: Sequence[RankState]) -> str:
-    """The diagnosis or, if no rank waits, what each does."""
+def tell(states: Sequence[RankState], nobody_waits: str = "no rank waits") -> str:
+    """The diagnosis or, if no rank waits, what each does, below a line that says so."""
     rows = {state.rank: (state.end or state.doing, state.line, "") for state in states}
     since = {state.rank: state.since for state in states}
-    return str(diagnose(states) or f"no rank waits\n{draw_table(rows, since)}")
+    return str(diagnose(states) or f"{nobody_waits}\n{draw_table(rows, since)}")
 
 
 def explain(

@@ -90,8 +90,7 @@ def look_twice(boxes: Sequence[View]) -> list[RankState]:
 def tell_world(states: Sequence[RankState]) -> str:
     """The diagnosis of a world, or that its ranks have called nothing so far."""
     has_called = any(state.counts or state.unnamed for state in states)
-    told = diagnosis.tell(states)
-    return told if has_called else told.replace("no rank waits", NOT_FORMED, 1)
+    return diagnosis.tell(states) if has_called else diagnosis.tell(states, NOT_FORMED)
 
 
 def tell_more(states: Sequence[RankState], boxes: Sequence[View]) -> Iterator[str]:

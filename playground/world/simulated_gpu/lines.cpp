@@ -9,7 +9,8 @@
 
 namespace {
 
-// Folders of modules that carry out what a program calls.
+// Folders of modules that carry out what a program calls: installed ones, and those of ours that run it, as in
+// base/frames.py.
 const char* const CARRIERS[]{"/site-packages/",     "/dist-packages/",     "/lib/python3.",       "/playground/base/",
                              "/playground/tap/",    "/playground/world/",  "/playground/explain/", "/playground/testing/",
                              "/playground/play/"};
