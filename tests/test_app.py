@@ -129,8 +129,8 @@ def test_nccl_without_a_gpu_names_the_way_out(run_cli: Run) -> None:
     shown = run_cli("hello", "--backend", "nccl")
     assert (shown.code, shown.out) == (2, "")
     assert (
-        shown.err
-        == "playground: backend nccl needs a GPU and this machine shows none: use --backend gloo\n"
+        shown.err == "playground: backend nccl needs a GPU and this machine shows none: "
+        "use --backend gloo, or simulate some with --gpus 2\n"
     )
 
 

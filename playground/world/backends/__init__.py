@@ -28,7 +28,10 @@ def get_backend(name: str) -> Backend:
     return BACKENDS[name]
 
 
-LEAVE_OUT = "leave the backend out: torch chooses gloo here, and nccl where there are GPUs"
+LEAVE_OUT = (
+    "leave the backend out: torch chooses gloo here, and nccl where there are GPUs; "
+    "or simulate GPUs, with --gpus"
+)
 """What to do where a program asks for a backend whose device this machine does not have."""
 
 

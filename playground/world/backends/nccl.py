@@ -70,7 +70,8 @@ class Nccl(Backend):
         gpus = torch.cuda.device_count()
         if not gpus:
             raise UsageError(
-                "backend nccl needs a GPU and this machine shows none: use --backend gloo"
+                "backend nccl needs a GPU and this machine shows none: use --backend gloo, or "
+                "simulate some with --gpus 2"
             )
         if local_ranks <= gpus or only_nccl_can_tell(gpus, joined):
             return ""
