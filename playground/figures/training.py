@@ -41,7 +41,8 @@ from playground.figures.collectives import DASHED
 from playground.figures.counted_step import CountedStep, CountSettings
 from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
 from playground.training import prepare
-from playground.training.step_settings import StepResult, StepSettings, Variant
+from playground.training.step_results import StepResult, Variant
+from playground.training.step_settings import StepSettings
 from playground.ui.units import format_bytes
 
 if TYPE_CHECKING:

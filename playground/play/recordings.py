@@ -18,18 +18,15 @@ from playground.base.untrusted import printable
 from playground.explain.hang import COLLECTIVE, Operation
 from playground.explain.replay.files import RENDERED, amount, check_ending, render
 from playground.explain.replay.play.player import render_page
-from playground.explain.replay.record.layout import RUN, START, TABLES, Files
+from playground.explain.replay.record.layout import RUN, START, TABLES, TEXT, Files
+from playground.explain.replay.record.reading import SECOND, merge, read_tables
 from playground.explain.replay.record.recording import Event, RankRecording, Recording, SourceLine
 from playground.explain.replay.record.run import (
     RECORDED,
-    SECOND,
-    TEXT,
     Recorded,
     collect,
     describe_run,
     find_versions,
-    merge,
-    read_tables,
     standstill_of,
 )
 from playground.explain.replay.render.text_report import to_words

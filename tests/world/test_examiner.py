@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from playground.explain.hang import RECEIVE, SEND, UNASKED, Doing, Kind, Operation, RankState
+from playground.explain.hang import RECEIVE, UNASKED, Doing, Kind, Operation, RankState
 from playground.explain.hang.activity import Activity
 from playground.explain.hang.box import MAIN, Box, View
+from playground.explain.hang.states import SEND
 from playground.explain.hang.wording import Diagnosis
 from playground.world import PeerDisconnected, RankFailed
 from playground.world.launcher import watch

@@ -12,16 +12,9 @@ import torch.distributed as dist
 from fixtures import Worlds
 
 from playground import Deadlock, RankFailed
-from playground.explain.hang import (
-    DONE,
-    SEND,
-    STRANGERS,
-    Doing,
-    Kind,
-    Operation,
-    RankState,
-)
+from playground.explain.hang import STRANGERS, Doing, Kind, Operation, RankState
 from playground.explain.hang.diagnosis import explain_failure
+from playground.explain.hang.states import DONE, SEND
 
 FOREVER = 300.0
 

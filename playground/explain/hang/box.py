@@ -46,7 +46,8 @@ from playground.base.forks import move_up
 from playground.base.frames import is_program
 from playground.base.process_status import is_stopped, process_status
 from playground.base.untrusted import printable
-from playground.explain.hang import (
+from playground.explain.hang.sources import Sources
+from playground.explain.hang.states import (
     AWAITED,
     DONE,
     ISSUED,
@@ -56,7 +57,6 @@ from playground.explain.hang import (
     RankState,
     channel_of,
 )
-from playground.explain.hang.sources import Sources
 
 NAME = "flight-recorder-of-a-rank"
 SWITCH = "PLAYGROUND_FLIGHT_RECORDER"

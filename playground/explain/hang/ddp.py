@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
 from playground.base.upstream import is_joining
-from playground.explain.hang import BACKWARD, BUCKETS, BUFFERS, MAKE_DDP
 from playground.explain.hang.box import MAIN
 from playground.explain.hang.recording import FlightRecorder
+from playground.explain.hang.states import BACKWARD, BUCKETS, BUFFERS, MAKE_DDP
 from playground.tap import number_of, ranks_of
 
 

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from playground.base.ranks import name_ranks
-from playground.explain.hang import (
+from playground.explain.hang.differences import (
+    compose_difference,
+    find_first_difference,
+    find_strays,
+    note_difference,
+    note_surplus,
+)
+from playground.explain.hang.states import (
     COLLECTIVE,
     FORM_WORLD,
     ISSUED,
@@ -24,13 +31,6 @@ from playground.explain.hang import (
     Kind,
     Operation,
     RankState,
-)
-from playground.explain.hang.differences import (
-    compose_difference,
-    find_first_difference,
-    find_strays,
-    note_difference,
-    note_surplus,
 )
 from playground.explain.hang.streams import stand_in_streams
 from playground.explain.hang.wait_graph import (

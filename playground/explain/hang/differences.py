@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from playground.explain.hang import (
+from playground.explain.hang.states import (
     BACKWARD,
     BUCKETS,
     BUFFERS,

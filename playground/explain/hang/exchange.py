@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from playground.base.untrusted import unpickle
-from playground.explain.hang import UNASKED, Doing, Gpu, Operation, RankState
 from playground.explain.hang.activity import Activity, compare, look
 from playground.explain.hang.box import LATEST, Box, View
 from playground.explain.hang.diagnosis import diagnose
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge
+from playground.explain.hang.states import UNASKED, Doing, Gpu, Operation, RankState
 from playground.explain.hang.streams import suppose_wait
 from playground.explain.hang.wording import Diagnosis
 

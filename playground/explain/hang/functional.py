@@ -16,9 +16,9 @@ from torch import Tensor
 
 from playground.base.event_log import NONE
 from playground.base.upstream import FUNCTIONAL, resolve_group
-from playground.explain.hang import COLLECTIVE
 from playground.explain.hang.box import GPU
 from playground.explain.hang.recording import FlightRecorder
+from playground.explain.hang.states import COLLECTIVE
 from playground.tap.replacement import calling
 from playground.tap.tap import record_also
 

@@ -28,12 +28,19 @@ from torch.distributed import ProcessGroup, distributed_c10d
 
 from playground.base.errors import LOST_PEER
 from playground.base.upstream import default_store
-from playground.explain.hang import COLLECTIVE, FORM_WORLD, NEW_GROUP, RECEIVE, SEND, SPLIT_GROUP
 from playground.explain.hang.activity import callbacks, checks
 from playground.explain.hang.box import GPU, MAIN, MAY_GIVE_UP, Box, Known
 from playground.explain.hang.ddp import DDPCalls
 from playground.explain.hang.functional import FunctionalCalls
 from playground.explain.hang.recording import ZERO, FlightRecorder
+from playground.explain.hang.states import (
+    COLLECTIVE,
+    FORM_WORLD,
+    NEW_GROUP,
+    RECEIVE,
+    SEND,
+    SPLIT_GROUP,
+)
 from playground.tap import MESSAGES, METHODS, number_of, ranks_of
 from playground.tap.methods import ROOT_AT, root_of
 from playground.tap.observer import Recorded

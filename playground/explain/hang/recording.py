@@ -23,10 +23,10 @@ from playground.base.upstream import (
     is_registered,
     read_timeout,
 )
-from playground.explain.hang import BACKWARD, BUCKETS, COLLECTIVE, HOST, STRANGERS, Gpu
 from playground.explain.hang.activity import spinning, waits
 from playground.explain.hang.box import GPU, MAIN, Box, Known
 from playground.explain.hang.queues import Queues
+from playground.explain.hang.states import BACKWARD, BUCKETS, COLLECTIVE, HOST, STRANGERS, Gpu
 from playground.tap import number_of, ranks_of
 from playground.tap.observer import Recorder
 from playground.tap.tap import record_also

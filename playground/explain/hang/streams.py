@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from playground.base.event_log import NONE
-from playground.explain.hang import (
+from playground.explain.hang.differences import Group, group_of, order_calls
+from playground.explain.hang.states import (
     BACKWARD,
     BUCKETS,
     BUFFERS,
@@ -35,7 +36,6 @@ from playground.explain.hang import (
     Operation,
     RankState,
 )
-from playground.explain.hang.differences import Group, group_of, order_calls
 from playground.explain.hang.wait_graph import find_difference
 
 Place = tuple[int, int]

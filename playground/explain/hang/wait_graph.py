@@ -49,7 +49,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from playground.explain.hang import (
+from playground.explain.hang.states import (
     BACKWARD,
     COLLECTIVE,
     DONE,

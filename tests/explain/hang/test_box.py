@@ -16,7 +16,7 @@ from fixtures import Worlds
 
 from playground.base.event_log import USED
 from playground.base.process_status import is_ending
-from playground.explain.hang import SEND, Doing
+from playground.explain.hang import Doing
 from playground.explain.hang.box import (
     CAPACITY,
     FORMAT,
@@ -29,6 +29,7 @@ from playground.explain.hang.box import (
     find_boxes,
     open_box,
 )
+from playground.explain.hang.states import SEND
 
 DESCRIPTION = (SEND, SEND, (0, 1), "float32", 1, 7, 0, ())
 

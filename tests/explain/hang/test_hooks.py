@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed import _functional_collectives
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.explain.hang import BACKWARD, NEW_GROUP, SEND, RankState
+from playground.explain.hang import NEW_GROUP, RankState
 from playground.explain.hang.activity import look
 from playground.explain.hang.box import (
     Box,
@@ -27,6 +27,7 @@ from playground.explain.hang.box import (
     find_boxes,
 )
 from playground.explain.hang.hooks import hooks
+from playground.explain.hang.states import BACKWARD, SEND
 from playground.tap.replacement import calling
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import (
     BACKGROUND,
     COMPUTE,
@@ -18,7 +19,7 @@ from playground.explain.replay.record.recording import (
     Recording,
     read_move,
 )
-from playground.explain.replay.record.run import Recorded, read_recording
+from playground.explain.replay.record.run import Recorded
 from playground.lessons.data_parallel.lesson import data_parallel
 from playground.lessons.devices import find_devices, place, track_memory
 from playground.testing import World

@@ -20,6 +20,7 @@ from playground.algorithms import ALGORITHMS, load_all_reduce, messages
 from playground.algorithms.cost_model import ELEMENT, Task
 from playground.explain.hang import Kind
 from playground.explain.replay.analyse.matching import match_messages
+from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import (
     COLLECTIVE,
     RECEIVE,
@@ -28,7 +29,7 @@ from playground.explain.replay.record.recording import (
     Event,
     Recording,
 )
-from playground.explain.replay.record.run import Recorded, read_recording
+from playground.explain.replay.record.run import Recorded
 from playground.explain.replay.render.chrome import to_chrome
 from playground.explain.replay.render.text_report import recording_texts
 from playground.testing import World
