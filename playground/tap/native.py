@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
+from playground.base.upstream import FUNCTIONAL
 from playground.tap.replacement import original
 
 HOOK_ID = 20171
@@ -39,7 +40,7 @@ METHODS = {
 }
 """The method of a process group by the name that its hooks have for it. Messages are called in
 Python."""
-OPERATORS = ("torch._ops", "torch.distributed._functional_collectives")
+OPERATORS = ("torch._ops", FUNCTIONAL)
 """Modules that call functional collectives."""
 HAS_HOOKS = hasattr(ProcessGroup, "register_pre_hook")
 

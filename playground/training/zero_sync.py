@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from playground.base.upstream import is_in_backward
 from playground.training.averaging import buckets, trainable_parameters
 from playground.training.sharding import FlatParameter, Replicated, Zero1, Zero2, Zero3
 from playground.training.sync import GradSync, SyncInBackward
@@ -72,11 +73,11 @@ class Zero3Sync(Zero2Sync, Zero3):
         return GatheredWhenRead(params, dist.get_world_size())
 
     def gather(self, index: int, following: int) -> None:
-        is_repeated = following > index and not is_forward()
+        is_repeated = following > index and is_in_backward()
         super().gather(index, index if is_repeated else following)
 
     def free(self, index: int) -> None:
-        if self.modules[index].training and is_forward():  # a test may keep all
+        if self.modules[index].training and not is_in_backward():  # a test may keep all
             super().free(index)
 
     def keep_values(self, *_: object) -> None:
@@ -91,14 +92,9 @@ SYNCS: dict[str, type[ReplicatedSync]] = {
 }  # fmt: skip
 
 
-def is_forward() -> bool:
-    """Whether this is not within a backward, where activation checkpointing repeats forward."""
-    return torch._C._current_graph_task_id() == -1
-
-
 def copy_values(module: nn.Module, state: dict[str, torch.Tensor], prefix: str, _: object) -> None:
     """What is in a state dict stays when the parameters are freed."""
-    for name in module._parameters:
+    for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
         if (value := state.get(prefix + name)) is not None and not value.requires_grad:
             state[prefix + name] = value.clone()
 

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from playground.base.connections import tcp_connections
 from playground.base.frames import in_package, is_standard
@@ -102,6 +102,15 @@ class Activity:
     """The batches of operations that the main thread waits for in CUDA; None if it does not."""
 
 
+class Besides(NamedTuple):
+    """What may act in a process besides its main thread, by two looks."""
+
+    may_act: str = ""
+    """As `Activity.may_act`, or that a thread computes; empty: nobody."""
+    moves: bool = False
+    """Whether data is under way."""
+
+
 def look(spare_port: int = 0) -> Activity | None:
     """The activity of this process; None if the system does not tell. The thread that calls this,
     and connections to or from `spare_port`, do not count."""
@@ -142,11 +151,10 @@ def find_activity(spare_port: int) -> Activity:
     )
 
 
-def compare(before: Activity | None, now: Activity | None) -> tuple[str, bool]:
-    """The threads that may still act, and whether data is under way, by two looks; None is one that
-    could not be taken."""
+def compare(before: Activity | None, now: Activity | None) -> Besides:
+    """What may still act, by two looks; None is one that could not be taken."""
     if before is None or now is None:
-        return "what it does, as it gives no answer", True
+        return Besides("what it does, as it gives no answer", True)
     rest = before.ticks == now.ticks and before.asleep == now.asleep
     computes = "" if rest else "what its threads compute"
     # A thread that sleeps in one of the looks has nothing to do; one that gets no core may have.
@@ -154,7 +162,7 @@ def compare(before: Activity | None, now: Activity | None) -> tuple[str, bool]:
     moves = (
         before.in_flight or now.in_flight or before.transferred != now.transferred or bool(starved)
     )
-    return before.may_act or now.may_act or computes, moves
+    return Besides(before.may_act or now.may_act or computes, moves)
 
 
 def look_at(connection: socket.socket, spare_port: int) -> Iterator[tuple[int, int, int]]:
