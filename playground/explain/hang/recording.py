@@ -24,7 +24,7 @@ from playground.base.upstream import (
     is_registered,
     read_timeout,
 )
-from playground.explain.hang.activity import spinning, waits
+from playground.explain.hang.activity import clues
 from playground.explain.hang.box import GPU, MAIN, Box, Description, Known
 from playground.explain.hang.queues import Queues
 from playground.explain.hang.states import BACKWARD, BUCKETS, COLLECTIVE, HOST, STRANGERS, Gpu
@@ -130,7 +130,7 @@ class FlightRecorder(Recorder):
         """A group that NCCL carries: its operations are in the streams of the GPU."""
         if self.queues is None:
             self.queues = Queues(self.stand)
-            waits.append(self.queues.find_wait)
+            clues.waits.append(self.queues.find_wait)
             record_also(self.queues.places)
         if not box.words[GPU]:
             self.queues.begin(box)
@@ -157,12 +157,12 @@ class FlightRecorder(Recorder):
         call = box.call(known, 3, False)
         box.put_in_queue(call, None, batches)
         thread = {threading.get_native_id()} if box.words[GPU] == Gpu.REAL else set[int]()
-        spinning.update(thread)
+        clues.spinning.update(thread)
         with self.main_thread_in(box, call):
             try:
                 return real(*args, **kwargs)
             finally:
-                spinning.difference_update(thread)
+                clues.spinning.difference_update(thread)
                 box.end(call)
 
     def check_groups(self) -> None:

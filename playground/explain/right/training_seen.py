@@ -56,7 +56,7 @@ from playground.explain.right.log import (
     RESTORED,
     UNOWNED,
 )
-from playground.explain.right.training_records import LOOK_FIELDS, Pending, Seen, Stepping, Wrapped
+from playground.explain.right.training_records import Pending, Seen, Stepping, Wrapped
 from playground.explain.right.watcher import (
     Notes,
     SeesCalls,
@@ -472,7 +472,7 @@ class TrainingWatcher(Watcher):
         ]  # fmt: skip
         wrapped = [each.key for each in self.models.values() if each.model() is not None]
         norms = [(at, norm) for at, each in known.norms if (norm := each()) is not None]
-        told = {
+        told = {  # the fields of a `Look`, but for its optimizer
             "step": known.count,
             "clock": known.clock,
             "nth": known.nth,
@@ -496,8 +496,7 @@ class TrainingWatcher(Watcher):
             "shards": look.shards,
             "gradients_of_shards": look.gradients_of_shards,
         }
-        assert [*told] == LOOK_FIELDS
-        self.notes.log.tell(LOOK, version, *told.values())
+        self.notes.log.tell(LOOK, version, told)
         if known.count == 0:
             known.norms = self.find_norms(params)
 

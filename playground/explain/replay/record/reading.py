@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ from playground.explain.replay.record.recording import (
     Standstill,
 )
 
-SECOND = 1e9
-"""Nanoseconds."""
+NANOSECONDS = 1e9
+"""In a second."""
 YEAR_10000 = 253_402_300_800
 """Seconds since 1970."""
 MAX_BYTES = 2**50
@@ -129,8 +130,8 @@ def read_events(
             rank=rank,
             kind=KINDS[record.kind - 1],
             name=tables[layout.NAME][record.name],
-            start=(record.start - began) / SECOND,
-            end=(max(record.start, record.end) - began) / SECOND if record.end else float("inf"),
+            start=(record.start - began) / NANOSECONDS,
+            end=(max(record.start, record.end) - began) / NANOSECONDS if record.end else inf,
             lane=layout.LANES[record.lane],
             parent=numbers.get(record.parent),
             peer=optional(record.peer),
