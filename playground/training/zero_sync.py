@@ -18,9 +18,7 @@ from torch.utils._pytree import tree_leaves
 from playground.base.upstream import is_in_backward
 from playground.training.averaging import buckets, trainable_parameters
 from playground.training.sharding import FlatParameter, Replicated, Zero1, Zero2, Zero3
-from playground.training.sync import GradSync, SyncInBackward
-
-SECOND = "a second backward before zero_grad: put the first one under no_sync"
+from playground.training.sync import SECOND_BACKWARD, GradSync, SyncInBackward
 
 
 class ReplicatedSync(Replicated, GradSync):
@@ -35,22 +33,21 @@ class Zero1Sync(ReplicatedSync, Zero1):
 
     def after_backward(self) -> None:
         if any(shard.grad is not None for shard in self.shards()):
-            raise RuntimeError(SECOND)
+            raise RuntimeError(SECOND_BACKWARD)
         super().after_backward()
 
 
 class Zero2Sync(SyncInBackward, ReplicatedSync, Zero2):
-    """Refuses a second backward, may pause, and completes a backward that raised."""
+    """Refuses a second backward, and completes a backward that raised."""
 
     def units(self) -> list[tuple[nn.Module, list[nn.Parameter]]]:
         return [(module, params) for module, own in units(self.model) for params in buckets(own)]
 
     def collect(self, flat: FlatParameter, param: torch.Tensor) -> None:
-        if self.is_syncing:
-            if flat not in self.waiting:
-                raise RuntimeError(SECOND)
-            self.has_begun = True
-            super().collect(flat, param)
+        if flat not in self.waiting:
+            raise RuntimeError(SECOND_BACKWARD)
+        self.has_begun = True
+        super().collect(flat, param)
 
     def after_backward(self) -> None:
         super().after_backward()
