@@ -46,7 +46,7 @@ class Evidence:
     @property
     def messages(self) -> Sequence[MatchedMessage]:
         """The recorded messages, in the order in which they were sent."""
-        return match_messages(self.recorded)[0]
+        return match_messages(self.recorded).matched
 
     @property
     def last_step(self) -> Recording:

@@ -215,7 +215,9 @@ class TrainingWatcher(Watcher):
 
     def drop_dead(self) -> None:
         self.models = {key: each for key, each in self.models.items() if each.model() is not None}
-        self.names = {key: each for key, each in self.names.items() if each[0]() is not None}
+        self.names = {
+            key: (param, name) for key, (param, name) in self.names.items() if param() is not None
+        }
 
     def find_late(self, module: nn.Module, wrapped: Wrapped) -> None:
         """Name the parameters that the module did not have when it was wrapped."""
@@ -237,7 +239,8 @@ class TrainingWatcher(Watcher):
         if not self.stepped:
             self.restored |= {address_of(each): ref(each) for each in params}
         names = {name for param in params if (name := self.name_of(param))}
-        names |= self.find_tensors(params)[1]
+        _, taken = self.find_tensors(params)
+        names |= taken
         if names:
             self.look_at_next(LOADED, 0)
         self.note(Seen(LOADED, type(module).__name__, parameters=frozenset(names)))

@@ -93,7 +93,7 @@ def states_at(recording: Recording, clock: str, time: float) -> tuple[list[list[
     events = Timeline(timed).by_ref
     ways = [
         (events[ref_of(m.send)].start, events[ref_of(m.receive)].end)
-        for m in match_messages(recording)[0]
+        for m in match_messages(recording).matched
     ]
     return held, [
         number

@@ -86,7 +86,7 @@ def test_each_device_has_a_thread_that_computes_and_moves_are_within_what_makes_
     assert all(event.end < float("inf") for event in events)
     [backward] = [event for event in events if event.name == "backward"]
     for event in (event for event in events if event.kind == MOVE):
-        is_back = read_move(event.name)[0].startswith("backward of ")
+        is_back = read_move(event.name).part.startswith("backward of ")
         assert (event.parent == backward.number) == is_back
         assert event.source is not None
         file = "test_recorded_devices.py" if is_back else "lessons/data_parallel/lesson.py"
