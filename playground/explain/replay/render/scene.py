@@ -153,9 +153,8 @@ class Scene:
 
     def with_caption(self, *texts: str) -> Scene:
         """The scene, with these texts as its caption. Long lines are wrapped."""
-        self.caption = [
-            line for text in texts for line in textwrap.wrap(text, self.width // CELL.width - 1)
-        ]
+        columns = int(self.width // CELL.width) - 1
+        self.caption = [line for text in texts for line in textwrap.wrap(text, columns)]
         return self
 
     @property
