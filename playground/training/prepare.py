@@ -80,11 +80,13 @@ class PreparedData:
 
 def describe_data(name: str, folder: Path, why: str) -> PreparedData:
     """The data in `folder`: the numbers of samples are in the headers of the labels."""
-    counts = []
+    counts = {}
     for split in ("train", "t10k"):
         with open(folder / f"{split}-labels-idx1-ubyte", "rb") as stream:
-            counts.append(int.from_bytes(stream.read(8)[4:], "big"))
-    return PreparedData(name=name, folder=folder, why=why, train=counts[0], test=counts[1])
+            counts[split] = int.from_bytes(stream.read(8)[4:], "big")
+    return PreparedData(
+        name=name, folder=folder, why=why, train=counts["train"], test=counts["t10k"]
+    )
 
 
 MIRROR = "PLAYGROUND_MNIST_MIRROR"

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from playground.base.connections import tcp_connections
+from playground.base.connections import read_ports, tcp_connections
 from playground.base.frames import in_package, is_standard
 from playground.base.process_status import process_status
 from playground.base.threads import running
@@ -179,7 +179,7 @@ def look_at(connection: socket.socket, spare_port: int) -> Iterator[tuple[int, i
     """How many packets the other end has not acknowledged, and how many bytes were sent and
     received."""
     with contextlib.suppress(OSError):  # it has been closed
-        if spare_port not in (connection.getpeername()[1], connection.getsockname()[1]):
+        if spare_port not in read_ports(connection):
             information = connection.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
             yield TRANSFER.unpack_from(information.ljust(TRANSFER.size, b"\0"))
 
