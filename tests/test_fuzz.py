@@ -123,7 +123,7 @@ def pack_recording() -> Files:
 def see(file: Path) -> None:
     """All that `see` does with a recording but PNGs, which take long."""
     from playground.explain.replay.files import RENDERED, amount, render, render_steps
-    from playground.explain.replay.record.run import read_recording
+    from playground.explain.replay.record.reading import read_recording
     from playground.explain.replay.render.text_report import recording_texts
     from playground.figures.command import document_of
     from playground.ui import rendering

@@ -103,7 +103,8 @@ class Executor:
         if isinstance(group, Subset):
             send, receive = number_in_whole(group, send), number_in_whole(group, receive)
             group = group.whole
-        if is_batched((send or receive)[0][0]):
+        first, _ = (send or receive)[0]
+        if is_batched(first):
             calls = [(dist.isend, each) for each in send] + [(dist.irecv, each) for each in receive]
             batch = [
                 dist.P2POp(call, tensor, group=group, group_peer=rank)
@@ -155,8 +156,8 @@ def start(group: Group, send: Sequence[Addressed] = (), receive: Sequence[Addres
 
     A message without elements is not sent: both ends know that it is empty.
     """
-    send = [message for message in send if message[0].numel()]
-    receive = [message for message in receive if message[0].numel()]
+    send = [(tensor, rank) for tensor, rank in send if tensor.numel()]
+    receive = [(tensor, rank) for tensor, rank in receive if tensor.numel()]
     return _executor.start(group, send, receive) if send or receive else Works((), ())
 
 

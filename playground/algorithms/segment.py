@@ -31,7 +31,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -111,6 +111,16 @@ def outside_modes() -> Iterator[None]:
         yield
 
 
+class Round(NamedTuple):
+    """A round of a meeting, in which this rank posts one semaphore and waits for another."""
+
+    number: int
+    theirs: int
+    """The address of the semaphore to post."""
+    mine: int
+    """That of the one to wait for."""
+
+
 class Segment:
     """Memory of which each rank has a part, and through which they call each other.
 
@@ -154,11 +164,9 @@ class Segment:
         """For each rank the round in which it sleeps, from 1 on, or 0: each writes its own."""
         self.semaphores = Semaphores()
         self.rounds = [
-            (k, self.semaphore(k, (rank + (1 << k)) % self.size), self.semaphore(k, rank))
+            Round(k, self.semaphore(k, (rank + (1 << k)) % self.size), self.semaphore(k, rank))
             for k in range(layout.rounds)
         ]
-        """By round of a meeting: its number, and the addresses of the semaphore to post and of the
-        one to wait for."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
         segments.add(self)
 
@@ -249,7 +257,7 @@ class Segment:
 
     def await_signal(self, number: int) -> None:
         """Wait for this rank's signal of that round, which has not come yet."""
-        semaphore, try_wait = self.rounds[number][2], self.semaphores.try_wait
+        semaphore, try_wait = self.rounds[number].mine, self.semaphores.try_wait
         for _ in range(self.tries):
             os.sched_yield()
             if not try_wait(semaphore):
@@ -476,7 +484,7 @@ def share(
         try:
             if not reason and memory is None:
                 memory = attach(pid, descriptor, nonce, size, same=namespace == own_namespace)
-            observe([each[0] for each in processes])
+            observe([number for number, *_ in processes])
         except (OSError, AttributeError, ValueError) as error:
             memory, reason = None, reason or str(error)
         agreed = exchange([int(memory is not None)])

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms.cost_model import bytes_sent
+from playground.base.upstream import parts_of_sparse
 from playground.tap import MESSAGES, Call, Observer
 
 VARIANT = re.compile(r"((_into)?_tensor|_single)?(_coalesced)?$")
@@ -20,7 +21,7 @@ def bytes_of(tensor: torch.Tensor) -> int:
     """The size of a tensor's elements; of a sparse tensor, that of its indices and values."""
     if tensor.layout is torch.strided:
         return tensor.nbytes
-    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else 0
+    return sum(part.nbytes for part in parts_of_sparse(tensor)) if tensor.is_sparse else 0
 
 
 def sent_by(call: Call) -> float:

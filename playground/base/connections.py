@@ -23,6 +23,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from playground.base.forks import is_inheritable_epoll
 
@@ -84,7 +85,7 @@ def shut_down_connections(spare_port: int) -> None:
     """
     for connection in tcp_connections():
         with contextlib.suppress(OSError):
-            if spare_port not in (connection.getpeername()[1], connection.getsockname()[1]):
+            if spare_port not in read_ports(connection):
                 connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -122,7 +123,7 @@ def waits_for_ranks(each: socket.socket) -> bool:
 def ports_of(connection: socket.socket) -> tuple[int, int]:
     """The ports of its two ends; 0 where it has been closed."""
     with contextlib.suppress(OSError):
-        return connection.getsockname()[1], connection.getpeername()[1]
+        return read_ports(connection)
     return 0, 0
 
 
@@ -144,7 +145,7 @@ def gloo_sockets() -> Iterator[socket.socket]:
 
 def store_sockets(port: int) -> Iterator[socket.socket]:
     """As `tcp_sockets`: those of a store that this process serves at this port."""
-    return (each for each in tcp_sockets() if each.getsockname()[1] == port)
+    return (each for each in tcp_sockets() if port_of(each.getsockname()) == port)
 
 
 def let_ranks_connect() -> None:
@@ -175,17 +176,18 @@ def shut_out_strangers(store_port: int = 0) -> None:
                 doors.append(opened.enter_context(duplicate(each.fileno())))
         await_accepted(doors)
         kernel = opened.enter_context(open_kernel())
-        ports = {door.getsockname()[1] for door in doors}
+        ports = {port_of(door.getsockname()) for door in doors}
         for each in itertools.chain(gloo_sockets(), store_sockets(store_port)):
             # it listens, is broken by now, or this kernel does not say
             with contextlib.suppress(OSError):
                 here, there = each.getsockname(), each.getpeername()
                 # Of a connection that this process has asked for, the other end may not be accepted
                 # yet.
-                owner = ask_owner(kernel, there, here if here[1] in ports else None)
+                owner = ask_owner(kernel, there, here if port_of(here) in ports else None)
                 if owner != os.geteuid() and not has_filter(each):
+                    host, port, *_ = there
                     raise StrangerConnected(
-                        f"{there[0]}:{there[1]} is a process of another user (id {owner})"
+                        f"{host}:{port} is a process of another user (id {owner})"
                     )
 
 
@@ -287,6 +289,17 @@ def ask_owner(kernel: socket.socket, address: tuple[str, int], peer: tuple[str, 
     if not inode:
         raise OSError(errno.ENOENT, "the socket is closed, and belongs to nobody")
     return int(owner)
+
+
+def port_of(address: tuple[Any, ...]) -> int:
+    """The port of an address of IPv4 or of IPv6."""
+    _, port, *_ = address
+    return int(port)
+
+
+def read_ports(connection: socket.socket) -> tuple[int, int]:
+    """The ports of its two ends. Raises `OSError` if it is not connected."""
+    return port_of(connection.getsockname()), port_of(connection.getpeername())
 
 
 def pack_address(address: tuple[str, int]) -> tuple[int, bytes, int]:

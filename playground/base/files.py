@@ -173,9 +173,7 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def lock_directory(
-    folder: Path, called: str = "data directory", variable: str = "PLAYGROUND_DATA_DIR"
-) -> Iterator[None]:
+def lock_directory(folder: Path, called: str, variable: str) -> Iterator[None]:
     """Make `folder` and keep other processes out of it. Raises `NoData`, in which it is `called` so
     and another is chosen by the environment `variable`."""
     try:
@@ -190,12 +188,14 @@ def lock_directory(
 
 
 @contextlib.contextmanager
-def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iterator[Path]:
+def replace_files(
+    raw: Path, variable: str, checksums: Mapping[str, str] | None = None
+) -> Iterator[Path]:
     """A temporary folder whose files replace those in `raw` if all went well and they match
     `checksums`.
 
-    Raises `NoData` where `raw` cannot be written to or has no room, `RuntimeError` for files that
-    do not match.
+    Raises `NoData` where `raw` cannot be written to or has no room, which tells the environment
+    `variable` that chooses another folder, `RuntimeError` for files that do not match.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -203,10 +203,10 @@ def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iter
             folder = stack.enter_context(passing_folder(raw, ".unfinished-"))
         except OSError as error:
             why = f"{raw} cannot be written to ({error.strerror})"
-            raise NoData(f"{why}: choose another folder with PLAYGROUND_DATA_DIR") from None
+            raise NoData(f"{why}: choose another folder with {variable}") from None
         if belongs_to_another(raw, own=folder.stat().st_uid):
             why = f"{raw} belongs to another user, whose links would lead to your files"
-            raise NoData(f"{why}: choose a folder of your own with PLAYGROUND_DATA_DIR", why=why)
+            raise NoData(f"{why}: choose a folder of your own with {variable}", why=why)
         try:
             yield folder
             if checksums and (wrong := find_damaged(folder, checksums)):
@@ -219,7 +219,7 @@ def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iter
                 raise
             why = f"there is no room in {raw} ({error.strerror})"
             raise NoData(
-                f"{why}: make room, or choose another folder with PLAYGROUND_DATA_DIR", why=why
+                f"{why}: make room, or choose another folder with {variable}", why=why
             ) from None
 
 

@@ -72,7 +72,7 @@ def module_exists(module: str) -> bool:
 
 
 @functools.cache
-def parse(module: str) -> ast.Module:
+def parse_module(module: str) -> ast.Module:
     """The syntax tree of one of our modules. Raises `OSError` if there is none of that name, and
     `UsageError` for one that is not valid Python."""
     file = file_of(module)
@@ -82,7 +82,7 @@ def parse(module: str) -> ast.Module:
 
 def docstrings(module: str) -> dict[str, str]:
     """Its docstring (under "") and the first paragraphs of those of its functions and classes."""
-    tree = parse(module)
+    tree = parse_module(module)
     return {"": ast.get_docstring(tree) or ""} | {
         node.name: " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
         for node in tree.body

@@ -143,15 +143,27 @@ def pickle_main(
     return work.getbuffer()
 
 
-def run_module_as_main(name: str, compile_file: Callable[[str], CodeType]) -> None:
-    """Run a module as `python -m` does, but with the code that `compile_file` makes of its file.
+def run_module_as_main(name: str, compile_file: Callable[[str], CodeType] | None = None) -> None:
+    """Run a module as `python -m` does; with the code that `compile_file` makes of its file, if
+    that is given.
 
     Source: runpy._run_module_as_main (Python 3.11)
     """
+    if compile_file is None:
+        runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+        return
     _, spec, _ = runpy._get_module_details(name)  # type: ignore[attr-defined]
     sys.argv[0] = spec.origin
     code = compile_file(spec.origin)
     runpy._run_code(code, vars(sys.modules["__main__"]), None, "__main__", spec)  # type: ignore[attr-defined]
+
+
+def run_first_folder_as_main() -> None:
+    """Run the folder or the archive that is first on `sys.path`, as `python FOLDER` does.
+
+    Source: runpy._run_module_as_main (Python 3.11)
+    """
+    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
 
 
 def run_pickled(work: int, fds: list[int]) -> None:
@@ -335,7 +347,7 @@ def find_caller(is_message: bool) -> tuple[bool, bool]:
     return False, frame is not None and not is_message and module.startswith("torch.")
 
 
-def backend_of(group: Any, device: Any) -> Any:
+def carrier_of(group: Any, device: Any) -> Any:
     """The backend, an object of C++ or Python, that carries a group's tensors on this device.
 
     Source: ProcessGroup._get_backend (torch 2.15)
@@ -348,7 +360,7 @@ def timeout_of(group: Any, device: Any) -> timedelta:
 
     Source: Backend.Options._timeout (torch 2.15)
     """
-    found: timedelta = backend_of(group, device).options._timeout
+    found: timedelta = carrier_of(group, device).options._timeout
     return found
 
 
@@ -360,16 +372,24 @@ def is_carried_by_gloo(group: Any, device: Any) -> bool:
     from torch import distributed
 
     kind = getattr(distributed, "ProcessGroupGloo", ())
-    return isinstance(backend_of(group, device), kind)
+    return isinstance(carrier_of(group, device), kind)
+
+
+def devices_of(group: Any) -> list[Any]:
+    """The devices, without a number, whose tensors a group has a backend for.
+
+    Source: ProcessGroup._device_types (torch 2.15)
+    """
+    return [*group._device_types]
 
 
 def read_timeout(group: Any) -> timedelta | None:
     """The shortest of its backends'; None if one cannot be read.
 
-    Source: ProcessGroup._device_types (torch 2.15)
+    Source: Backend.Options._timeout (torch 2.15)
     """
     try:
-        return min(timeout_of(group, device) for device in group._device_types)
+        return min(timeout_of(group, device) for device in devices_of(group))
     except (RuntimeError, AttributeError, ValueError, NotImplementedError):
         return None
 
@@ -382,7 +402,7 @@ def is_carried_by_nccl(group: Any) -> bool:
     import torch
 
     try:
-        backend = backend_of(group, torch.device("cuda"))
+        backend = carrier_of(group, torch.device("cuda"))
         return type(backend).__name__.startswith("ProcessGroupNCCL")
     except (RuntimeError, AttributeError):
         return False
@@ -406,7 +426,7 @@ def count_collectives(group: Any) -> int | None:
     Source: ProcessGroup._get_sequence_number_for_group (torch 2.15)
     """
     try:
-        if any(hasattr(backend_of(group, each), "__dict__") for each in group._device_types):
+        if any(hasattr(carrier_of(group, each), "__dict__") for each in devices_of(group)):
             return None
         return int(group._get_sequence_number_for_group())
     except (RuntimeError, AttributeError, NotImplementedError):
@@ -461,6 +481,48 @@ def hooks_of(model: Any) -> list[str]:
     return [name for module, name in named if not module.startswith(torchs) or "localSGD" in name]
 
 
+def sender_of(work: Any) -> int:
+    """The rank in the group that has sent what a receive from anyone has received.
+
+    Source: Work._source_rank (torch 2.15)
+    """
+    return int(work._source_rank())
+
+
+def version_of(tensor: Any) -> int:
+    """How often a tensor's memory has been written, as far as autograd was told.
+
+    Source: torch.Tensor._version (torch 2.15)
+    """
+    return int(tensor._version)
+
+
+def memory_of(tensor: Any) -> int:
+    """A number that tensors in the same memory share.
+
+    Source: torch.UntypedStorage._cdata (torch 2.15)
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+def parts_of_sparse(tensor: Any) -> tuple[Any, Any]:
+    """The indices and the values of a sparse tensor, in which an index may occur twice.
+
+    Source: torch.Tensor._indices and _values (torch 2.15)
+    """
+    return tensor._indices(), tensor._values()
+
+
+def print_options() -> Any:
+    """How tensors are printed.
+
+    Source: torch._tensor_str.get_printoptions (torch 2.15)
+    """
+    from torch import _tensor_str
+
+    return _tensor_str.get_printoptions()
+
+
 def local_of(tensor: Any) -> Any:
     """The part of a DTensor that this rank holds; None of another tensor.
 
@@ -512,6 +574,25 @@ def is_joining(model: Any) -> bool:
     Source: DistributedDataParallel._join_config (torch 2.15)
     """
     return bool(model._join_config.enable)
+
+
+def may_rebuild_buckets(model: Any) -> bool:
+    """Whether a DistributedDataParallel has yet to arrange its buckets by the order in which
+    gradients are ready.
+
+    Source: DistributedDataParallel._has_rebuilt_buckets (torch 2.15)
+    """
+    return not model._has_rebuilt_buckets
+
+
+def find_tensors(output: Any) -> list[Any]:
+    """The tensors in what the forward of a DistributedDataParallel has returned.
+
+    Source: torch.nn.parallel.distributed._find_tensors (torch 2.15)
+    """
+    from torch.nn.parallel import distributed
+
+    return [*distributed._find_tensors(output)]
 
 
 def batch_iterator() -> Any:
@@ -619,6 +700,16 @@ def hide_from_compiler(function: Function, *, with_calls: bool = False) -> Funct
     calls = _FrameAction.SKIP if with_calls else _FrameAction.DEFAULT
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, calls))
     return function
+
+
+def is_in_backward() -> bool:
+    """Whether this thread runs a backward pass.
+
+    Source: torch._C._current_graph_task_id (torch 2.15)
+    """
+    import torch
+
+    return torch._C._current_graph_task_id() != -1
 
 
 def below_autograd() -> Any:

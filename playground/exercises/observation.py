@@ -68,21 +68,28 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What is wrong in a world: the part of a `Verdict` that tells it."""
+    """What is wrong in a world."""
 
     status: str = FAIL
     words: str = ""
+    """The failure in one line, without its mistake."""
     mistake: str = ""
     says: str = ""
+    """The consequence of that mistake."""
     case: str = ""
     rank: int | None = None
     where: str = ""
+    """The tensor or value that differs: result, result[1] or grad[0]; empty for the one tensor that
+    a task changes."""
     index: int | None = None
+    """Place of the first element that differs, in the flattened tensor."""
     held: object = None
     expected: object = None
     line: int = 0
     ranks: tuple[str, ...] = ()
+    """Where each rank stands, if they wait for each other."""
     printed: str = ""
+    """The solution's output in this case, on the rank that is named."""
 
 
 def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Failure | None:

@@ -88,33 +88,17 @@ class Solution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Failure):
+    """What is said of a solution: its failure, unless it has passed."""
+
     exercise: str
     file: str
     status: str = PASS
-    words: str = ""
-    """The failure in one line, without its mistake."""
-    mistake: str = ""
-    says: str = ""
-    """The consequence of that mistake."""
     passed: tuple[int, ...] = ()
     """Sizes of the worlds that passed."""
     world: int | None = None
-    case: str = ""
-    rank: int | None = None
-    where: str = ""
-    """The tensor or value that differs: result, result[1] or grad[0]; empty for the one tensor that
-    a task changes."""
-    index: int | None = None
-    """Place of the first element that differs, in the flattened tensor."""
-    held: object = None
-    expected: object = None
-    line: int = 0
+    """The size of the one that failed."""
     seed: int = 0
-    ranks: tuple[str, ...] = ()
-    """Where each rank stands, if they wait for each other."""
-    printed: str = ""
-    """The solution's output in this case, on the rank that is named."""
     notes: tuple[str, ...] = ()
     """What the judge notes beside: a prediction and what was counted, or what would have been
     better."""
@@ -370,7 +354,7 @@ def tell_ranks(made: Attempt, failure: Failure, exercise: Exercise) -> tuple[str
     )
 
 
-def tell_words(failure: Failure | Verdict, rank: int | None, line: int = 0) -> str:
+def tell_words(failure: Failure, rank: int | None, line: int = 0) -> str:
     """What is wrong, after the rank, the place of what differs and the line, as far as they are
     known."""
     element = f"element {failure.index}" if failure.index is not None else ""

@@ -39,6 +39,7 @@ from playground.explain.replay.render.scene import (
     WIDTH,
     Mark,
     Scene,
+    Size,
 )
 from playground.explain.replay.render.timeline import format_values, lay_out, message_title
 from playground.figures.figure import Evidence, FigureRun, figure
@@ -187,9 +188,9 @@ def all_to_all(run: Evidence) -> Scene:
 
 RING_MIDDLE = 160.0
 """Pixels from the top."""
-RING_RADII = (200.0, 120.0)
+RING_RADII = Size(200.0, 120.0)
 """Half the width and height of the rectangle whose corners are four ranks."""
-RING_BOX = (112.0, 64.0)
+RING_BOX = Size(112.0, 64.0)
 
 
 @figure("F9", "lessons/all_reduce/figures/ring", RING)
@@ -206,8 +207,8 @@ def ring_chunk(run: Evidence) -> Scene:
         text = f"rank {rank}\n{numbers(row.before)} > {numbers(row.after)}"
         scene.add(BOX, corner.real, corner.imag, *RING_BOX, style="value", text=text)
     x, y = WIDTH / 2, RING_MIDDLE
-    scene.write("collected, outside", x, y - CELL[1] / 2, "middle", style="chunk")
-    scene.write("passed on, inside", x, y + CELL[1] / 2, "middle", style="message")
+    scene.write("collected, outside", x, y - CELL.height / 2, "middle", style="chunk")
+    scene.write("passed on, inside", x, y + CELL.height / 2, "middle", style="message")
     return scene.with_caption(
         f"Recorded messages: {len(hops)} = 2(N - 1) hops of {format_bytes(hops[0].send.nbytes)}; "
         "the number after each hop is what travels.",
@@ -219,7 +220,7 @@ def place(rank: int, size: int) -> complex:
     """The middle of a rank's box, x + yi. Ranks go round clockwise; rank 0 of four is in the upper
     left corner."""
     angle, corner = 2 * pi * (rank - 0.5) / size, sin(pi / 4)
-    x, y = RING_RADII[0] * sin(angle) / corner, RING_RADII[1] * cos(angle) / corner
+    x, y = RING_RADII.width * sin(angle) / corner, RING_RADII.height * cos(angle) / corner
     return complex(WIDTH / 2 + x, RING_MIDDLE - y)
 
 
@@ -229,9 +230,9 @@ def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
     is_collected = number < size
     begin, end = place(hop.send.rank, size), place(hop.receive.rank, size)
     unit = (end - begin) / abs(end - begin)
-    cut = (RING_BOX[0] * abs(unit.real) + RING_BOX[1] * abs(unit.imag)) / 2 + 4
+    cut = (RING_BOX.width * abs(unit.real) + RING_BOX.height * abs(unit.imag)) / 2 + 4
     way = end - begin - 2 * cut * unit
-    begin += unit * complex(cut, -CELL[1] if is_collected else CELL[1])
+    begin += unit * complex(cut, -CELL.height if is_collected else CELL.height)
     style, label_at = ("chunk", 0.35) if is_collected else ("message", 0.65)
     look = {"style": style, "label_at": label_at, "event": ref_of(hop.send)}
     text, title = f"{number}: {numbers(hop.send.values)}", f"hop {number}: {message_title(hop)}"
@@ -361,13 +362,13 @@ def sharded_mlp(run: Evidence) -> Scene:
 def causal_square(run: Evidence) -> Scene:
     scene = Scene("Who computes which pairs of causal attention")
     length = 1 + max(query for rank in run.results for query, *_ in rank["zigzag"])
-    cell, top = (WIDTH / 2 - 4 * MARGIN) / length, 1.5 * CELL[1]
+    cell, top = (WIDTH / 2 - 4 * MARGIN) / length, 1.5 * CELL.height
     for column, order in enumerate(run.results[0]):
         x = 2 * MARGIN + column * WIDTH / 2
         ranks = [each[order] for each in run.results]
         counts = [sum(count for *_, count in rows) for rows in ranks]
         about = f"{order}: {min(counts)} to {max(counts)} pairs on a rank"
-        scene.write(about, x, CELL[1] / 2)
+        scene.write(about, x, CELL.height / 2)
         for rank, rows in enumerate(ranks):
             for query, key, count in rows:
                 title = f"rank {rank}: query {query}, keys {key} to {key + count - 1}"
@@ -380,7 +381,7 @@ def causal_square(run: Evidence) -> Scene:
     )
 
 
-RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
+RANK_BOX, RANK_PITCH, APART = Size(128.0, 48.0), Size(136.0, 56.0), 32.0
 """A mesh's sizes: a rank's box, its distance to the next one, and the gap between two values of dp,
 or of pp."""
 
@@ -392,8 +393,8 @@ def cube(run: Evidence) -> Scene:
     styles = {axes: f"bucket {number}" for number, axes in enumerate(groups)}
     scene = Scene(f"{len(results)} ranks, and the groups of rank {shown}")
     for rank, (dp, pp, cp, tp) in enumerate(each.coordinates.values() for each in results):
-        x = 2 * CELL[0] + (2 * dp + tp) * RANK_PITCH[0] + dp * APART
-        y = CELL[1] + (2 * pp + cp) * RANK_PITCH[1] + pp * APART
+        x = 2 * CELL.width + (2 * dp + tp) * RANK_PITCH.width + dp * APART
+        y = CELL.height + (2 * pp + cp) * RANK_PITCH.height + pp * APART
         shared = [axes for axes, group in groups.items() if rank in group.ranks]
         style = "value" if rank == shown else styles[shared[0]] if shared else "plain"
         groups_of_rank = "in all of these" if rank == shown else ", ".join(shared)
@@ -417,7 +418,7 @@ def ring(run: Evidence) -> Scene:
 
 PAUSE = 3.0
 """Seconds before the moving picture begins again."""
-CHUNK = (40.0, 32.0)
+CHUNK = Size(40.0, 32.0)
 """Width and height of the box of one number."""
 MOVING_WIDTH = 400
 """Pixels: it is read on a telephone, too, where a wider picture would be shrunk."""
@@ -433,7 +434,7 @@ def moving(run: Evidence) -> Scene:
     title = f"A ring all-reduce on {recording.size} ranks, message by message"
     scene = Scene(title, width=MOVING_WIDTH)
     for rank, (x, y), holdings in zip(recording.ranks, corners, held, strict=True):
-        scene.write(f"rank {rank.rank}", x, y - CELL[1])
+        scene.write(f"rank {rank.rank}", x, y - CELL.height)
         add_numbers(scene, x, y, holdings)
         for event in rank.events:
             if event.kind == COMPUTE and event.offset is not None:
@@ -441,8 +442,8 @@ def moving(run: Evidence) -> Scene:
                     kind=BOX, text="+", style="optimizer", title=event.name, event=ref_of(event),
                     start=event.start, end=event.end,
                 )  # fmt: skip
-                scene.place(plus, x + event.offset * CHUNK[0], y, *CHUNK)
-    messages, _ = match_messages(recording)
+                scene.place(plus, x + event.offset * CHUNK.width, y, *CHUNK)
+    messages = match_messages(recording).matched
     for message in messages:
         send, receive = message
         x, y = corners[send.rank]
@@ -452,8 +453,8 @@ def moving(run: Evidence) -> Scene:
             kind=BOX, text=values, style="communication", title=message_title(message),
             event=ref_of(send), start=send.start, end=receive.end, travels=(to_x - x, to_y - y),
         )  # fmt: skip
-        scene.place(number, x + (send.offset or 0) * CHUNK[0], y, *CHUNK)
-    y = scene.bottom + 1.5 * CELL[1]
+        scene.place(number, x + (send.offset or 0) * CHUNK.width, y, *CHUNK)
+    y = scene.bottom + 1.5 * CELL.height
     phases = [
         (event.name, event.start, event.end)
         for event in recording.ranks[0].events
@@ -478,8 +479,8 @@ def corner_of(rank: int, size: int, count: int) -> tuple[float, float]:
     clockwise."""
     upper = (size + 1) // 2
     column, row = (rank, 0) if rank < upper else (size - 1 - rank, 1)
-    x = MOVING_WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2
-    return x, 3 * CELL[1] + row * 5 * CHUNK[1]
+    x = MOVING_WIDTH * (column + 0.5) / upper - count * CHUNK.width / 2
+    return x, 3 * CELL.height + row * 5 * CHUNK.height
 
 
 def add_numbers(scene: Scene, x: float, y: float, holdings: Sequence[HeldValues]) -> None:
@@ -491,4 +492,4 @@ def add_numbers(scene: Scene, x: float, y: float, holdings: Sequence[HeldValues]
         for (start, value), (end, _) in pairwise([*new, (FOREVER, at_end)]):
             style = "value" if value == at_end else "plain" if start == began else "compute"
             mark = Mark(kind=BOX, text=f"{value:g}", style=style, start=start, end=end)
-            scene.place(mark, x + number * CHUNK[0], y, *CHUNK)
+            scene.place(mark, x + number * CHUNK.width, y, *CHUNK)

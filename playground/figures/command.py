@@ -24,8 +24,9 @@ from playground.explain.replay.files import (
     render_scene,
     render_steps,
 )
+from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import Recording
-from playground.explain.replay.record.run import RECORDED, read_recording
+from playground.explain.replay.record.run import RECORDED
 from playground.explain.replay.render.text_report import recording_texts
 from playground.figures import SEE
 from playground.figures.catalogue import FIGURES

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from playground.algorithms.traffic import Traffic
+from playground.base.upstream import local_of
 from playground.figures.counted_step import CountedStep, CountSettings
 from playground.tap import observing
 from playground.training.step import training_step
@@ -92,17 +93,16 @@ class BytesHeld(TorchDispatchMode):
         """Bytes held after each operation since the last `take_series`."""
 
     def hold(self, *tensors: Tensor) -> None:
-        """Count these from now on; of a DTensor this rank's shard."""
+        """Count these from now on."""
         for tensor in tensors:
             if tensor.is_floating_point():
-                self.storages.add(getattr(tensor, "_local_tensor", tensor).untyped_storage())
+                self.storages.add(storage_of(tensor))
 
     def held(self, tensors: list[Tensor] | None = None) -> int:
         """The bytes of everything held, or of the memory of these tensors."""
         if tensors is None:
             return sum(storage.nbytes() for storage in self.storages)
-        memory = {getattr(each, "_local_tensor", each).untyped_storage() for each in tensors}
-        return sum(storage.nbytes() for storage in memory)
+        return sum(storage.nbytes() for storage in {*map(storage_of, tensors)})
 
     def take_series(self) -> list[int]:
         """Return `series`, and begin another."""
@@ -116,6 +116,12 @@ class BytesHeld(TorchDispatchMode):
             self.hold(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)))
         self.series.append(self.held())
         return result
+
+
+def storage_of(tensor: Tensor) -> Any:
+    """The memory of a tensor; of a DTensor that of this rank's shard."""
+    local = local_of(tensor)
+    return (tensor if local is None else local).untyped_storage()
 
 
 def count_methods(rank: int, size: int, settings: CountSettings) -> list[CountedStep]:

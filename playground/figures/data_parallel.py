@@ -85,14 +85,15 @@ class Devices:
     def copies(self, part: str) -> list[Event]:
         """The copies that a part of the step made, in order."""
         moves = (event for event in self.events if event.kind == MOVE)
-        return [event for event in moves if read_move(event.name)[0] == part]
+        return [event for event in moves if read_move(event.name).part == part]
 
     def moved(self, part: str, chosen: slice = slice(None)) -> list[Mark]:
         """An arrow for all of a part's copies between the same two devices; the last one says how
         many bytes."""
         found: dict[tuple[str, str], list[Event]] = {}
         for event in self.copies(part)[chosen]:
-            found.setdefault(read_move(event.name)[1:], []).append(event)
+            move = read_move(event.name)
+            found.setdefault((move.source, move.target), []).append(event)
         arrows = []
         for place, ((source, target), events) in enumerate(found.items(), 1):
             nbytes = format_bytes(sum(event.nbytes for event in events))

@@ -16,8 +16,9 @@ from typing import Any
 from playground.base.files import temporary_folder
 from playground.base.remote import Remote
 from playground.explain.replay.analyse.matching import MatchedMessage, match_messages
+from playground.explain.replay.record.reading import merge
 from playground.explain.replay.record.recording import RankRecording, Recording
-from playground.explain.replay.record.run import Recorded, collect, describe_run, merge
+from playground.explain.replay.record.run import Recorded, collect, describe_run
 from playground.explain.replay.render.scene import Scene
 from playground.world.launcher.launch import launch
 from playground.world.rank.reports import Event as Report
@@ -45,7 +46,7 @@ class Evidence:
     @property
     def messages(self) -> Sequence[MatchedMessage]:
         """The recorded messages, in the order in which they were sent."""
-        return match_messages(self.recorded)[0]
+        return match_messages(self.recorded).matched
 
     @property
     def last_step(self) -> Recording:

@@ -15,17 +15,10 @@ from pathlib import Path
 from playground.base.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.base.files import temporary_folder
 from playground.base.remote import ROOT, remote
-from playground.explain.replay.record.layout import EVENTS, VALUES, write_zip
+from playground.explain.replay.record.layout import EVENTS, TEXT, VALUES, write_zip
+from playground.explain.replay.record.reading import merge, read_recording
 from playground.explain.replay.record.recording import Recording
-from playground.explain.replay.record.run import (
-    TEXT,
-    Recorded,
-    collect,
-    describe_run,
-    merge,
-    note_failure,
-    read_recording,
-)
+from playground.explain.replay.record.run import Recorded, collect, describe_run, note_failure
 from playground.figures.catalogue import FIGURES, RUNS
 from playground.figures.figure import ChangingRun, FigureRun
 from playground.figures.training import elastic_run

@@ -41,7 +41,8 @@ from playground.figures.collectives import DASHED
 from playground.figures.counted_step import CountedStep, CountSettings
 from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
 from playground.training import prepare
-from playground.training.step_settings import StepResult, StepSettings, Variant
+from playground.training.step_results import StepResult, Variant
+from playground.training.step_settings import StepSettings
 from playground.ui.units import format_bytes
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ PARTS = {
 """Parts of a step as `bench steps` measures them, and their styles."""
 PHASES = {"forward": "forward", "synced": "backward", "step": "optimizer"}
 """Styles of a step's phases, by the moment that ends them."""
-COLUMNS, CURVE = 78, 6 * CELL[1]
+COLUMNS, CURVE = 78, 6 * CELL.height
 """Columns of a curve over a step, and its height."""
 KEY = {style: style for style in PARTS.values()}
 FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {ALPHA} ∂J/∂θ"}
@@ -149,7 +150,7 @@ def backward_and_step(run: Evidence) -> Scene:
     scene = Scene("Backward computes the gradient, step applies it")
     for number, (name, formula) in enumerate(FORMULAS.items()):
         look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
-        scene.add(BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
+        scene.add(BOX, CELL.width + 320 * number, 0, 296, 64, **look)
     bars = []
     for part in ("forward", "backward", "step"):
         time = f"{getattr(variant, part) * 1e3:.3g} ms"
@@ -269,7 +270,7 @@ def with_and_without_overlap(run: Evidence) -> Scene:
     )
 
 
-NAMES = 14 * CELL[0]
+NAMES = 14 * CELL.width
 """Width of the names, in pixels."""
 
 
@@ -313,7 +314,7 @@ def filling(run: Evidence) -> Scene:
         left[bucket.name] = [bar(bucket.start, bucket.end, style, lines[-1])]
     add_lanes(scene, "backward until each gradient, in the colour of its bucket", axis, ready)
     add_lanes(scene, "each bucket from when it leaves until its sum is there", axis, left)
-    y, over = scene.bottom + CELL[1], f"backward over: {after(backward.end)}"
+    y, over = scene.bottom + CELL.height, f"backward over: {after(backward.end)}"
     scene.write("0 ms", NAMES, y, style="muted")
     scene.write(over, axis.x + axis.w, y, "end", style="muted")
     return scene.with_caption(f"Rank 0 of {len(run.results)}.", *(f"{line}." for line in lines))
@@ -415,19 +416,19 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     steps: Sequence[CountedStep] = run.results[0]
     most = max(step.peak for step in steps)
     scene = Scene("The bytes that one rank holds over a training step, by four methods")
-    width = (WIDTH - 2 * CELL[0]) / COLUMNS
+    width = (WIDTH - 2 * CELL.width) / COLUMNS
     for step in steps:
-        y = scene.bottom + CELL[1]
+        y = scene.bottom + CELL.height
         method = METHODS[step.method]
-        scene.write(f"{method}: at most {format_bytes(round(step.peak))}", CELL[0], y)
+        scene.write(f"{method}: at most {format_bytes(round(step.peak))}", CELL.width, y)
         held = [(nbytes, what) for what, part in step.series.items() for nbytes in part]
         for column in range(COLUMNS):
             first, end = (len(held) * each // COLUMNS for each in (column, column + 1))
             nbytes, what = max(held[first : max(1, end)] or held[-1:], key=lambda each: each[0])
-            x, height = CELL[0] + column * width, CURVE * nbytes / most
+            x, height = CELL.width + column * width, CURVE * nbytes / most
             title = f"{method}: {format_bytes(nbytes)} in {PHASES[what]}"
             look = {"style": PHASES[what], "title": title}
-            scene.add(LANE, x, y + CELL[1] + CURVE - height, width, height, **look)
+            scene.add(LANE, x, y + CELL.height + CURVE - height, width, height, **look)
     add_key(scene, {style: style for style in PHASES.values()})
     return scene.with_caption(
         f"After each operation, counted on one of {len(run.results)} ranks; parameters of "
@@ -443,7 +444,7 @@ def routed_rows(run: Evidence) -> Scene:
     most = max(sum(rows) for table in tables.values() for rows in zip(*table, strict=True))
     scene = Scene("Rows from each rank to each expert, without and with a bias that balances")
     for balance, table in tables.items():
-        scene.write(f"balance {balance:.2f}", CELL[0], scene.bottom + CELL[1])
+        scene.write(f"balance {balance:.2f}", CELL.width, scene.bottom + CELL.height)
         bars = []
         for expert, column in enumerate(zip(*table, strict=True)):
             label = f"expert {expert} on rank {expert * size // experts}"
@@ -499,18 +500,18 @@ def server_losses(run: Evidence) -> Scene:
     scene = Scene("The loss over time, without a server and in three modes of one")
     longest = max(curve[-1][0] for curve in curves.values())
     most = max(loss for curve in curves.values() for _, loss in curve)
-    width = (WIDTH - 2 * CELL[0]) / COLUMNS
+    width = (WIDTH - 2 * CELL.width) / COLUMNS
     for name, curve in curves.items():
-        y, end = scene.bottom + CELL[1], curve[-1][0]
-        scene.write(f"{name}: loss {curve[-1][1]:.2f} after {end:.1f} s", CELL[0], y)
+        y, end = scene.bottom + CELL.height, curve[-1][0]
+        scene.write(f"{name}: loss {curve[-1][1]:.2f} after {end:.1f} s", CELL.width, y)
         for column in range(COLUMNS):
             time = longest * column / COLUMNS
             loss = next((loss for seconds, loss in curve if seconds >= time), None)
             if loss is not None:
                 height = CURVE / 2 * loss / most
                 look = {"style": "compute", "title": f"{name}: {loss:.2f} after {time:.1f} s"}
-                x = CELL[0] + column * width
-                scene.add(LANE, x, y + CELL[1] + CURVE / 2 - height, width, height, **look)
+                x = CELL.width + column * width
+                scene.add(LANE, x, y + CELL.height + CURVE / 2 - height, width, height, **look)
     return scene.with_caption(
         f"{len(run.results) - 1} workers, the last of them slow. Each curve ends when the same "
         f"number of gradients is used; the time axis, {longest:.1f} s, is the same for all."

@@ -18,18 +18,15 @@ from playground.base.untrusted import printable
 from playground.explain.hang import COLLECTIVE, Operation
 from playground.explain.replay.files import RENDERED, amount, check_ending, render
 from playground.explain.replay.play.player import render_page
-from playground.explain.replay.record.layout import RUN, START, TABLES, Files
+from playground.explain.replay.record.layout import RUN, START, TABLES, TEXT, Files
+from playground.explain.replay.record.reading import NANOSECONDS, merge, read_tables
 from playground.explain.replay.record.recording import Event, RankRecording, Recording, SourceLine
 from playground.explain.replay.record.run import (
     RECORDED,
-    SECOND,
-    TEXT,
     Recorded,
     collect,
     describe_run,
     find_versions,
-    merge,
-    read_tables,
     standstill_of,
 )
 from playground.explain.replay.render.text_report import to_words
@@ -103,7 +100,7 @@ def record_cell(
 def find_beginning(files: Files) -> float:
     """When a recording begins, on the monotonic clock, in seconds."""
     tables = (read_tables(files[name]) for name in files if name.endswith(TABLES))
-    return min(start["clock"] for each in tables for start in each[START]) / SECOND
+    return min(start["clock"] for each in tables for start in each[START]) / NANOSECONDS
 
 
 def without_end(event: Event, left: float) -> Event:

@@ -406,7 +406,7 @@ class PlayWorld:
 
     def find_groups(self, examiner: Examiner) -> list[str]:
         """The kinds of groups, besides the world's, that ranks have made in this world."""
-        made = {channel[0] for state in examiner.states() for channel in state.counts}
+        made = {channel.kind for state in examiner.states() for channel in state.counts}
         return [kind for kind in (NEW_GROUP, SPLIT_GROUP, MAKE_DDP) if kind in made]
 
     def mend(self, run: Run) -> None:

@@ -11,6 +11,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 import torch.distributed as dist
 
+from playground.base.upstream import sender_of
 from playground.tap.methods import MESSAGES, METHODS, root_of
 
 _ranks: WeakKeyDictionary[Any, tuple[int, ...]] = WeakKeyDictionary()
@@ -140,4 +141,4 @@ class Call:
     def find_sender(self) -> int:
         """Rank in the world of the one that has sent what was received from anyone, while there is
         the work."""
-        return self.ranks[self.work()._source_rank()]
+        return self.ranks[sender_of(self.work())]

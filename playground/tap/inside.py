@@ -84,7 +84,7 @@ class Inside:
     @partial(hide_from_compiler, with_calls=True)
     def before_native(self, known: Callable[[], Any], hook: Any) -> None:
         """An operation is about to be called. Of those that Python calls, all is told already."""
-        method = native.METHODS.get(hook.name.name)
+        method = native.METHOD_OF_HOOK.get(hook.name.name)
         group = known()
         if getattr(self.thread, "in_call", False) or method is None or group is None:
             return

@@ -21,37 +21,38 @@ class Method(NamedTuple):
 
 
 METHODS = {
-    "allreduce": Method("all_reduce", 0, 0),
-    "allreduce_coalesced": Method("all_reduce_coalesced", 0, 0),
-    "broadcast": Method("broadcast", 0, 0),
-    "reduce": Method("reduce", 0, 0),
-    "allgather": Method("all_gather", 1, 0),
-    "allgather_coalesced": Method("all_gather_coalesced", 1, 0),
-    "allgather_into_tensor_coalesced": Method("all_gather_into_tensor_coalesced", 1, 0),
-    "all_gather_single_coalesced": Method("all_gather_into_tensor_coalesced", 1, 0),
-    "_allgather_base": Method("all_gather_into_tensor", 1, 0),
-    "all_gather_single": Method("all_gather_into_tensor", 1, 0),
-    "gather": Method("gather", 1, 0),
-    "scatter": Method("scatter", 1, 0),
-    "reduce_scatter": Method("reduce_scatter", 1, 0),
-    "_reduce_scatter_base": Method("reduce_scatter_tensor", 1, 0),
-    "reduce_scatter_single": Method("reduce_scatter_tensor", 1, 0),
-    "reduce_scatter_tensor_coalesced": Method("reduce_scatter_tensor_coalesced", 1, 0),
-    "reduce_scatter_single_coalesced": Method("reduce_scatter_tensor_coalesced", 1, 0),
-    "alltoall": Method("all_to_all", 1, 0),
-    "alltoall_base": Method("all_to_all_single", 1, 0),
-    "all_to_all_single": Method("all_to_all_single", 1, 0),
-    "barrier": Method("barrier", None, None),
-    "monitored_barrier": Method("monitored_barrier", None, None),
-    "send": Method("send", 0, None),
-    "recv": Method("recv", None, 0),
-    "recv_anysource": Method("recv", None, 0),
+    method: operation
+    for method, operation in {
+        "allreduce": Method("all_reduce", 0, 0),
+        "allreduce_coalesced": Method("all_reduce_coalesced", 0, 0),
+        "broadcast": Method("broadcast", 0, 0),
+        "reduce": Method("reduce", 0, 0),
+        "allgather": Method("all_gather", 1, 0),
+        "allgather_coalesced": Method("all_gather_coalesced", 1, 0),
+        "allgather_into_tensor_coalesced": Method("all_gather_into_tensor_coalesced", 1, 0),
+        "all_gather_single_coalesced": Method("all_gather_into_tensor_coalesced", 1, 0),
+        "_allgather_base": Method("all_gather_into_tensor", 1, 0),
+        "all_gather_single": Method("all_gather_into_tensor", 1, 0),
+        "gather": Method("gather", 1, 0),
+        "scatter": Method("scatter", 1, 0),
+        "reduce_scatter": Method("reduce_scatter", 1, 0),
+        "_reduce_scatter_base": Method("reduce_scatter_tensor", 1, 0),
+        "reduce_scatter_single": Method("reduce_scatter_tensor", 1, 0),
+        "reduce_scatter_tensor_coalesced": Method("reduce_scatter_tensor_coalesced", 1, 0),
+        "reduce_scatter_single_coalesced": Method("reduce_scatter_tensor_coalesced", 1, 0),
+        "alltoall": Method("all_to_all", 1, 0),
+        "alltoall_base": Method("all_to_all_single", 1, 0),
+        "all_to_all_single": Method("all_to_all_single", 1, 0),
+        "barrier": Method("barrier", None, None),
+        "monitored_barrier": Method("monitored_barrier", None, None),
+        "send": Method("send", 0, None),
+        "recv": Method("recv", None, 0),
+        "recv_anysource": Method("recv", None, 0),
+    }.items()
+    if hasattr(ProcessGroup, method)
 }
 """By the name of the method. Those that this torch lacks are left out: names differ between its
 versions."""
-METHODS = {
-    method: operation for method, operation in METHODS.items() if hasattr(ProcessGroup, method)
-}
 MESSAGES = ("send", "recv", "recv_anysource")
 ROOT_AT = {"broadcast": 1, "reduce": 1, "gather": 2, "scatter": 2}
 """By the name of the method: which parameter is the root, or options that have it."""

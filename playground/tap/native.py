@@ -15,11 +15,12 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
+from playground.base.upstream import FUNCTIONAL
 from playground.tap.replacement import original
 
 HOOK_ID = 20171
 """Identifies the tap's hooks of a process group."""
-METHODS = {
+METHOD_OF_HOOK = {
     "ALLREDUCE": "allreduce",
     "ALLREDUCE_COALESCED": "allreduce_coalesced",
     "BROADCAST": "broadcast",
@@ -37,9 +38,9 @@ METHODS = {
     "ALLTOALL_BASE": "alltoall_base",
     "BARRIER": "barrier",
 }
-"""The method of a process group by the name that its hooks have for it. Messages are called in
-Python."""
-OPERATORS = ("torch._ops", "torch.distributed._functional_collectives")
+"""The method of a process group, as in `methods.METHODS`, by the name that its hooks have for it.
+Messages are called in Python."""
+OPERATORS = ("torch._ops", FUNCTIONAL)
 """Modules that call functional collectives."""
 HAS_HOOKS = hasattr(ProcessGroup, "register_pre_hook")
 
@@ -62,7 +63,7 @@ def stop_listening(group: Any) -> None:
 
 
 def arguments(method: str, hook: Any, root_at: int | None) -> tuple[Any, ...]:
-    """The arguments of a call as `METHODS` of the tap has them."""
+    """The arguments of a call, in the places that `methods.METHODS` has for them."""
     given, got = hook.input_tensors, hook.output_tensors
     if method == "barrier":
         return ()

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 INHERITED = object()
 """In the place of an attribute that a class has from another."""
@@ -42,41 +42,49 @@ class Replacement:
 
     def install(self) -> Replacement:
         key = id(self.owner), self.name
-        stack = _stacks.setdefault(key, [(None, vars(self.owner).get(self.name, INHERITED))])
+        own = Layer(None, vars(self.owner).get(self.name, INHERITED))
+        stack = _stacks.setdefault(key, [own])
         self.put_on(stack)
         return self
 
     def put_on(self, stack: Stack) -> None:
         function = self.wrap(getattr(self.owner, self.name))
-        stack.append((self, function))
+        stack.append(Layer(self, function))
         setattr(self.owner, self.name, function)
 
     def remove(self) -> None:
         stack = _stacks[id(self.owner), self.name]
-        at = [each for each, _ in stack].index(self)
+        at = [layer.replacement for layer in stack].index(self)
         above = stack[at + 1 :]
         del stack[at:]
-        if stack[-1][1] is INHERITED:
+        if stack[-1].function is INHERITED:
             delattr(self.owner, self.name)
         else:
-            setattr(self.owner, self.name, stack[-1][1])
-        for each, _ in above:
-            assert each
-            each.put_on(stack)
+            setattr(self.owner, self.name, stack[-1].function)
+        for layer in above:
+            assert layer.replacement
+            layer.replacement.put_on(stack)
         if len(stack) == 1:
             del _stacks[id(self.owner), self.name]
 
 
-Stack = list[tuple[Replacement | None, Any]]
-"""An attribute as its class has it, and the replacements with their functions, the outermost
-last."""
+class Layer(NamedTuple):
+    """What an attribute is, with the replacements below."""
+
+    replacement: Replacement | None
+    """None of the attribute as its class has it."""
+    function: Any
+
+
+Stack = list[Layer]
+"""The layers of an attribute, the outermost last."""
 _stacks: dict[tuple[int, str], Stack] = {}
 
 
 def original(owner: Any, name: str) -> Any:
     """The attribute of a class or a module as it is without any replacement."""
     stack = _stacks.get((id(owner), name))
-    return stack[0][1] if stack else vars(owner)[name]
+    return stack[0].function if stack else vars(owner)[name]
 
 
 @contextlib.contextmanager

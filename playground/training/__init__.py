@@ -27,6 +27,6 @@ The step, and what keeps replicas equal:
 
 Measured and computed:
 
-    step_settings, step_times  the measurement of training steps
-    formulas, mesh_costs       bytes and seconds in closed form
+    step_settings, step_times, step_results  the measurement of training steps
+    formulas, mesh_costs                     bytes and seconds in closed form
 """

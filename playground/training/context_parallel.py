@@ -64,7 +64,8 @@ class RingAttention(torch.autograd.Function):
         block = torch.stack([k, v])
         for hop in range(size := dist.get_world_size()):
             received, works = pass_on(block) if hop + 1 < size else (block, [])
-            out, lse = merge(out, lse, *attend(q, block[0], block[1]))
+            keys, values = block
+            out, lse = merge(out, lse, *attend(q, keys, values))
             wait(works)
             block = received
         ctx.save_for_backward(q, k, v, out, lse)
@@ -80,7 +81,8 @@ class RingAttention(torch.autograd.Function):
         dblock, grad_works = torch.zeros_like(block), list[dist.Work]()
         for hop in range(size := dist.get_world_size()):
             received, works = pass_on(block) if hop + 1 < size else (block, [])
-            added, *own = attend_backward(q, block[0], block[1], dout, lse, delta)
+            keys, values = block
+            added, *own = attend_backward(q, keys, values, dout, lse, delta)
             dq += added
             wait(grad_works)  # for the sum of the ranks that had this block before
             dblock, grad_works = pass_on(torch.stack(own) + dblock)

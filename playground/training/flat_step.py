@@ -21,7 +21,8 @@ from playground.algorithms.segment import Segment
 from playground.algorithms.shared_memory import add_all, agree
 from playground.training.averaging import AllReduce, views_of
 from playground.training.sharding import FlatParameter
-from playground.training.zero_sync import SECOND, ReplicatedSync
+from playground.training.sync import SECOND_BACKWARD
+from playground.training.zero_sync import ReplicatedSync
 
 
 class FlatStep(ReplicatedSync):
@@ -68,7 +69,7 @@ class SharedStep(FlatStep):
     def after_backward(self) -> None:
         for flat in self.shared:
             if flat.shard.grad is not None:
-                raise RuntimeError(SECOND)
+                raise RuntimeError(SECOND_BACKWARD)
             flat.flatten_grad()
         self.are_read = True
         self.segment.run(self.add_up)

@@ -80,11 +80,13 @@ class PreparedData:
 
 def describe_data(name: str, folder: Path, why: str) -> PreparedData:
     """The data in `folder`: the numbers of samples are in the headers of the labels."""
-    counts = []
+    counts = {}
     for split in ("train", "t10k"):
         with open(folder / f"{split}-labels-idx1-ubyte", "rb") as stream:
-            counts.append(int.from_bytes(stream.read(8)[4:], "big"))
-    return PreparedData(name=name, folder=folder, why=why, train=counts[0], test=counts[1])
+            counts[split] = int.from_bytes(stream.read(8)[4:], "big")
+    return PreparedData(
+        name=name, folder=folder, why=why, train=counts["train"], test=counts["t10k"]
+    )
 
 
 MIRROR = "PLAYGROUND_MNIST_MIRROR"
@@ -124,7 +126,7 @@ def prepare(
         return describe_data("mnist", mnist, f"found in {data_dir}")
     if dataset == "digits" and not find_damaged(digits, read_checksums(digits, MNIST)):
         return describe_data("digits", digits, "as asked")
-    with lock_directory(data_dir):
+    with lock_directory(data_dir, "data directory", DATA_DIR):
         if dataset == "digits":
             return find_or_draw_digits(data_dir, "as asked", say)
         try:
@@ -156,7 +158,7 @@ def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Prepare
     say("looking for MNIST")
     for address in [mirror] if mirror else MIRRORS:
         try:
-            with replace_files(raw, MNIST) as folder:
+            with replace_files(raw, DATA_DIR, MNIST) as folder:
                 fetch(address, folder)
             return describe_data("mnist", raw, f"from {address}")
         except UNFETCHED as error:
@@ -191,12 +193,12 @@ def find_or_draw_digits(
         from playground.training.digits import write_digits
 
         try:
-            with replace_files(raw) as folder:
+            with replace_files(raw, DATA_DIR) as folder:
                 write_digits(folder, train, test)
                 write_checksums(folder, MNIST)
         except OSError as error:
             raise NoData(
                 f"digits cannot be written to {raw} ({error.strerror}): choose another folder "
-                "with PLAYGROUND_DATA_DIR"
+                f"with {DATA_DIR}"
             ) from None
     return describe_data("digits", raw, why)

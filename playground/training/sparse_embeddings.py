@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
+from playground.base.upstream import parts_of_sparse, version_of
 from playground.training.averaging import BUCKET_CAP, AllReduce
 from playground.training.step_settings import TOKENS
 from playground.training.sync import OverlappedSync
@@ -50,7 +51,7 @@ class SparseEmbeddings(OverlappedSync):
             torch.empty(0, dtype=torch.int64, device=weight.device) for weight in self.weights
         ]
         """Those of `means` that are not zero, unless somebody else has written there since."""
-        self.versions = [mean._version for mean in self.means]
+        self.versions = [version_of(mean) for mean in self.means]
 
     def after_backward(self) -> None:
         # before the rows on every rank, for the order of messages must be the same
@@ -65,7 +66,7 @@ class SparseEmbeddings(OverlappedSync):
         kept = zip(self.weights, self.means, self.rows, self.versions, strict=True)
         for weight, mean, rows, version in kept:
             if weight.grad is None or weight.grad.is_sparse:
-                mean[rows if mean._version == version else slice(None)] = 0
+                mean[rows if version_of(mean) == version else slice(None)] = 0
                 mean += 0 if weight.grad is None else weight.grad
             else:
                 mean.copy_(weight.grad)
@@ -84,14 +85,19 @@ class SparseEmbeddings(OverlappedSync):
         ):
             mean[rows] = part.view(-1, mean.shape[1])
             weight.grad = mean
-        self.versions = [mean._version for mean in self.means]
+        self.versions = [version_of(mean) for mean in self.means]
 
 
 def rows_used(weight: torch.Tensor) -> torch.Tensor:
     """uint8 [rows]: 1 where this rank has a gradient."""
     used = torch.zeros(len(weight), dtype=torch.uint8, device=weight.device)
-    if weight.grad is not None:
-        used[weight.grad._indices()[0] if weight.grad.is_sparse else slice(None)] = 1
+    if weight.grad is None:
+        return used
+    if weight.grad.is_sparse:
+        indices, _ = parts_of_sparse(weight.grad)  # [1, entries]
+        used[indices[0]] = 1
+    else:
+        used[:] = 1
     return used
 
 

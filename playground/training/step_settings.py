@@ -1,16 +1,15 @@
-"""The measurement of training steps, with each gradient synchronisation and in
-DistributedDataParallel: its settings, and its results. Does not import torch."""
+"""The settings of a measurement of training steps: what is trained, on what, with which gradient
+synchronisations. Does not import torch."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from playground.algorithms import ALL_REDUCES
 from playground.base.errors import UsageError
 from playground.base.flags import check_flags, flag, like
 from playground.base.remote import remote
-from playground.measurement.environment import Environment
 from playground.training.grad_syncs import DDP, GRAD_SYNCS, SPARSE
 from playground.training.prepare import PreparedData
 
@@ -32,66 +31,6 @@ OF_BERT = {"steps": 10, "batch_size": 16, "bucket_cap": 2 * 2**20}
 """Defaults for bert, which differ from those of `StepSettings`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepParts:
-    """The parts of a training step, in order: medians over the steps, in seconds."""
-
-    forward: float
-    backward: float
-    """Until the last gradient is ready."""
-    exposed: float
-    """From then until all gradients are averaged."""
-    step: float
-    """The optimizer's step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant(StepParts):
-    """A training step with one gradient synchronisation, or with DistributedDataParallel, on all
-    ranks together; its parts are those of the rank that is the last to start averaging."""
-
-    alone: float
-    """Seconds that the same averaging takes without a backward to hide behind."""
-    hidden: float
-    """Share of `alone` that is not exposed, from 0 to 1."""
-    messages: int
-    """Number of messages per step, on the rank that sends most (where only the rows in use of an
-    embedding travel, in the first step)."""
-    bytes: int
-    """Bytes of these messages."""
-    early_bytes: int
-    """Bytes of those that leave before the last gradient is ready."""
-    difference_to_ddp: float
-    """The largest difference of any parameter from DistributedDataParallel's, on any rank."""
-    name: str
-    p50: float
-    """Median seconds of a step, on its slowest rank."""
-    loss: float
-    """Mean over the last global batch."""
-    replicas_max_difference: float
-    """The largest difference of any parameter between a rank and rank 0 (BatchNorm's statistics are
-    each rank's own)."""
-    speed_to_first: float
-    """How many times as fast as the first variant."""
-    speed_to_ddp: float
-    """How many times as fast as DistributedDataParallel."""
-    caveat: str
-    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from
-    hiding messages; empty otherwise."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """The measurement of all variants, the same on every rank."""
-
-    variants: list[Variant]
-    """In order; the last is DistributedDataParallel."""
-    parts: list[dict[str, StepParts]]
-    """The parts of a step, by rank and by variant's name."""
-    environment: Environment
-
-
-PARTS = tuple(part.name for part in fields(StepParts))
 ON_NO_LINK = ("shared-step", "zero-1", "zero-2", "zero-3")
 """Rungs without an all-reduce, whose messages a simulated link does not delay."""
 

@@ -51,16 +51,8 @@ from playground.training.replicas import (
 )
 from playground.training.sparse_embeddings import SparseEmbeddings, ZipfSequences
 from playground.training.step import backward, mean_loss_part, training_step
-from playground.training.step_settings import (
-    BERT,
-    MODELS,
-    PARTS,
-    StepParts,
-    StepResult,
-    StepSettings,
-    Variant,
-    candidates,
-)
+from playground.training.step_results import PARTS, StepParts, StepResult, Variant
+from playground.training.step_settings import BERT, MODELS, StepSettings, candidates
 from playground.training.sync import GradSync, new_grad_sync
 from playground.world import device, report
 from playground.world.backends import backend_of

@@ -11,8 +11,7 @@ all of them.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 from typing import Any
 
@@ -31,7 +30,9 @@ from playground.training.averaging import (
 )
 from playground.training.grad_syncs import GRAD_SYNCS
 
-SECOND = "a second backward before the first one's gradients were averaged: put it under no_sync"
+SECOND_BACKWARD = (
+    "a second backward before the optimizer's step: add the losses, and call backward once"
+)
 
 
 class GradSync:
@@ -47,13 +48,8 @@ class GradSync:
         self.model = model
         self.average = average
 
-    def no_sync(self) -> contextlib.AbstractContextManager[Any]:
-        """Around a forward and backward whose gradients are only to be added to those of the next:
-        nothing is sent."""
-        return getattr(self.model, "no_sync", contextlib.nullcontext)()
-
     def after_backward(self) -> None:
-        """Before the optimizer's step; not after what was under `no_sync`."""
+        """Before the optimizer's step."""
         self.average(self.model)
 
     def after_step(self, last: bool) -> None:
@@ -81,10 +77,9 @@ class GradSync:
 
 
 class SyncInBackward(GradSync):
-    """One whose backward sends messages. It sets `has_begun` with the first, and sends none unless
-    `is_syncing`."""
+    """One whose backward sends messages. It sets `has_begun` with the first."""
 
-    is_syncing, has_begun = True, False
+    has_begun = False
 
     def zero_grad(self) -> None:
         """What a backward that raised has begun is completed: the other ranks' may have come
@@ -92,15 +87,6 @@ class SyncInBackward(GradSync):
         if self.has_begun:
             self.after_backward()
         super().zero_grad()
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        before = self.is_syncing
-        self.is_syncing = False
-        try:
-            yield
-        finally:
-            self.is_syncing = before
 
 
 class OverlappedSync(SyncInBackward):
@@ -130,10 +116,8 @@ class OverlappedSync(SyncInBackward):
 
     def collect(self, bucket: Bucket, param: torch.Tensor) -> None:
         """Called by backward when `param.grad` is complete. Raises `RuntimeError` if it was."""
-        if not self.is_syncing:
-            return
         if param not in bucket.missing:
-            raise RuntimeError(SECOND)
+            raise RuntimeError(SECOND_BACKWARD)
         self.has_begun = True
         bucket.add(param)
         while self.remaining and not self.remaining[0].missing:

@@ -15,11 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from playground.base.upstream import is_in_backward
 from playground.training.averaging import buckets, trainable_parameters
 from playground.training.sharding import FlatParameter, Replicated, Zero1, Zero2, Zero3
-from playground.training.sync import GradSync, SyncInBackward
-
-SECOND = "a second backward before zero_grad: put the first one under no_sync"
+from playground.training.sync import SECOND_BACKWARD, GradSync, SyncInBackward
 
 
 class ReplicatedSync(Replicated, GradSync):
@@ -34,22 +33,21 @@ class Zero1Sync(ReplicatedSync, Zero1):
 
     def after_backward(self) -> None:
         if any(shard.grad is not None for shard in self.shards()):
-            raise RuntimeError(SECOND)
+            raise RuntimeError(SECOND_BACKWARD)
         super().after_backward()
 
 
 class Zero2Sync(SyncInBackward, ReplicatedSync, Zero2):
-    """Refuses a second backward, may pause, and completes a backward that raised."""
+    """Refuses a second backward, and completes a backward that raised."""
 
     def units(self) -> list[tuple[nn.Module, list[nn.Parameter]]]:
         return [(module, params) for module, own in units(self.model) for params in buckets(own)]
 
     def collect(self, flat: FlatParameter, param: torch.Tensor) -> None:
-        if self.is_syncing:
-            if flat not in self.waiting:
-                raise RuntimeError(SECOND)
-            self.has_begun = True
-            super().collect(flat, param)
+        if flat not in self.waiting:
+            raise RuntimeError(SECOND_BACKWARD)
+        self.has_begun = True
+        super().collect(flat, param)
 
     def after_backward(self) -> None:
         super().after_backward()
@@ -72,11 +70,11 @@ class Zero3Sync(Zero2Sync, Zero3):
         return GatheredWhenRead(params, dist.get_world_size())
 
     def gather(self, index: int, following: int) -> None:
-        is_repeated = following > index and not is_forward()
+        is_repeated = following > index and is_in_backward()
         super().gather(index, index if is_repeated else following)
 
     def free(self, index: int) -> None:
-        if self.modules[index].training and is_forward():  # a test may keep all
+        if self.modules[index].training and not is_in_backward():  # a test may keep all
             super().free(index)
 
     def keep_values(self, *_: object) -> None:
@@ -91,14 +89,9 @@ SYNCS: dict[str, type[ReplicatedSync]] = {
 }  # fmt: skip
 
 
-def is_forward() -> bool:
-    """Whether this is not within a backward, where activation checkpointing repeats forward."""
-    return torch._C._current_graph_task_id() == -1
-
-
 def copy_values(module: nn.Module, state: dict[str, torch.Tensor], prefix: str, _: object) -> None:
     """What is in a state dict stays when the parameters are freed."""
-    for name in module._parameters:
+    for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
         if (value := state.get(prefix + name)) is not None and not value.requires_grad:
             state[prefix + name] = value.clone()
 

@@ -14,7 +14,6 @@ import ast
 import builtins
 import importlib.util
 import os
-import runpy
 import shlex
 import sys
 import types
@@ -29,7 +28,11 @@ from playground.base.errors import UsageError
 from playground.base.frames import add_program
 from playground.base.imports import HiddenPackages, set_threads
 from playground.base.remote import ROOT, file_of, syntax_errors_in_one_line
-from playground.base.upstream import find_modules_as_here, run_module_as_main
+from playground.base.upstream import (
+    find_modules_as_here,
+    run_first_folder_as_main,
+    run_module_as_main,
+)
 from playground.world.rendezvous.environment import RUN_ID
 
 SHARED = {"torch", "torchvision", "torchaudio", "numpy"}
@@ -122,12 +125,9 @@ class Program:
         sys.argv[:] = [self.name, *self.arguments]
         if self.is_module:
             sys.argv[0] = "-m"  # until the module is found
-            if self.constants:
-                run_module_as_main(self.name, self.compile)
-            else:
-                runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
+            run_module_as_main(self.name, self.compile if self.constants else None)
         elif is_container(self.name):
-            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+            run_first_folder_as_main()
         else:
             file = os.path.abspath(self.name)
             loader = SourceFileLoader("__main__", file)
@@ -166,7 +166,7 @@ def path_of_new_interpreter() -> tuple[str, ...]:
     return tuple(path)
 
 
-def parse(file: Path) -> ast.Module:
+def parse_program(file: Path) -> ast.Module:
     """The syntax tree of a program. Raises `UsageError` for what is no script in Python."""
     try:
         source = file.read_bytes()

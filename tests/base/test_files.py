@@ -47,7 +47,7 @@ import sys, time
 from pathlib import Path
 from playground.base.files import replace_files
 
-with replace_files(Path(sys.argv[1])) as folder:
+with replace_files(Path(sys.argv[1]), "FOLDER") as folder:
     (folder / "data").write_text("")
     print("fetched", flush=True)
     time.sleep(600)
@@ -94,7 +94,7 @@ def test_what_a_killed_download_leaves_is_removed_and_never_moved_to_the_data(pl
         assert other.stdout.readline() == b"fetched\n"
         other.kill()
     assert len(names(place)) == 1
-    with replace_files(place) as folder:
+    with replace_files(place, "FOLDER") as folder:
         assert names(place) == {folder.name}
         (folder / "data").write_text("")
     assert names(place) == {"data"}

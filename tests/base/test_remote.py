@@ -41,13 +41,13 @@ class Kind:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with two packages of "ours", one of which is not valid Python."""
     monkeypatch.setattr(module, "ROOT", tmp_path)
-    module.parse.cache_clear()
+    module.parse_module.cache_clear()
     for name, text in (("right", TEXT), ("wrong", "def step(:\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "lesson.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    module.parse.cache_clear()
+    module.parse_module.cache_clear()
 
 
 def test_a_summary_needs_no_import() -> None:

@@ -164,7 +164,8 @@ def group() -> Iterator[dist.ProcessGroup]:
 
 def test_what_is_read_of_a_group(group: dist.ProcessGroup) -> None:
     cpu = torch.device("cpu")
-    assert type(upstream.backend_of(group, cpu)).__name__ == "ProcessGroupGloo"
+    assert type(upstream.carrier_of(group, cpu)).__name__ == "ProcessGroupGloo"
+    assert cpu in upstream.devices_of(group)
     assert upstream.timeout_of(group, cpu) == timedelta(seconds=20)
     assert upstream.read_timeout(group) == timedelta(seconds=20)
     assert upstream.is_registered(group)
@@ -224,9 +225,8 @@ REPLACED = [
     (DistributedDataParallel, "_sync_buffers"),
     (dist.Reducer, "_rebuild_buckets"),
     (dist.distributed_c10d, "_new_group_with_tag"),
-    (dist.Work, "_source_rank"),
 ]
-"""What the tap and the flight recorder replace, or ask a work for."""
+"""What the tap and the flight recorder replace."""
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,80 @@ def test_timeouts_of_groups_that_are_formed_without_one() -> None:
 
 def test_what_the_flight_recorder_asks_a_model(group: dist.ProcessGroup) -> None:
     model = DistributedDataParallel(torch.nn.Linear(2, 2))
-    assert model._has_rebuilt_buckets is False
     assert model._join_config.enable is False
     assert isinstance(model.reducer, dist.Reducer)
+    assert upstream.may_rebuild_buckets(model)
+    for _ in range(2):  # before the second forward
+        model(torch.ones(1, 2)).sum().backward()
+    assert not upstream.may_rebuild_buckets(model)
+
+
+def test_find_tensors() -> None:
+    one, other = torch.ones(1), torch.ones(2)
+    found = upstream.find_tensors({"a": [one], "b": (other, 3)})
+    assert [{*map(id, found)}, len(found)] == [{id(one), id(other)}, 2]
+
+
+def send_to_anyone(rank: int, size: int) -> int:
+    """The sender that the last rank finds, which receives; on the others, their own number."""
+    if rank < size - 1:
+        if rank == 1:
+            dist.send(torch.ones(1), size - 1)
+        return rank
+    work = dist.group.WORLD.recv_anysource([torch.zeros(1)], 0)
+    work.wait()
+    return upstream.sender_of(work)
+
+
+def test_sender_of(world: Worlds) -> None:
+    assert world(3).run(send_to_anyone) == [0, 1, 1]
+
+
+def test_version_of_and_memory_of() -> None:
+    tensor = torch.ones(4)
+    before = upstream.version_of(tensor)
+    tensor[1:].add_(1)
+    assert upstream.version_of(tensor) == before + 1
+    assert upstream.memory_of(tensor) == upstream.memory_of(tensor[1:])
+    assert upstream.memory_of(tensor) != upstream.memory_of(tensor.clone())
+
+
+def test_parts_of_sparse() -> None:
+    indices, values = upstream.parts_of_sparse(
+        torch.sparse_coo_tensor(
+            torch.tensor([[2, 2]]), torch.ones(2, 3), (4, 3), check_invariants=True
+        )
+    )
+    assert [indices.tolist(), values.shape] == [[[2, 2]], (2, 3)]
+
+
+def test_print_options() -> None:
+    before = upstream.print_options()
+    torch.set_printoptions(precision=before["precision"] + 1)
+    try:
+        assert upstream.print_options() != before
+    finally:
+        torch.set_printoptions(precision=before["precision"])
+    assert upstream.print_options() == before
+
+
+def test_local_of(group: dist.ProcessGroup) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+
+    local = torch.ones(2)
+    shard = upstream.local_of(DTensor.from_local(local, init_device_mesh("cpu", (1,))))
+    assert upstream.memory_of(shard) == upstream.memory_of(local)
+    assert upstream.local_of(local) is None
+
+
+def test_is_in_backward() -> None:
+    found = []
+    weight = torch.ones(1, requires_grad=True)
+    weight.register_hook(lambda _: found.append(upstream.is_in_backward()))
+    (weight * 2).backward()
+    assert found == [True]
+    assert not upstream.is_in_backward()
 
 
 def test_hooks_of_and_is_joining(world: Worlds) -> None:

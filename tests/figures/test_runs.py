@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import MAIN, Event, Recording
-from playground.explain.replay.record.run import read_recording
 from playground.figures import runs
 
 QUICK = ("failures board",)

@@ -20,8 +20,8 @@ from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.all_reduce import BETWEEN, INSIDE
 from playground.algorithms.cost_model import Machine, Task, recursive_doubling_cost, ring_cost
 from playground.algorithms.traffic import sent_by
+from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import PHASE
-from playground.explain.replay.record.run import read_recording
 from playground.lessons.all_reduce import lesson
 from playground.site.chapters import CHAPTERS
 from playground.tap import MESSAGES, Call, Observer, observing

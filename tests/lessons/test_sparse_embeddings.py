@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from accumulation import step_for_all
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +22,7 @@ from playground.training.sparse_embeddings import (
     ZipfSequences,
     use_sparse_gradients,
 )
+from playground.training.step import training_step
 from playground.training.step_settings import BERT, candidates
 from playground.training.step_times import TimedReplica, build_sync, count_messages
 from playground.training.sync import GradSync
@@ -72,8 +72,7 @@ def compare(rank: int, size: int) -> tuple[float, list[float]]:
         for ids in (
             torch.tensor(by_rank[rank], dtype=torch.int64) for by_rank in (*STEPS, STEPS[0])
         ):
-            parts = (ids[:1], ids[1:]) if found else (ids,)  # of two, only the last is averaged
-            step_for_all(optimizer, [partial(sync.model, part) for part in parts], sync)
+            training_step(optimizer, partial(sync.model, ids), sync)
             found += [
                 *(param.grad.clone() for param in sync.model.parameters()),
                 flatten(sync.model.parameters()),

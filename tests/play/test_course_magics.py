@@ -58,7 +58,7 @@ def test_a_cell_is_played_from_the_flight_recorders(world: PlayWorld) -> None:
     recording = read_flight_recorders(world, world.run_cell(PASS_ON, 4))
     calls = [[event.name for event in rank.events] for rank in recording.ranks]
     assert calls == [["send", "all_reduce"], ["receive", "all_reduce"], ["all_reduce"]]
-    [(send, receive)] = match_messages(recording)[0]
+    [(send, receive)] = match_messages(recording).matched
     assert (send.nbytes, receive.shape, receive.group) == (8, (2,), (0, 1, 2))
     assert all(0 < event.start <= event.end < math.inf for event in recording.events())
     lines = [recording.sources[each.source or 0] for each in (send, receive)]
@@ -73,7 +73,7 @@ def test_a_message_from_one_cell_to_the_next_meets_no_other(world: PlayWorld) ->
     source = "t = torch.ones(1)\nif rank == 0: v = dist.isend(t, 1)\nif rank == 1: dist.recv(t, 0)"
     recording = read_flight_recorders(world, world.run_cell(source, 2))
     assert [[event.name for event in rank.events] for rank in recording.ranks][1] == ["receive"]
-    assert match_messages(recording)[0] == []
+    assert match_messages(recording).matched == []
     run = world.run_cell("if rank == 1: dist.recv(t, 0)\nif rank == 0: w.wait(), v.wait()", 3)
     assert not run.hang
 

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from random_programs import Program, Step, list_groups, receive, send, write_programs
 
-from playground.explain.hang import NEW_GROUP, SEND
+from playground.explain.hang import NEW_GROUP
+from playground.explain.hang.states import SEND
 from playground.world.rank.reports import report
 
 TAGS, IN_THREAD = 20, 19

@@ -10,17 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from playground.explain.hang import (
-    COLLECTIVE,
-    DONE,
-    ISSUED,
-    NEW_GROUP,
-    RECEIVE,
-    SEND,
-    Doing,
-    Operation,
-    RankState,
-)
+from playground.explain.hang import COLLECTIVE, NEW_GROUP, RECEIVE, Doing, Operation, RankState
+from playground.explain.hang.states import DONE, ISSUED, SEND
 
 NAMES = (
     "all_reduce",

@@ -13,7 +13,7 @@ import pytest
 from fixtures import Run
 
 from playground.base.remote import file_of
-from playground.explain.replay.record.run import read_recording
+from playground.explain.replay.record.reading import read_recording
 from playground.site.chapters import CHAPTERS
 from playground.tools import failures
 from playground.tools.failures.page import Outcome, find_problem, run

@@ -26,11 +26,8 @@ from playground.tools.bench.steps import agreement, hidden_text, result_texts
 from playground.training.averaging import AllReduce
 from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import DDP, GRAD_SYNCS
-from playground.training.step_settings import (
-    PARTS,
-    StepSettings,
-    Variant,
-)
+from playground.training.step_results import PARTS, Variant
+from playground.training.step_settings import StepSettings
 from playground.training.step_times import (
     WARM_UP,
     StepMessages,

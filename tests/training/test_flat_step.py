@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from accumulation import step_for_all
 from fixtures import Worlds
 from torch import nn
 
 from playground.algorithms.shared_memory import add_all
 from playground.training import flat_step
 from playground.training.flat_step import FlatStep, new_shared_step
-from playground.training.step import backward
+from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
 
 SYNCS = {"flat": FlatStep, "shared": new_shared_step}
@@ -44,6 +43,10 @@ class Branches(nn.Module):
         return self.out((hidden * self.fixed).double())
 
 
+def loss_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    return model(inputs).square().sum()
+
+
 def train(rank: int, size: int, name: str, steps: int, optimizer: str) -> dict[str, Any]:
     """The largest difference to the same training by `none-safe`, after all steps; parameters of
     this rank."""
@@ -57,14 +60,10 @@ def train(rank: int, size: int, name: str, steps: int, optimizer: str) -> dict[s
     }
     optimizers = {each: sync.optimizer(new_optimizer) for each, sync in syncs.items()}
     torch.manual_seed(rank)
-    for step in range(steps):
-        # of two, only the last is averaged
-        batches = [torch.randn(2, 1, 4, 4) for _ in range(1 + step % 2)]
+    for _ in range(steps):
+        batch = torch.randn(2, 1, 4, 4)
         for each, model in models.items():
-            losses = [
-                lambda model=model, batch=batch: model(batch).square().mean() for batch in batches
-            ]
-            step_for_all(optimizers[each], losses, syncs[each])
+            training_step(optimizers[each], partial(loss_of, model, batch), syncs[each])
     pairs = zip(models["ours"].parameters(), models["theirs"].parameters(), strict=True)
     flat = torch.cat([param.detach().flatten().double() for param in models["ours"].parameters()])
     strides = models["ours"].conv.weight.stride() == start.conv.weight.stride()
@@ -80,7 +79,7 @@ def train(rank: int, size: int, name: str, steps: int, optimizer: str) -> dict[s
 def test_steps_are_those_of_the_optimizer(
     name: str, size: int, optimizer: str, world: Worlds
 ) -> None:
-    """Also for a gradient that some ranks do not have, and for one added up over two batches."""
+    """Also for a gradient that some ranks do not have."""
     results = world(size).run(train, name, 5, optimizer)
     assert all(result["difference"] < 1e-6 for result in results), results
     assert all(result["values"] == results[0]["values"] and result["strides"] for result in results)
@@ -92,10 +91,6 @@ def test_ranks_of_several_hosts_have_no_memory_for_all(
     monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
     results = world(4).run(train, "shared", 2, "sgd")
     assert all(result["difference"] < 1e-6 for result in results), results
-
-
-def loss_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    return model(inputs).square().sum()
 
 
 def be_late(rank: int, size: int) -> tuple[list[float], float]:

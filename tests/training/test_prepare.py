@@ -303,7 +303,7 @@ def test_no_link_is_locked_or_made_a_file_of(tmp_path: Path) -> None:
     (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
     with (
         pytest.raises(NoData, match=r"symbolic links; choose another with PLAYGROUND_DATA_DIR$"),
-        lock_directory(tmp_path),
+        lock_directory(tmp_path, "data directory", prepare.DATA_DIR),
     ):
         pass
     assert not (tmp_path / "elsewhere").exists()
@@ -321,7 +321,7 @@ def test_nothing_is_written_where_another_user_may_have_put_links(tmp_path: Path
             NoData,
             match=r"belongs to another user.*choose a folder of your own with PLAYGROUND_DATA_DIR$",
         ),
-        replace_files(tmp_path / "link") as folder,
+        replace_files(tmp_path / "link", prepare.DATA_DIR) as folder,
     ):
         (folder / "SHA256SUMS").write_text("theirs")
     assert [(file.name, file.read_text()) for file in raw.iterdir()] == [("SHA256SUMS", "ours")]

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from accumulation import step_for_all
 from fixtures import Worlds
 from hypothesis import given, strategies as st
 from ranks import small_model
@@ -27,6 +26,7 @@ from playground.training.averaging import buckets, per_parameter
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.grad_syncs import OF_GRADIENTS
 from playground.training.replicas import broadcast_parameters
+from playground.training.step import training_step
 from playground.training.sync import (
     GradSync,
     OverlappedSync,
@@ -202,36 +202,16 @@ def test_a_bucket_leaves_while_backward_goes_on(world: Worlds) -> None:
     assert events[-2:] == ["leaves", "backward is done"]
 
 
-def two_backwards(rank: int, size: int, variant: str, under_no_sync: bool) -> float:
-    """Two backwards before one averaging: how far the result is from the mean of the sums."""
+def two_backwards(rank: int, size: int) -> None:
     model = Branches()
-    sync = new_grad_sync(variant, model, bucket_cap=100)
-    inputs = [torch.full((4,), float(other)).double() for other in range(size)]
-    if under_no_sync:
-        with sync.no_sync():
-            # "c" has its first gradient from the second, "a" its last from here
-            model(inputs[rank], "ab").backward()
-        model(inputs[rank], "bc").backward()
-    else:
-        model(inputs[rank], "abc").backward()
-        model(inputs[rank], "abc").backward()
-    sync.after_backward()
-    alone = Branches()
-    for batch in inputs:
-        (alone(batch, "ab") / size).backward()
-        (alone(batch, "bc") / size).backward()
-    pairs = zip(model.parameters(), alone.parameters(), strict=True)
-    return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
+    new_grad_sync("overlapped", model, bucket_cap=100)
+    for _ in range(2):
+        model(torch.full((4,), float(rank)).double(), "abc").backward()
 
 
-@pytest.mark.parametrize("variant", ["flat", "overlapped"])
-def test_gradients_add_up_under_no_sync(variant: str, world: Worlds) -> None:
-    assert max(world(3).run(two_backwards, variant, True)) < 1e-15
-
-
-def test_a_second_backward_without_no_sync_is_an_error_with_a_remedy(world: Worlds) -> None:
-    with pytest.raises(RankFailed, match="put it under no_sync"):
-        world(2).run(two_backwards, "overlapped", False)
+def test_a_second_backward_is_an_error_with_a_remedy(world: Worlds) -> None:
+    with pytest.raises(RankFailed, match="add the losses, and call backward once"):
+        world(2).run(two_backwards)
 
 
 class Doubled(nn.Module):
@@ -252,8 +232,6 @@ class Training:
     sync: str = "per-parameter"
     """Or "ddp": DistributedDataParallel."""
     batch_size: int = 12
-    accumulate: int = 1
-    """Batches of a step."""
     all_reduce: str = "backend"
     sync_every: int = 1
 
@@ -272,17 +250,12 @@ def trained(rank: int, size: int, folder: Path, asked: Training) -> list[float]:
     sync = new_sync(model, asked)
     optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1, momentum=0.5))
     train_set, _ = partition_dataset(Images(folder, "train", 96), asked.batch_size)
-    steps = 96 // (asked.batch_size * asked.accumulate)
+    steps = 96 // asked.batch_size
     for _ in range(2):
-        coming = batches(train_set, asked.batch_size)
-        for step in range(1, steps + 1):
-            taken = [*itertools.islice(coming, asked.accumulate)]
-            samples = sum(count for *_, count in taken)
-            losses = [
-                partial(part_of_loss, sync.model, images, labels, samples)
-                for images, labels, _ in taken
-            ]
-            step_for_all(optimizer, losses, sync, last=step == steps)
+        coming = enumerate(batches(train_set, asked.batch_size), start=1)
+        for step, (images, labels, samples) in coming:
+            loss = partial(part_of_loss, sync.model, images, labels, samples)
+            training_step(optimizer, loss, sync, last=step == steps)
     return torch.cat([param.detach().flatten() for param in model.parameters()]).tolist()
 
 
@@ -300,15 +273,6 @@ def run(world: Worlds, size: int, folder: Path, **asked: Any) -> list[float]:
 
 def max_abs_diff(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
-
-
-def test_accumulated_batches_are_one_larger_batch(world: Worlds, digits_folder: Path) -> None:
-    """Eight batches of 12, four at a time, take the two steps of two batches of 48."""
-    larger, one_by_one = run(world, 3, digits_folder, batch_size=48), run(world, 3, digits_folder)
-    for sync in ("flat", "overlapped", "ddp"):
-        accumulated = run(world, 3, digits_folder, sync=sync, accumulate=4)
-        assert max_abs_diff(accumulated, larger) < 1e-12, sync
-        assert max_abs_diff(accumulated, one_by_one) > 1e-3, sync
 
 
 def by_hook(rank: int, size: int, all_reduce: str, cap: float) -> tuple[float, list[float]]:

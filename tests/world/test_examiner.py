@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from playground.explain.hang import RECEIVE, SEND, UNASKED, Doing, Kind, Operation, RankState
+from playground.explain.hang import RECEIVE, UNASKED, Doing, Kind, Operation, RankState
 from playground.explain.hang.activity import Activity
-from playground.explain.hang.box import MAIN, Box, View
+from playground.explain.hang.box import MAIN, Box, Description, View
+from playground.explain.hang.states import SEND
 from playground.explain.hang.wording import Diagnosis
 from playground.world import PeerDisconnected, RankFailed
 from playground.world.launcher import watch
@@ -59,7 +60,7 @@ def test_a_doubt_ends_when_no_deadlock_is_found_any_more() -> None:
     """The rank waits for one that is not seen."""
     box = begin_box()
     box.words[MAIN] = box.call(
-        box.describe("send", (SEND, SEND, (0, 1), "float32", 1, 7, 0, ())), 1, False
+        box.describe("send", Description(SEND, SEND, (0, 1), "float32", 1, 7)), 1, False
     )
     examiner = Examiner([rank_with(box)])
     examiner.judge.doubts = 3
@@ -76,7 +77,7 @@ def test_a_rank_that_goes_on_is_in_no_deadlock() -> None:
     finished.end_program()
     ranks = [rank_with(box), rank_with(finished, number=1, result=b"", done=True)]
     examiner = Examiner(ranks)
-    known = box.describe("receive", (RECEIVE, RECEIVE, (0, 1), "float32", 1, 7, 0, ()))
+    known = box.describe("receive", Description(RECEIVE, RECEIVE, (0, 1), "float32", 1, 7))
 
     def look() -> Diagnosis | None:
         examiner.next_look = 0.0

@@ -19,6 +19,7 @@ from fork_servers import Begin, is_gone, state_of
 from processes import ENOUGH, is_alive
 
 from playground.base.errors import ForkServerFailed
+from playground.base.upstream import find_modules_as_here
 from playground.tools.why.unrecorded import list_family
 from playground.world.launcher import fork_client
 
@@ -56,6 +57,45 @@ def test_a_server_that_takes_long_is_not_taken_for_one_that_is_stopped(
     monkeypatch.setattr(fork_client, "LOOK_INTERVAL", 0.01)
     begin(slow="import time; time.sleep(0.5)")
     assert fork_client.ForkedProcess(len, ("",)).join(ENOUGH) == 0
+
+
+STARTS_STOPPED = {
+    "the starter": "os.kill(os.getpid(), 19)",
+    "the server": "os.register_at_fork(after_in_child=stop)",
+    "both": "os.register_at_fork(after_in_child=stop, after_in_parent=stop)",
+}
+
+
+@pytest.mark.parametrize("source", STARTS_STOPPED.values(), ids=STARTS_STOPPED)
+def test_a_server_that_is_stopped_before_it_has_begun_is_named_and_ends(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_client, "STOPPED_LOOKS", 1)
+    monkeypatch.setattr(fork_client, "LOOK_INTERVAL", 0.1)
+    stop = "import os\ndef stop():\n    os.kill(os.getpid(), 19)\n"
+    (tmp_path / "sitecustomize.py").write_text(stop + source)  # which Python runs first
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    client = fork_client.ForkServerClient(find_modules_as_here(), [], {})
+    with pytest.raises(ForkServerFailed, match=r"is stopped .SIGSTOP.: kill -CONT \d+ ") as failure:
+        client.fork([])
+    pids = {client.starter, client.pid or client.starter, *list_family(client.starter)}
+    assert any(f"-CONT {pid} lets it go on" in str(failure.value) for pid in pids)
+    client.end()
+    assert all(map(is_gone, pids))
+
+
+def test_a_starter_that_is_killed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_client, "LOOK_INTERVAL", 0.1)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nos.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), 9))"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    client = fork_client.ForkServerClient(find_modules_as_here(), [], {})
+    with pytest.raises(ForkServerFailed, match="has ended without an answer"):
+        client.fork([])
+    client.end()
 
 
 STOPS_ANOTHER = """

@@ -21,7 +21,7 @@ from playground.world.program import (
     Program,
     find_lessons,
     find_shared_imports,
-    parse,
+    parse_program,
 )
 
 
@@ -114,7 +114,7 @@ def test_a_program_does_not_look_for_modules_in_the_folder_of_this_command(
 def test_what_is_no_script_is_refused_in_a_line(content: bytes, folder: Path) -> None:
     (folder / "broken.py").write_bytes(content)
     with pytest.raises(UsageError, match=r"broken\.py") as raised:
-        parse(folder / "broken.py")
+        parse_program(folder / "broken.py")
     assert "\n" not in str(raised.value)
 
 
@@ -144,6 +144,6 @@ def test_what_a_program_is_composed_of_is_imported_once_for_all_too() -> None:
     """mesh is composed of earlier lessons."""
     source = "import torch\nimport playground.lessons.zero.lesson as zero, playground.launch"
     assert [*find_lessons(ast.parse(source))] == [file_of(LESSONS["zero"].module)]
-    composed = find_lessons(parse(file_of(LESSONS["mesh"].module)))
-    shared = {name for file in composed for name in find_shared_imports(parse(file))}
+    composed = find_lessons(parse_program(file_of(LESSONS["mesh"].module)))
+    shared = {name for file in composed for name in find_shared_imports(parse_program(file))}
     assert {"torch.distributed.fsdp", "torch.distributed.pipelining"} <= shared

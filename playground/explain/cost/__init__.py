@@ -4,4 +4,13 @@ Each rank writes amounts into a log of its own, which is there after the rank wa
 belongs to a line of the program and to an operation that the line calls. What
 DistributedDataParallel and FSDP send by themselves belongs to the line that caused it: the
 constructor, the forward or `backward()`.
+
+Begin with `meter`, which measures; `profile` adds up what the ranks have measured.
+
+run      a run that is measured: `--profile`, `--link`
+meter    in a rank: measures calls and waits
+log      the log of a rank
+profile  the amounts of all ranks, by line
+report   a profile as text and as JSON
+page     a profile as a page
 """

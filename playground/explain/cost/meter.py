@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed._functional_collectives  # the tap does, once for all ranks if it is here
@@ -92,6 +92,13 @@ class Issued:
     """Whether torch waits for it in C++, where it has called it."""
 
 
+class Later(NamedTuple):
+    """What is computed when a GPU has come to an event."""
+
+    last: Moment
+    compute: Callable[[], None]
+
+
 class ThreadState(threading.local):
     """`inside`: the row of the collective of ours whose messages this thread sends; `started`:
     since when it waits."""
@@ -115,7 +122,7 @@ class Meter(Observer):
         """By number."""
         self.backwards: list[list[Call]] = []
         """The asynchronous calls in each backward pass under way."""
-        self.later: deque[tuple[Moment, Callable[[], None]]] = deque()
+        self.later: deque[Later] = deque()
         """What can be computed once the GPU has come to an event."""
         self.base: Moment = None
         """The event from which the moments of a GPU are counted."""
@@ -151,9 +158,9 @@ class Meter(Observer):
         if isinstance(last, float):
             compute()
             return
-        self.later.append((last, compute))
-        while self.later and self.later[0][0].query():
-            self.later.popleft()[1]()
+        self.later.append(Later(last, compute))
+        while self.later and self.later[0].last.query():
+            self.later.popleft().compute()
 
     def stand_still(self, row: int, since: float) -> None:
         """From `since` on the main thread waits, in this row; 0: it goes on."""
@@ -289,7 +296,7 @@ class Meter(Observer):
         if self.later:
             torch.cuda.synchronize()
             while self.later:
-                self.later.popleft()[1]()
+                self.later.popleft().compute()
         self.log.set(SINCE, 0.0)
         self.log.set(ENDED, time.monotonic())
 

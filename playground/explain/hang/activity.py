@@ -18,11 +18,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from playground.base.connections import tcp_connections
+from playground.base.connections import read_ports, tcp_connections
 from playground.base.frames import in_package, is_standard
 from playground.base.process_status import process_status
 from playground.base.threads import running
@@ -71,14 +71,24 @@ STACK = 2**15
 TCP_INFO, TRANSFER = 11, struct.Struct("=24xI92x2Q")
 """unacked (packets), bytes_acked and bytes_received of struct tcp_info"""
 
-callbacks: weakref.WeakSet[Any] = weakref.WeakSet()
-spinning: set[int] = set()
-"""The system's numbers of threads that wait for a real GPU, and may spin meanwhile."""
-waits: list[Callable[[int], tuple[int, ...] | None]] = []
-"""Tell what the thread with this number waits for in CUDA: batches of operations; None if it does
-not, or if that is not known."""
-checks: list[Callable[[], None]] = []
-"""Called before each look: they check that all the program has called is counted."""
+
+@dataclass
+class Clues:
+    """What the flight recorder knows of this process, and the system does not tell."""
+
+    callbacks: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """Those of futures, which have not run."""
+    spinning: set[int] = field(default_factory=set)
+    """The system's numbers of threads that wait for a real GPU, and may spin meanwhile."""
+    waits: list[Callable[[int], tuple[int, ...] | None]] = field(default_factory=list)
+    """Tell what the thread with this number waits for in CUDA: batches of operations; None if it
+    does not, or if that is not known."""
+    checks: list[Callable[[], None]] = field(default_factory=list)
+    """Called before each look: they check that all the program has called is counted."""
+
+
+clues = Clues()
+"""Those of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,15 @@ class Activity:
     """The batches of operations that the main thread waits for in CUDA; None if it does not."""
 
 
+class Besides(NamedTuple):
+    """What may act in a process besides its main thread, by two looks."""
+
+    may_act: str = ""
+    """As `Activity.may_act`, or that a thread computes; empty: nobody."""
+    moves: bool = False
+    """Whether data is under way."""
+
+
 def look(spare_port: int = 0) -> Activity | None:
     """The activity of this process; None if the system does not tell. The thread that calls this,
     and connections to or from `spare_port`, do not count."""
@@ -112,7 +131,7 @@ def look(spare_port: int = 0) -> Activity | None:
 
 def find_activity(spare_port: int) -> Activity:
     """As `look`. Raises `OSError`."""
-    for check in checks:
+    for check in clues.checks:
         check()
     sockets = [found for each in tcp_connections() for found in look_at(each, spare_port)]
     threads = [
@@ -121,32 +140,31 @@ def find_activity(spare_port: int) -> Activity:
     ]
     actor, asleep = find_actor([thread for thread, name, _ in threads if not NAMED.match(name)])
     main = threading.main_thread().native_id or 0
-    waiting = next((found for each in waits if (found := each(main)) is not None), None)
+    waiting = next((found for each in clues.waits if (found := each(main)) is not None), None)
     return Activity(
         may_act=(waiting is None and find_visitor()) or actor,
         in_flight=any(unacked for unacked, *_ in sockets),
         runnable=frozenset(
             thread
             for thread, name, status in threads
-            if not (OF_GPU.match(name) or int(thread) in spinning)
+            if not (OF_GPU.match(name) or int(thread) in clues.spinning)
             and (status[:1] in RUNNABLE or waits_for_interpreter(read_call(thread)))
         ),
         transferred=tuple(sorted(transferred for _, *transferred in sockets)),
         ticks=tuple(
             b"/".join(status[11:13])
             for thread, name, status in threads
-            if not (LOOPS.match(name) or OF_GPU.match(name) or int(thread) in spinning)
+            if not (LOOPS.match(name) or OF_GPU.match(name) or int(thread) in clues.spinning)
         ),
         asleep=frozenset(asleep),
         waits=waiting,
     )
 
 
-def compare(before: Activity | None, now: Activity | None) -> tuple[str, bool]:
-    """The threads that may still act, and whether data is under way, by two looks; None is one that
-    could not be taken."""
+def compare(before: Activity | None, now: Activity | None) -> Besides:
+    """What may still act, by two looks; None is one that could not be taken."""
     if before is None or now is None:
-        return "what it does, as it gives no answer", True
+        return Besides("what it does, as it gives no answer", True)
     rest = before.ticks == now.ticks and before.asleep == now.asleep
     computes = "" if rest else "what its threads compute"
     # A thread that sleeps in one of the looks has nothing to do; one that gets no core may have.
@@ -154,14 +172,14 @@ def compare(before: Activity | None, now: Activity | None) -> tuple[str, bool]:
     moves = (
         before.in_flight or now.in_flight or before.transferred != now.transferred or bool(starved)
     )
-    return before.may_act or now.may_act or computes, moves
+    return Besides(before.may_act or now.may_act or computes, moves)
 
 
 def look_at(connection: socket.socket, spare_port: int) -> Iterator[tuple[int, int, int]]:
     """How many packets the other end has not acknowledged, and how many bytes were sent and
     received."""
     with contextlib.suppress(OSError):  # it has been closed
-        if spare_port not in (connection.getpeername()[1], connection.getsockname()[1]):
+        if spare_port not in read_ports(connection):
             information = connection.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
             yield TRANSFER.unpack_from(information.ljust(TRANSFER.size, b"\0"))
 
@@ -207,7 +225,7 @@ def place_in_torch(path: str) -> str:
 def find_actor(threads: list[str]) -> tuple[str, list[Sleep]]:
     """A source of operations in this process besides its main thread, such as these threads; and
     the threads that are none as long as they sleep."""
-    if callbacks:
+    if clues.callbacks:
         return "whether a callback of a future is to run", []
     if any(signal.getitimer(timer)[0] for timer in TIMERS):
         return "what it does when its timer goes off", []

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from playground.base.event_log import (
     BEGUN,
@@ -46,17 +46,18 @@ from playground.base.forks import move_up
 from playground.base.frames import is_program
 from playground.base.process_status import is_stopped, process_status
 from playground.base.untrusted import printable
-from playground.explain.hang import (
+from playground.explain.hang.sources import Sources
+from playground.explain.hang.states import (
     AWAITED,
     DONE,
     ISSUED,
+    Channel,
     Doing,
     Gpu,
     Operation,
     RankState,
     channel_of,
 )
-from playground.explain.hang.sources import Sources
 
 NAME = "flight-recorder-of-a-rank"
 SWITCH = "PLAYGROUND_FLIGHT_RECORDER"
@@ -121,11 +122,33 @@ WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED = (
 """Subjects of lines of the text."""
 FRAME = re.compile(r'\s*File "(.+)", line (\d+),? in (\S+)\n')
 FULL = f"what it does on more than {MOST_CHANNELS} channels"
-Description = tuple[str, str, tuple[int, ...], Any, "int | None", int, int, tuple[int, ...]]
-"""kind, name, group, dtype, peer, tag, number, members: see `Operation`. The dtype is torch's
-own."""
-Known = tuple[int, int]
-"""The number of a description, and the place of its channel's count."""
+
+
+class Description(NamedTuple):
+    """What operations have in common that are described once: see `Operation`."""
+
+    kind: str
+    name: str
+    group: tuple[int, ...] = ()
+    dtype: Any = ""
+    """Torch's own, or a text."""
+    peer: int | None = None
+    tag: int = 0
+    number: int = 0
+    members: tuple[int, ...] = ()
+
+    @property
+    def channel(self) -> Channel:
+        return channel_of(self.kind, self.name, self.group, self.peer, self.tag, self.number)
+
+
+class Known(NamedTuple):
+    """Where the box has the description of an operation."""
+
+    description: int
+    """Its number in the table."""
+    count_at: int
+    """The place of its channel's count, in units of 8 bytes."""
 
 
 def open_box(rank: int, size: int, world: str) -> Box | None:
@@ -199,8 +222,7 @@ class Box(EventLog):
 
     def describe(self, key: Any, description: Description) -> Known:
         """From now on, operations like this are known by `key`."""
-        kind, name, group, _, peer, tag, number, _ = description
-        channel = channel_of(kind, name, group, peer, tag, number)
+        channel = description.channel
         with self.one_at_a_time:
             if len(self.known) >= 2 * MOST_CHANNELS:
                 self.known.clear()
@@ -208,10 +230,10 @@ class Box(EventLog):
             if not has_room or self.channels[channel] == NONE:
                 self.words[OVERFLOW] = 1
                 # What it is can still be told, but for the tag: those may be ever new.
-                untagged = *description[:5], NO_TAG, *description[6:]
-                return self.descriptions[tuple(map(plain, untagged))], OVERFLOW
+                untagged = description._replace(tag=NO_TAG)
+                return Known(self.descriptions[tuple(map(plain, untagged))], OVERFLOW)
             described = self.descriptions[tuple(map(plain, description))]
-            self.known[key] = described, COUNTS + self.channels[channel]
+            self.known[key] = Known(described, COUNTS + self.channels[channel])
             return self.known[key]
 
     def make_call(self) -> Callable[..., int]:
@@ -267,7 +289,7 @@ class Box(EventLog):
     def take_back(self, number: int, known: Known) -> None:
         """The operation was refused before it began: it does not count, and meets none of the
         others'."""
-        self.words[known[1]] -= 1
+        self.words[known.count_at] -= 1
         self.words[FIRST + LENGTH * (number % CAPACITY) + MARK_AT] = 0
 
     def note_raised(self, error: BaseException) -> int:
@@ -361,8 +383,8 @@ class View(LogReader):
             operations=tuple(operations.values()),
             waits_for=inside,
             counts={
-                (name, tuple(group), *rest): count
-                for (name, group, *rest), count in zip(tables[CHANNEL], counts, strict=False)
+                Channel(kind, tuple(group), *rest): count
+                for (kind, group, *rest), count in zip(tables[CHANNEL], counts, strict=False)
             },
             since=now - (inside.issued if inside else max(latest_times, default=formed)),
             unnamed=FULL if counts[-1] else "".join(tables[UNNAMED][:1]),
@@ -431,15 +453,16 @@ def read_operation(
     flags, *behind = QUEUE.unpack_from(record, 8 * QUEUE_AT)
     if not 0 <= description < len(tables[OPERATION]):
         return None
-    kind, name, group, dtype, peer, tag, number, members = tables[OPERATION][description]
+    what = Description(*tables[OPERATION][description])
     state = ISSUED
     if done > 0:
         state = DONE
     elif call == main:
         state = AWAITED
     return Operation(
-        kind=kind, name=name, group=tuple(group), shape=tuple(shape[: max(sizes, 0)]), dtype=dtype,
-        peer=peer, tag=tag, number=number, members=tuple(members), index=index - 1,
+        kind=what.kind, name=what.name, group=tuple(what.group),
+        shape=tuple(shape[: max(sizes, 0)]), dtype=what.dtype, peer=what.peer, tag=what.tag,
+        number=what.number, members=tuple(what.members), index=index - 1,
         line=find_in(tables[LINE], line),
         raised=find_in(tables[RAISED], raised),
         state=state,

@@ -18,12 +18,11 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.distributed import _find_tensors
 
-from playground.base.upstream import is_joining
-from playground.explain.hang import BACKWARD, BUCKETS, BUFFERS, MAKE_DDP
+from playground.base.upstream import find_tensors, is_joining, may_rebuild_buckets
 from playground.explain.hang.box import MAIN
 from playground.explain.hang.recording import FlightRecorder
+from playground.explain.hang.states import BACKWARD, BUCKETS, BUFFERS, MAKE_DDP
 from playground.tap import number_of, ranks_of
 
 
@@ -81,14 +80,14 @@ class DDPCalls:
         if self.recording.box is None or torch.compiler.is_compiling():
             return real(ddp, *args, **kwargs)
         key, rebuilds = id(ddp), ddp.static_graph or not ddp.find_unused_parameters
-        if rebuilds and not ddp._has_rebuilt_buckets:
+        if rebuilds and may_rebuild_buckets(ddp):
             self.reducers[ddp.reducer] = ddp.process_group, self.models.get(ddp, 0)
         joins = is_joining(ddp)  # then others answer for a rank that has no batch left
         averages = ddp.require_backward_grad_sync and torch.is_grad_enabled() and not joins
         output = real(ddp, *args, **kwargs)
         if averages:
             self.forwarded[key] = ddp.process_group, self.models.get(ddp, 0)
-            for node in {tensor.grad_fn for tensor in _find_tensors(output)} - {None}:
+            for node in {tensor.grad_fn for tensor in find_tensors(output)} - {None}:
                 node.register_prehook(lambda _: self.reach(key))
         return output
 

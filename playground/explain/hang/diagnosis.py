@@ -11,7 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from playground.base.ranks import name_ranks
-from playground.explain.hang import (
+from playground.explain.hang.differences import (
+    compose_difference,
+    find_first_difference,
+    find_strays,
+    note_difference,
+    note_surplus,
+)
+from playground.explain.hang.states import (
     COLLECTIVE,
     FORM_WORLD,
     ISSUED,
@@ -24,13 +31,6 @@ from playground.explain.hang import (
     Kind,
     Operation,
     RankState,
-)
-from playground.explain.hang.differences import (
-    compose_difference,
-    find_first_difference,
-    find_strays,
-    note_difference,
-    note_surplus,
 )
 from playground.explain.hang.streams import stand_in_streams
 from playground.explain.hang.wait_graph import (
@@ -271,12 +271,14 @@ def find_stray(graph: WaitGraph, rank: int, other: int, message: Operation) -> K
     """The kind of difference from an unmatched message between the same ranks, if there is one."""
     kind = RECEIVE if message.kind == SEND else SEND
     for channel, count in graph.states[other].counts.items():
-        _, group, peer, tag, number = channel
-        same = (group, number) == (message.group, message.number)
-        if channel[0] == kind and peer == rank and same != (tag == message.tag):
-            anyone: list[Channel] = [(RECEIVE, group, None, tag, number)] if kind == SEND else []
-            if count > graph.count(rank, (message.kind, group, other, tag, number), *anyone):
-                return Kind.WRONG_TAG if same else Kind.GROUPS
+        same = (channel.group, channel.number) == (message.group, message.number)
+        if channel.kind != kind or channel.peer != rank or same == (channel.tag == message.tag):
+            continue
+        met = [channel._replace(kind=message.kind, peer=other)]
+        if kind == SEND:
+            met.append(channel._replace(kind=RECEIVE, peer=None))  # a receive from anyone
+        if count > graph.count(rank, *met):
+            return Kind.WRONG_TAG if same else Kind.GROUPS
     return None
 
 
@@ -305,7 +307,7 @@ def find_unwaited(graph: WaitGraph) -> Diagnosis | None:
         mine = wait.operation
         if mine.kind != RECEIVE or mine.peer not in graph.states:
             continue
-        channel = SEND, mine.group, rank, mine.tag, mine.number
+        channel = Channel(SEND, mine.group, rank, mine.tag, mine.number)
         known = list_known(graph.states[mine.peer])
         sent = next((one for one in known if is_at(one, channel, mine.index)), None)
         if sent and sent.state == ISSUED:

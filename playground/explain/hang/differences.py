@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from playground.explain.hang import (
+from playground.explain.hang.states import (
     BACKWARD,
     BUCKETS,
     BUFFERS,
@@ -79,13 +79,13 @@ class Extra:
 
 
 def group_of(channel: Channel) -> Group:
-    return channel[1], channel[-1]
+    return channel.group, channel.number
 
 
 def order_calls(state: RankState) -> dict[Group, dict[int, Operation]]:
     """The collectives that a rank has called on each group, by their place: 0 is the first."""
-    known = [one for one in state.operations if one.channel[0] in ORDERED]
-    called = {channel: count for channel, count in state.counts.items() if channel[0] in ORDERED}
+    known = [one for one in state.operations if one.channel.kind in ORDERED]
+    called = {channel: count for channel, count in state.counts.items() if channel.kind in ORDERED}
     called |= {one.channel: one.index for one in reversed(known)}  # before the first that is known
     places = Counter[Group]()
     for channel, count in called.items():
@@ -234,10 +234,10 @@ def find_first_difference(states: Iterable[RankState]) -> Difference | None:
             key: tuple[object, ...] = one.channel, one.index
             if one.kind != COLLECTIVE:
                 sender, receiver = (rank, one.peer) if one.kind == SEND else (one.peer, rank)
-                if graph.count(receiver, (RECEIVE, one.group, None, one.tag, one.number)):
+                if graph.count(receiver, Channel(RECEIVE, one.group, None, one.tag, one.number)):
                     continue  # a receive from anyone may have got any of them
                 key = sender, receiver, one.group, one.tag, one.number, one.index
-            elif one.channel[0] in ORDERED:
+            elif one.channel.kind in ORDERED:
                 continue
             meetings.setdefault(key, {})[rank] = one
     found = [
@@ -253,7 +253,8 @@ def find_first_difference(states: Iterable[RankState]) -> Difference | None:
             first = Difference(next(filter(None, kinds)), met, frozenset(culprits))
             if at is None:
                 return first
-            return look_for_extra(first, {rank: orders[rank][at[0]] for rank in met}, at[1])
+            group, place = at
+            return look_for_extra(first, {rank: orders[rank][group] for rank in met}, place)
     return None
 
 

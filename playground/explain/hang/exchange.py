@@ -10,20 +10,28 @@ from __future__ import annotations
 import os
 import pickle
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from playground.base.untrusted import unpickle
-from playground.explain.hang import UNASKED, Doing, Gpu, Operation, RankState
 from playground.explain.hang.activity import Activity, compare, look
 from playground.explain.hang.box import LATEST, Box, View
 from playground.explain.hang.diagnosis import diagnose
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge
+from playground.explain.hang.states import UNASKED, Channel, Doing, Gpu, Operation, RankState
 from playground.explain.hang.streams import suppose_wait
 from playground.explain.hang.wording import Diagnosis
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+
+class Look(NamedTuple):
+    """A rank at one moment, as it sees itself."""
+
+    progress: object
+    """As `View.progress`."""
+    activity: Activity | None
 
 
 class Exchange:
@@ -36,10 +44,10 @@ class Exchange:
         self.size = size
         self.port = port
         self.view = View(os.getpid(), box.file)
-        self.seen: tuple[object, Activity | None] = None, None
-        """This rank's progress, and what else it does, at the last look."""
-        self.told: object = None
-        """The same when it told the others of it."""
+        self.seen = Look(None, None)
+        """The last look."""
+        self.told: Look | None = None
+        """The look of which it has told the others."""
         self.judge = Judge()
         """Rank 0's. It knows what ranks have told by how often they have told of themselves."""
         self.answered = 0
@@ -51,7 +59,7 @@ class Exchange:
         """Tell the others if this rank stands still since the last look, or does so no more.
         Returns a deadlock if one is proved: on rank 0 alone. Raises what the store does."""
         before = self.seen
-        self.seen = (self.view.progress, look(self.port))
+        self.seen = Look(self.view.progress, look(self.port))
         still = self.seen == before and (self.view.waits or self.view.has_ended)
         if still and self.seen != self.told:
             self.store.set(f"state {self.rank}", pickle.dumps(self.state()))
@@ -87,11 +95,11 @@ class Exchange:
 
     def state(self) -> RankState:
         """This rank's own."""
-        state, activity = self.view.read_since(self.seen[0], LATEST), self.seen[1]
-        may_act, moves = compare(activity, activity)
+        state, activity = self.view.read_since(self.seen.progress, LATEST), self.seen.activity
+        besides = compare(activity, activity)
         if activity and activity.waits is not None:
             state = suppose_wait(state, activity.waits)
-        return replace(state, may_act=state.may_act or may_act, moves=moves)
+        return replace(state, may_act=state.may_act or besides.may_act, moves=besides.moves)
 
     def collect(self) -> list[RankState]:
         """The states of all ranks: those without a report are in the program."""
@@ -100,7 +108,7 @@ class Exchange:
             (rank, key) for rank in range(self.size) if self.store.check([key := f"state {rank}"])
         ]
         for rank, key in told:
-            states[rank] = unpickle(self.store.get(key), RankState, Doing, Gpu, Operation)
+            states[rank] = unpickle(self.store.get(key), RankState, Doing, Gpu, Operation, Channel)
         return states
 
     def explain(self) -> Diagnosis | None:

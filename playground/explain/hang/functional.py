@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from playground.base.event_log import NONE
-from playground.base.upstream import FUNCTIONAL, resolve_group
-from playground.explain.hang import COLLECTIVE
+from playground.base.upstream import FUNCTIONAL, memory_of, resolve_group
 from playground.explain.hang.box import GPU
 from playground.explain.hang.recording import FlightRecorder
+from playground.explain.hang.states import COLLECTIVE
 from playground.tap.replacement import calling
 from playground.tap.tap import record_also
 
@@ -120,5 +120,4 @@ class FunctionalCalls:
 
 def storage_of(result: Any) -> int:
     """A number of the memory that a functional collective's result, or its wrapper, is in."""
-    tensor: Any = getattr(result, "elem", result)
-    return int(tensor.untyped_storage()._cdata)
+    return memory_of(getattr(result, "elem", result))

@@ -28,12 +28,19 @@ from torch.distributed import ProcessGroup, distributed_c10d
 
 from playground.base.errors import LOST_PEER
 from playground.base.upstream import default_store
-from playground.explain.hang import COLLECTIVE, FORM_WORLD, NEW_GROUP, RECEIVE, SEND, SPLIT_GROUP
-from playground.explain.hang.activity import callbacks, checks
+from playground.explain.hang.activity import clues
 from playground.explain.hang.box import GPU, MAIN, MAY_GIVE_UP, Box, Known
 from playground.explain.hang.ddp import DDPCalls
 from playground.explain.hang.functional import FunctionalCalls
 from playground.explain.hang.recording import ZERO, FlightRecorder
+from playground.explain.hang.states import (
+    COLLECTIVE,
+    FORM_WORLD,
+    NEW_GROUP,
+    RECEIVE,
+    SEND,
+    SPLIT_GROUP,
+)
 from playground.tap import MESSAGES, METHODS, number_of, ranks_of
 from playground.tap.methods import ROOT_AT, root_of
 from playground.tap.observer import Recorded
@@ -85,7 +92,7 @@ class Hooks(FlightRecorder):
         stand_ins |= {place: each for place, each in others.items() if hasattr(*place)}
         stand_ins |= self.ddp.stand_ins
         self.places = {place: calling(each) for place, each in stand_ins.items()}
-        checks.append(self.check_groups)
+        clues.checks.append(self.check_groups)
 
     def begin_program(self, box: Box, timeout: timedelta) -> None:
         """From now on, operations write to `box`. `timeout` is the world's."""
@@ -344,9 +351,9 @@ class Hooks(FlightRecorder):
             try:
                 return callback(done)
             finally:
-                callbacks.discard(run)
+                clues.callbacks.discard(run)
 
-        callbacks.add(run)
+        clues.callbacks.add(run)
         return real(future, run)
 
     def new_group(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from playground.explain.hang import RankState
 from playground.explain.hang.diagnosis import diagnose
+from playground.explain.hang.states import RankState
 from playground.explain.hang.wording import Diagnosis
 
 

@@ -19,14 +19,15 @@ from torch import Tensor
 
 from playground.base.upstream import (
     count_collectives,
+    devices_of,
     is_carried_by_nccl,
     is_registered,
     read_timeout,
 )
-from playground.explain.hang import BACKWARD, BUCKETS, COLLECTIVE, HOST, STRANGERS, Gpu
-from playground.explain.hang.activity import spinning, waits
-from playground.explain.hang.box import GPU, MAIN, Box, Known
+from playground.explain.hang.activity import clues
+from playground.explain.hang.box import GPU, MAIN, Box, Description, Known
 from playground.explain.hang.queues import Queues
+from playground.explain.hang.states import BACKWARD, BUCKETS, COLLECTIVE, HOST, STRANGERS, Gpu
 from playground.tap import number_of, ranks_of
 from playground.tap.observer import Recorder
 from playground.tap.tap import record_also
@@ -116,22 +117,24 @@ class FlightRecorder(Recorder):
             # torch refuses a root that is none, and waits for a message for ever
             no_rank = None if kind == COLLECTIVE else STRANGERS + peer
             peer = dict(enumerate(ranks)).get(peer, no_rank)
-        known = box.describe(key, (kind, name, ranks, dtype, peer, tag, number_of(group), ()))
+        known = box.describe(
+            key, Description(kind, name, ranks, dtype, peer, tag, number_of(group))
+        )
         # which NCCL counts apart
         is_counted = kind == COLLECTIVE or id(group) not in self.on_gpu
         if is_counted and (tally := self.tallies.get(id(group))):
-            tally.places.add(known[1])
+            tally.places.add(known.count_at)
         return known
 
     def watch_gpu(self, box: Box, group: Any) -> None:
         """A group that NCCL carries: its operations are in the streams of the GPU."""
         if self.queues is None:
             self.queues = Queues(self.stand)
-            waits.append(self.queues.find_wait)
+            clues.waits.append(self.queues.find_wait)
             record_also(self.queues.places)
         if not box.words[GPU]:
             self.queues.begin(box)
-        self.on_gpu[id(group)] = all(each.type == "cuda" for each in group._device_types)
+        self.on_gpu[id(group)] = all(each.type == "cuda" for each in devices_of(group))
 
     def is_on_gpu(self, group: Any, given: Any) -> bool:
         """Whether NCCL carries what a group's operation is given."""
@@ -150,16 +153,16 @@ class FlightRecorder(Recorder):
         if box is None or get_ident() != box.main_thread or not (batches and box.words[GPU]):
             return real(*args, **kwargs)
         key = HOST, name
-        known = box.known.get(key) or box.describe(key, (HOST, name, (), "", None, 0, 0, ()))
+        known = box.known.get(key) or box.describe(key, Description(HOST, name))
         call = box.call(known, 3, False)
         box.put_in_queue(call, None, batches)
         thread = {threading.get_native_id()} if box.words[GPU] == Gpu.REAL else set[int]()
-        spinning.update(thread)
+        clues.spinning.update(thread)
         with self.main_thread_in(box, call):
             try:
                 return real(*args, **kwargs)
             finally:
-                spinning.difference_update(thread)
+                clues.spinning.difference_update(thread)
                 box.end(call)
 
     def check_groups(self) -> None:
@@ -239,7 +242,7 @@ class FlightRecorder(Recorder):
         in."""
         key = name, ranks, members, number, model
         known = box.known.get(key) or box.describe(
-            key, (COLLECTIVE, name, ranks, place, None, model, number, members)
+            key, Description(COLLECTIVE, name, ranks, place, None, model, number, members)
         )
         call = box.call(known, 4, limited)
         is_main, around = get_ident() == box.main_thread, box.around

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
 HOST = "host"
@@ -33,10 +34,21 @@ STRANGERS = 2**20
 UNASKED = "what its other threads and callbacks do"
 """The unknown of a rank that is only seen from outside."""
 
-Channel = tuple[str, tuple[int, ...], int | None, int, int]
-"""The kinds by which operations are counted: for a message its kind, for a collective "collective",
-or the name of one that is counted by itself; the group's ranks, the peer (of a message), the tag,
-and the group's number."""
+
+class Channel(NamedTuple):
+    """What a rank counts operations by: those of two ranks that meet have the same index in it."""
+
+    kind: str
+    """Of a message its kind, of a collective "collective", or the name of one that is counted by
+    itself."""
+    group: tuple[int, ...]
+    """The group's ranks."""
+    peer: int | None
+    """Of a message."""
+    tag: int
+    """Of a message; else 0."""
+    number: int
+    """The group's."""
 
 
 class Doing(StrEnum):
@@ -232,10 +244,10 @@ class Operation:
 def channel_of(
     kind: str, name: str, group: tuple[int, ...], peer: int | None, tag: int, number: int
 ) -> Channel:
-    """The kind by which an operation is counted."""
+    """The channel by which an operation is counted."""
     if kind == COLLECTIVE:
-        return (name if name in BY_ITSELF else COLLECTIVE), group, None, 0, number
-    return kind, group, peer, tag, number
+        return Channel(name if name in BY_ITSELF else COLLECTIVE, group, None, 0, number)
+    return Channel(kind, group, peer, tag, number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from playground.base.event_log import NONE
-from playground.explain.hang import (
+from playground.explain.hang.differences import Group, group_of, order_calls
+from playground.explain.hang.states import (
     BACKWARD,
     BUCKETS,
     BUFFERS,
@@ -35,7 +36,6 @@ from playground.explain.hang import (
     Operation,
     RankState,
 )
-from playground.explain.hang.differences import Group, group_of, order_calls
 from playground.explain.hang.wait_graph import find_difference
 
 Place = tuple[int, int]
@@ -128,12 +128,13 @@ class Streams:
 
     def batch_of(self, place: Place) -> Place:
         """The rank and the batch of an operation: without a GPU, itself."""
+        rank, _ = place
         batch = self.operations[place].batch
-        return place if batch is None else (place[0], batch)
+        return place if batch is None else (rank, batch)
 
     def find_counterparts(self, place: Place) -> Iterator[Place]:
         """Where other ranks have called what may meet an operation."""
-        rank, one = place[0], self.operations[place]
+        (rank, _), one = place, self.operations[place]
         for other in find_others(rank, one):
             met = self.meetings.get((other, channel_for(rank, one), one.index))
             ordered = self.ordered.get(
@@ -143,7 +144,7 @@ class Streams:
 
     def begins(self, place: Place) -> bool:
         """Whether all that an operation is behind has ended."""
-        rank, one = place[0], self.operations[place]
+        (rank, _), one = place, self.operations[place]
         batches = (self.batches.get((rank, each), ()) for each in one.behind if each != one.batch)
         return not one.is_open and all(self.ended.issuperset(batch) for batch in batches)
 
@@ -157,7 +158,7 @@ class Streams:
 
     def is_met(self, place: Place) -> bool:
         """Whether the ranks that an operation needs have begun theirs."""
-        rank, one = place[0], self.operations[place]
+        (rank, _), one = place, self.operations[place]
         is_real = self.states[rank].gpu == Gpu.REAL and one.batch is not None
         if one.stranger is not None:
             return False
@@ -167,18 +168,16 @@ class Streams:
 
     def is_there(self, place: Place, other: int, is_real: bool) -> bool:
         """Whether another rank has begun what meets an operation, as far as is known."""
-        one, state = self.operations[place], self.states.get(other)
+        (rank, _), one, state = place, self.operations[place], self.states.get(other)
         if state is None or state.unnamed:
             return True
         position = self.positions.get(place)
         if is_real and position is not None:
             group = group_of(one.channel)
-            met, is_called = (
-                self.ordered.get((other, group, position)),
-                self.totals.get((other, group), 0) > position,
-            )
+            met = self.ordered.get((other, group, position))
+            is_called = self.totals.get((other, group), 0) > position
         else:
-            channel = channel_for(place[0], one)
+            channel = channel_for(rank, one)
             met = self.meetings.get((other, channel, one.index))
             is_called = state.counts.get(channel, 0) > one.index
         if met is None:
@@ -201,7 +200,7 @@ class Streams:
         shown = replace(
             state,
             operations=tuple(each for each in known if each not in dropped),
-            counts={channel: count for channel, count in counts.items() if channel[0] != HOST},
+            counts={channel: count for channel, count in counts.items() if channel.kind != HOST},
             unlaunched=tuple(each for each in dropped if each.is_open),
         )
         if one is None or state.doing != Doing.IN_OPERATION:
@@ -256,4 +255,5 @@ def channel_for(rank: int, one: Operation) -> Channel:
     """The channel of what another rank calls to meet an operation of this one."""
     if one.kind == COLLECTIVE:
         return one.channel
-    return (SEND if one.kind == RECEIVE else RECEIVE), one.group, rank, one.tag, one.number
+    kind = SEND if one.kind == RECEIVE else RECEIVE
+    return Channel(kind, one.group, rank, one.tag, one.number)

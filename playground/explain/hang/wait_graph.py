@@ -49,7 +49,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from playground.explain.hang import (
+from playground.explain.hang.states import (
     BACKWARD,
     COLLECTIVE,
     DONE,
@@ -202,7 +202,7 @@ class WaitGraph:
         if operation.kind == COLLECTIVE:
             return self.meet(operation).get(other)
         kind = RECEIVE if operation.kind == SEND else SEND
-        channel: Channel = (kind, operation.group, rank, operation.tag, operation.number)
+        channel = Channel(kind, operation.group, rank, operation.tag, operation.number)
         known = list_known(self.states[other]) if other in self.states else iter(())
         return next((one for one in known if is_at(one, channel, operation.index)), None)
 
@@ -222,15 +222,14 @@ class WaitGraph:
         peer = message.peer
         tag = message.tag
         receiver = peer if sending else rank
-        anyone: Channel = (RECEIVE, group, None, tag, message.number)
+        anyone = Channel(RECEIVE, group, None, tag, message.number)
         if peer is not None and not (sending and self.pessimistic and self.count(receiver, anyone)):
-            other: Channel = (RECEIVE if sending else SEND, group, rank, tag, message.number)
+            other = Channel(RECEIVE if sending else SEND, group, rank, tag, message.number)
             others = (other, anyone) if sending else (other,)
             return self.count(peer, *others) > message.index
-        sent = sum(self.count(one, (SEND, group, receiver, tag, message.number)) for one in group)
-        received = self.count(
-            receiver, anyone, *((RECEIVE, group, one, tag, message.number) for one in group)
-        )
+        to_receiver = Channel(SEND, group, receiver, tag, message.number)
+        sent = sum(self.count(one, to_receiver) for one in group)
+        received = self.count(receiver, anyone, *(anyone._replace(peer=one) for one in group))
         if sending:
             return sent <= received
         known = list_known(self.states[rank])
@@ -238,7 +237,7 @@ class WaitGraph:
             (one.channel, one.index) for one in known if one.state != DONE and one.kind == RECEIVE
         }
         return sent > received - sum(
-            (one[1], *one[3:]) == (group, tag, message.number) for one, _ in pending
+            channel._replace(peer=None) == anyone for channel, _ in pending
         )
 
     def find_blocked(self, held: Iterable[int], excused: set[int]) -> set[int]:

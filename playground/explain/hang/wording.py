@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from playground.base.ranks import format_ranks, name_ranks
-from playground.explain.hang import COLLECTIVE, OF_DDP, REDUCTIONS, SEND, Doing, Kind, Operation
+from playground.explain.hang.states import (
+    COLLECTIVE,
+    OF_DDP,
+    REDUCTIONS,
+    SEND,
+    Doing,
+    Kind,
+    Operation,
+)
 from playground.explain.hang.wait_graph import TO_ROOT, WaitGraph
 
 ACTS = {

@@ -19,12 +19,12 @@ from playground.base.files import belongs_to_another
 from playground.base.untrusted import printable
 from playground.explain.replay.files import RENDERED, amount, check_ending, render
 from playground.explain.replay.record.layout import LOG_FILE, LOGS, RUN, write_zip
+from playground.explain.replay.record.reading import merge
 from playground.explain.replay.record.run import (
     RECORDED,
     Recorded,
     collect,
     describe_run,
-    merge,
     note_failure,
 )
 from playground.ui.options import check_writable

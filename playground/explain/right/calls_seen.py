@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from playground.base.event_log import NONE
-from playground.base.upstream import count_collectives, is_carried_by_gloo
+from playground.base.upstream import count_collectives, is_carried_by_gloo, version_of
 from playground.explain.right.facts import CUT, GAPS, UNWAITED, WRITTEN
 from playground.explain.right.fingerprint import find_fingerprint, has_gaps
 from playground.explain.right.log import LAYOUT, MESSAGES, MISUSE
@@ -110,7 +110,7 @@ class CallWatcher(SeesCalls):
         self.sent += reads
         if len(self.in_flight) < MOST_IN_FLIGHT:
             self.in_flight[call.number] = InFlight(
-                tensor, tensor._version, form_of(tensor),
+                tensor, version_of(tensor), form_of(tensor),
                 find_fingerprint(tensor) if reads else None, self.notes.lines.find_cause(),
                 self.waits,
             )  # fmt: skip
@@ -123,7 +123,7 @@ class CallWatcher(SeesCalls):
             if flight is None or call.is_asked or flight.waits != self.waits:
                 continue
             tensor = flight.tensor
-            if tensor._version == flight.version or flight.form != form_of(tensor):
+            if version_of(tensor) == flight.version or flight.form != form_of(tensor):
                 continue
             if flight.print is None or flight.print != find_fingerprint(tensor):
                 self.tell_misuse(WRITTEN, call.name, flight.line)

@@ -37,6 +37,7 @@ def find_clipped(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         sums = [sum(each) for each in scaled]
         if len(clipped) < LEAST_COMPARED or max(sums) - min(sums) <= SLACK:
             continue
+        first, second, *_ = clipped[0]
         call = next(call for look in team.all_looks for call in averaging_calls(look))
         yield Finding(
             rule="M8-clip",
@@ -46,7 +47,7 @@ def find_clipped(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             since=team.since,
             where=team.facts[0].where(call.line),
             why="between backward and the average each rank multiplies its gradients by a factor "
-            f"of its own, such as {clipped[0][0]:.2g} and {clipped[0][1]:.2g}: this bounds the "
+            f"of its own, such as {first:.2g} and {second:.2g}: this bounds the "
             "norm of a rank's gradient, and not that of the mean",
             fix="average the gradients, then clip them",
         )
@@ -58,8 +59,9 @@ def factor_of(look: Look) -> float | None:
     factors = [
         after / before
         for call in averaging_calls(look)
-        if call.gradients[0] < len(look.raw_values)
-        for before, after in zip(look.raw_values[call.gradients[0]], call.values, strict=False)
+        for place in call.gradients
+        if place < len(look.raw_values)
+        for before, after in zip(look.raw_values[place], call.values, strict=False)
         if before
     ]
     if not factors or min(factors) <= 0 or max(factors) - min(factors) > SLACK * max(factors):

@@ -14,8 +14,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 from playground.base.files import write_file
-from playground.explain.right.log import FORMAT, file_name
-from playground.explain.right.run import BETWEEN_LOOKS, LIMIT, LIMIT_OF_FAILED
+from playground.explain.right.log import (
+    BETWEEN_LOOKS,
+    FORMAT,
+    LIMIT,
+    LIMIT_OF_FAILED,
+    file_name,
+)
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.peers import rank_0_has_left
 from playground.world.rendezvous.store import connect_as_client

@@ -34,6 +34,12 @@ or by chance in a step that warms up and in the last of an epoch: three are more
 values of several ranks differ while they add up or are averaged is no chance: a second step shows
 that it stays so.
 """
+LIMIT, LIMIT_OF_FAILED = 2.0, 0.5
+"""Seconds for which rank 0 waits for the logs of ranks that end later, which others have started;
+when its program has failed. One that waits for rank 0's process to end, as for the end of a stream,
+waits as long."""
+BETWEEN_LOOKS = 0.02
+"""Seconds from one look whether it has ended to the next."""
 NO_GRADIENT = 0
 """In the place of a gradient's fingerprint."""
 Prints = list[int | None]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from playground.base.event_log import BEGUN, USED, LogReader, read_lines
-from playground.base.untrusted import expect_int, expect_list, expect_text
+from playground.base.untrusted import expect_dict, expect_int, expect_list, expect_text
 from playground.explain.hang.sources import Line
 from playground.explain.right.facts import (
     Batch,
@@ -163,8 +163,8 @@ def read_pair(thing: object) -> tuple[int, int]:
 
 
 def read_look(optimizers: Sequence[Optimizer], fields: Sequence[object]) -> Look:
-    number, *rest = fields
-    look = Look(optimizers[expect_int(number)], *rest)  # type: ignore[arg-type]
+    number, told = fields
+    look = Look(optimizers[expect_int(number)], **expect_dict(told))  # type: ignore[arg-type]
     events = [Event(*expect_list(each)) for each in look.events]  # type: ignore[arg-type]
     look.events[:] = events
     return look

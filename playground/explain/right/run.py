@@ -21,7 +21,7 @@ from playground.explain.right.checked import NEEDED, Checked
 from playground.explain.right.early import SHARE_IN_A_RANK, EarlyTeller
 from playground.explain.right.facts import RankFacts
 from playground.explain.right.finding import HINT, Finding
-from playground.explain.right.log import file_name
+from playground.explain.right.log import BETWEEN_LOOKS, LIMIT, LIMIT_OF_FAILED, file_name
 from playground.explain.right.reading import has_ended, read_ranks
 from playground.explain.right.report import tell_all
 from playground.explain.right.rules import find_mistakes
@@ -30,11 +30,6 @@ from playground.world.command_world import Around, CommandWorld
 from playground.world.rendezvous.environment import RankEnv, name_of_torchrun
 
 GATHER = remote("playground.explain.right.gathering:gather_logs")
-LIMIT, LIMIT_OF_FAILED = 2.0, 0.5
-"""Seconds for which rank 0 waits for ranks of others that end later; when its program has failed.
-One that waits for rank 0's process to end, as for the end of a stream, waits as long."""
-BETWEEN_LOOKS = 0.02
-"""Seconds from one look whether they have ended to the next."""
 
 
 @dataclass(frozen=True, repr=False)

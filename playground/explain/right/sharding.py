@@ -26,12 +26,13 @@ def find_replicas_apart(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     for rank in known.values():
         for optimizer in {look.optimizer.number: look.optimizer for look in rank.looks}.values():
             for place, shard in enumerate(optimizer.shards):
-                if shard is None or len(shard[1]) == 1 or not {*shard[1]} <= known.keys():
+                _, holders = shard or (False, [])
+                if len(holders) < 2 or not {*holders} <= known.keys():
                     continue
-                if differ_always([looks_of(known[it], optimizer.number) for it in shard[1]], place):
+                if differ_always([looks_of(known[it], optimizer.number) for it in holders], place):
                     places, ranks = found.setdefault(optimizer.kind, (set(), set()))
                     places.add(place)
-                    ranks |= {*shard[1]}
+                    ranks |= {*holders}
     for kind, (places, ranks) in found.items():
         first = known[min(ranks)]
         look = next(look for look in first.looks if look.optimizer.kind == kind)
@@ -82,7 +83,8 @@ def find_plain(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """
     for team in find_teams(facts):
         optimizer = team.first.optimizer
-        if not any(shard and shard[0] for shard in optimizer.shards) or team.wrapped:
+        is_sharded = any(is_part for is_part, _ in filter(None, optimizer.shards))
+        if not is_sharded or team.wrapped:
             continue
         taken = {
             place

@@ -56,7 +56,7 @@ def puts_back(frame: FrameType) -> bool:
 def put_in(file: str, function: str) -> frozenset[str]:
     """The names of variables that the functions of this name assign to places of lists or tensors,
     or the whole file if it has none."""
-    tree = parse(file)
+    tree = parse_known(file)
     functions: list[ast.AST] = [
         each for each in ast.walk(tree)
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == function
@@ -76,12 +76,12 @@ def calls_in(file: str) -> dict[tuple[int | None, ...], ast.Call]:
     """The calls of a file by their places: first and last line, first and last column."""
     return {
         (each.lineno, each.end_lineno, each.col_offset, each.end_col_offset): each
-        for each in ast.walk(parse(file))
+        for each in ast.walk(parse_known(file))
         if isinstance(each, ast.Call)
     }
 
 
-def parse(file: str) -> ast.AST:
+def parse_known(file: str) -> ast.AST:
     """The syntax tree of a file; an empty one if it is not known."""
     try:
         return ast.parse("".join(linecache.getlines(file)))

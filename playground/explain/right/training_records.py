@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import ReferenceType
 
 from playground.base.event_log import NONE
-from playground.explain.right.facts import Look
 from playground.explain.right.log import Prints, is_looked_at
 
 
@@ -29,10 +28,6 @@ class Seen:
     prints: Prints = field(default_factory=list)
     generator: int = 0
     values: list[float] = field(default_factory=list)
-
-
-LOOK_FIELDS = [each.name for each in fields(Look)][1:]
-"""What is told of a look, in this order, behind its optimizer."""
 
 
 @dataclass(eq=False, slots=True)

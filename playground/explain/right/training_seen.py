@@ -56,7 +56,7 @@ from playground.explain.right.log import (
     RESTORED,
     UNOWNED,
 )
-from playground.explain.right.training_records import LOOK_FIELDS, Pending, Seen, Stepping, Wrapped
+from playground.explain.right.training_records import Pending, Seen, Stepping, Wrapped
 from playground.explain.right.watcher import (
     Notes,
     SeesCalls,
@@ -215,7 +215,9 @@ class TrainingWatcher(Watcher):
 
     def drop_dead(self) -> None:
         self.models = {key: each for key, each in self.models.items() if each.model() is not None}
-        self.names = {key: each for key, each in self.names.items() if each[0]() is not None}
+        self.names = {
+            key: (param, name) for key, (param, name) in self.names.items() if param() is not None
+        }
 
     def find_late(self, module: nn.Module, wrapped: Wrapped) -> None:
         """Name the parameters that the module did not have when it was wrapped."""
@@ -237,7 +239,8 @@ class TrainingWatcher(Watcher):
         if not self.stepped:
             self.restored |= {address_of(each): ref(each) for each in params}
         names = {name for param in params if (name := self.name_of(param))}
-        names |= self.find_tensors(params)[1]
+        _, taken = self.find_tensors(params)
+        names |= taken
         if names:
             self.look_at_next(LOADED, 0)
         self.note(Seen(LOADED, type(module).__name__, parameters=frozenset(names)))
@@ -472,7 +475,7 @@ class TrainingWatcher(Watcher):
         ]  # fmt: skip
         wrapped = [each.key for each in self.models.values() if each.model() is not None]
         norms = [(at, norm) for at, each in known.norms if (norm := each()) is not None]
-        told = {
+        told = {  # the fields of a `Look`, but for its optimizer
             "step": known.count,
             "clock": known.clock,
             "nth": known.nth,
@@ -496,8 +499,7 @@ class TrainingWatcher(Watcher):
             "shards": look.shards,
             "gradients_of_shards": look.gradients_of_shards,
         }
-        assert [*told] == LOOK_FIELDS
-        self.notes.log.tell(LOOK, version, *told.values())
+        self.notes.log.tell(LOOK, version, told)
         if known.count == 0:
             known.norms = self.find_norms(params)
 

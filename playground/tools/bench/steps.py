@@ -15,16 +15,14 @@ from playground.base.flags import flag
 from playground.base.remote import remote
 from playground.training import prepare
 from playground.training.prepare import PreparedData, Settings
+from playground.training.step_results import PARTS, StepResult, Variant
 from playground.training.step_settings import (
     BERT,
     IMAGE_MODELS,
     OF_BERT,
-    PARTS,
     TOKENS,
     ByModel,
-    StepResult,
     StepSettings,
-    Variant,
     candidates,
 )
 from playground.ui.options import COMMON, flags, only_with

@@ -51,7 +51,7 @@ from playground.ui.units import format_bytes
 from playground.world.backends import BACKENDS, LEAVE_OUT
 from playground.world.launcher.examiner import line_of
 from playground.world.launcher.launch import launch
-from playground.world.program import Program, parse
+from playground.world.program import Program, parse_program
 from playground.world.rank.reports import Event, report
 
 SIZES = (2, 3)
@@ -123,7 +123,7 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
         raise UsageError(
             f"doctor {path} reads the ranks' flight recorders: it needs them, so not {SWITCH}=0"
         )
-    parse(path)
+    parse_program(path)
     runs, operations = list[ScriptRun](), list[Operation]()
     with temporary_folder("doctor") as folder:
         for size in SIZES:

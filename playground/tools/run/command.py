@@ -9,7 +9,7 @@ import click
 
 from playground.base.constants import Constant, Value, read_constants
 from playground.base.errors import UsageError
-from playground.base.remote import file_of, parse
+from playground.base.remote import file_of, parse_module
 from playground.lessons.lesson_row import Lesson
 from playground.tools.run.options import ProgramOptions, constant_option, program_options
 from playground.ui.options import options
@@ -58,7 +58,7 @@ def read_values(lesson: Lesson, words: Sequence[str]) -> tuple[tuple[str, Value]
 def constants_of(lesson: Lesson) -> Mapping[str, Constant]:
     """The constants of its program, by name."""
     module = lesson.module
-    return read_constants(file_of(module).read_bytes(), parse(module)).literals
+    return read_constants(file_of(module).read_bytes(), parse_module(module)).literals
 
 
 def changed_values(

@@ -23,7 +23,7 @@ from playground.tools.run.options import (
 from playground.tools.run.start import prepare_start, run_on_ranks, share_imports, warm_up
 from playground.ui.options import pack_options, refuse, tell_misplaced
 from playground.ui.session import Session, session_command
-from playground.world.program import Program, parse, path_of_new_interpreter
+from playground.world.program import Program, parse_program, path_of_new_interpreter
 
 TOOL = TOOLS["run"]
 CHECK_TEXT = remote("playground.tools.doctor.script:check_text")
@@ -111,7 +111,7 @@ def command(
     if settings_of_constants and not (file and program.is_one_file):
         raise UsageError(f"--set: the text of {name} cannot be read here: name a file")
     if file:
-        tree = parse(file)
+        tree = parse_program(file)
         tell_misplaced(name, arguments, file.read_text("utf-8", "replace"))
         share_imports(file, tree)
         if settings_of_constants:

@@ -28,7 +28,7 @@ from playground.world.program import (
     Program,
     find_lessons,
     find_shared_imports,
-    parse,
+    parse_program,
     path_of_new_interpreter,
 )
 from playground.world.rank.reports import BREAKPOINT, HUNG_UP, JOINED, Event
@@ -56,7 +56,7 @@ IN_RANKS = (
 def share_imports(file: Path, tree: ast.Module) -> None:
     """Have the ranks' common imports done once, as the program in this file wants them."""
     add_program(str(file))
-    for each in (tree, *map(parse, find_lessons(tree))):
+    for each in (tree, *map(parse_program, find_lessons(tree))):
         fork_client.preload(*find_shared_imports(each))
     fork_client.import_with(find_settings(tree, os.environ))
 
@@ -164,7 +164,7 @@ def run_lesson(
         name=str(file), path=path_of_new_interpreter(), constants=constants, uses_device=True
     )
     if prepare_start(session, asked):
-        share_imports(file, parse(file))
+        share_imports(file, parse_program(file))
         if lesson.needs_mnist:
             fork_client.preload(VISION)
         warm_up(session, asked)

@@ -117,7 +117,7 @@ class Backend:
         nccl does."""
         import torch.distributed as dist
 
-        return type(upstream.backend_of(dist.group.WORLD, self.device())).__name__
+        return type(upstream.carrier_of(dist.group.WORLD, self.device())).__name__
 
     def libraries(self) -> dict[str, object]:
         """Versions of what it is built on, beside torch: plain data."""

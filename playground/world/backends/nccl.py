@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from playground.base.errors import UsageError
-from playground.base.upstream import backend_of, list_groups
+from playground.base.upstream import carrier_of, list_groups
 from playground.world.backends.backend import Backend
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Nccl(Backend):
 
         for group in list_groups():
             with contextlib.suppress(RuntimeError):
-                backend_of(group, torch.device("cuda")).abort()
+                carrier_of(group, torch.device("cuda")).abort()
 
     def describe_overlap(self) -> str:
         if self.implementation() != "ProcessGroupNCCL2":

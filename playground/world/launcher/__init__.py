@@ -3,6 +3,7 @@
 launch          one function on N processes: start, watch, restart, end
 pool            worlds that are kept for the next launch
 fork_client     asks the fork server for ranks
+fork_starter    starts the fork server
 fork_server     a process that forks itself for each rank
 store_process   the process that serves the store
 

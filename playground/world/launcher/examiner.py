@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from playground.base.errors import TIMED_OUT, PeerDisconnected, PlaygroundError, RankFailed
 from playground.explain.hang import UNASKED, Doing, Operation, RankState
+from playground.explain.hang.activity import Besides
 from playground.explain.hang.box import CAPACITY, LATEST, find_line
 from playground.explain.hang.diagnosis import diagnose, explain_failure
 from playground.explain.hang.differences import find_mismatch
@@ -24,8 +25,9 @@ MOST_INTERVALS = 16
 out."""
 LATEST_OF_ENDED = 256
 """Number of a rank's latest operations that are looked at when it has returned."""
-Seen = Mapping[int, tuple[str, bool]]
-"""By rank, what may act in it besides its main thread, and whether data is under way."""
+Answers = Mapping[int, Besides]
+"""By rank, what may act in it besides its main thread; nothing, in those that are not asked any
+more."""
 
 
 class Examiner:
@@ -37,7 +39,7 @@ class Examiner:
         """When the program began, on the monotonic clock: a rank that has finished without calling
         anything since is not at the line of what it called before."""
         self.next_look = time.monotonic() + INTERVAL
-        self.seen: list[object] = []
+        self.last: list[object] = []
         """The progress of each rank at the last look."""
         self.judge = Judge()
 
@@ -52,25 +54,25 @@ class Examiner:
         if self.seconds_left:
             return None
         self.next_look = time.monotonic() + INTERVAL
-        before = self.seen
-        self.seen = self.progress
-        still = self.find_still(before, self.seen)
+        before = self.last
+        self.last = self.progress
+        still = self.find_still(before, self.last)
         standing = [
             progress if rank in still else None
-            for rank, progress in zip(self.ranks, self.seen, strict=True)
+            for rank, progress in zip(self.ranks, self.last, strict=True)
         ]
         if not any(rank.box and rank.box.waits for rank in still):
             return None
-        return self.judge.suspect(standing, lambda: self.states(still, seen={}))
+        return self.judge.suspect(standing, lambda: self.states(still, is_suspicion=True))
 
     def confirm(
-        self, before: list[object], stacks: Mapping[int, str], seen: Seen
+        self, before: list[object], stacks: Mapping[int, str], answers: Answers
     ) -> Diagnosis | None:
         """A deadlock that is proved: of the ranks whose progress is the same as `before`."""
         now = self.progress
         still = self.find_still(before, now)
         deadlock = self.judge.confirm(
-            self.explain(stacks, seen, still),
+            self.explain(stacks, answers, still),
             lambda: {*still} <= {*self.find_still(now, self.progress)},
         )
         if not deadlock:
@@ -78,9 +80,9 @@ class Examiner:
             self.next_look = time.monotonic() + pause
         return deadlock
 
-    def find_reason(self, stacks: Mapping[int, str], seen: Seen) -> Diagnosis | None:
+    def find_reason(self, stacks: Mapping[int, str], answers: Answers) -> Diagnosis | None:
         """Why the ranks stand still, as far as that is known."""
-        states = self.states(latest=CAPACITY, seen=seen)
+        states = self.states(latest=CAPACITY, answers=answers)
         return diagnose([replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states])
 
     @property
@@ -97,26 +99,30 @@ class Examiner:
         self,
         still: Collection[RankHandle] | None = None,
         latest: int = LATEST,
-        seen: Seen | None = None,
+        answers: Answers | None = None,
+        is_suspicion: bool = False,
     ) -> list[RankState]:
-        """The state of each rank. Those that are not `still` are about to do something else. `seen`
-        is what may act in ranks besides their main threads, and whether data moves; nothing, in
-        those it lacks."""
+        """The state of each rank. Those that are not `still` are about to do something else.
+        Without `answers`, what acts besides the main threads is not known; in a suspicion, of which
+        the ranks are asked next, nothing does."""
         states = []
         for rank in self.ranks:
             state = self.state_of(rank, latest)
-            unasked = (rank.activity and rank.activity.may_act) or UNASKED
-            may_act, moves = (
-                (unasked, False) if seen is None else seen.get(rank.number, ("", False))
-            )
             if still is not None and rank not in still:
                 if state.doing == Doing.IN_OPERATION:
                     state = replace(state, doing=Doing.IN_PROGRAM)
-            elif seen == {}:  # a suspicion, of which the rank is asked
+            elif is_suspicion:
                 state = suppose_wait(state)
-            elif seen and rank.activity and rank.activity.waits is not None:
+            elif answers and rank.activity and rank.activity.waits is not None:
                 state = suppose_wait(state, rank.activity.waits)
-            states.append(replace(state, may_act=state.may_act or may_act, moves=moves))
+            if is_suspicion:
+                besides = Besides()
+            elif answers is not None:
+                besides = answers.get(rank.number, Besides())
+            else:
+                besides = Besides((rank.activity and rank.activity.may_act) or UNASKED)
+            may_act = state.may_act or besides.may_act
+            states.append(replace(state, may_act=may_act, moves=besides.moves))
         return states
 
     def state_of(self, rank: RankHandle, latest: int) -> RankState:
@@ -140,12 +146,12 @@ class Examiner:
     def explain(
         self,
         stacks: Mapping[int, str] = MappingProxyType({}),
-        seen: Seen | None = None,
+        answers: Answers | None = None,
         still: Collection[RankHandle] | None = None,
     ) -> Diagnosis | None:
         """Why the ranks stand still, or one has failed, as far as it is known. `stacks` say where
         ranks are."""
-        states = self.states(still, CAPACITY, seen)
+        states = self.states(still, CAPACITY, answers)
         states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states]
         if any(state.doing == Doing.DEAD for state in states):
             return explain_failure(states)

@@ -33,7 +33,8 @@ from playground.base.upstream import (
     pickle_main,
     python_command,
 )
-from playground.world.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, NO_ROOM, REFUSED
+from playground.world.launcher.fork_server import LAUNCHER_ONLY, NO_ROOM, REFUSED
+from playground.world.launcher.fork_starter import MESSAGE
 
 MAX_ANSWER = 2**14
 """Bytes of an answer: the reason for a refusal can be long, the kernel does not cut it."""
@@ -42,8 +43,8 @@ START_LIMIT = 300.0
 slowly."""
 LOOK_INTERVAL, STOPPED_LOOKS = 1.0, 5
 """Seconds between two looks at a server that does not answer, and the number of looks that find it
-stopped before it counts as lost. (After Ctrl-Z and `fg` this process may be awake a moment before
-the server is.)"""
+stopped, or its starter, before it counts as lost. (After Ctrl-Z and `fg` this process may be awake
+a moment before the server is.)"""
 NO_ANSWER = f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?"
 ENDED = "has ended without an answer: out of memory? (ulimit -v, dmesg)"
 CREDENTIALS = struct.Struct("iII")
@@ -58,13 +59,13 @@ class ForkServerClient:
     environment. This returns at once; requests wait for the imports.
 
     It is no child of this process, whose program may wait for all of its own (`os.wait`): the child
-    that starts it ends at once.
+    that starts it tells its process id and ends.
     """
 
     def __init__(self, path: list[str], modules: list[str], settings: dict[str, str]) -> None:
         self.ready = False
         self.pid = 0
-        """Its process id: 0 until it has told that."""
+        """Its process id: 0 until its starter has told that."""
         self.processes: weakref.WeakSet[ForkedProcess] = weakref.WeakSet()
         self.caller = read_caller()
         """What this process was like, which it has from it."""
@@ -81,27 +82,33 @@ class ForkServerClient:
             # It looks for modules where this process does, from the first import on: not in a
             # working folder that happens to hold a `queue.py`.
             code = (
-                "import os, sys; os.fork() and os._exit(0); "
-                f"sys.path[:] = {path!r}; from playground.world.launcher.fork_server "
-                f"import serve; serve({lifeline}, {modules!r}, {settings!r})"
+                f"import sys; sys.path[:] = {path!r}; "
+                "from playground.world.launcher.fork_starter import fork_server; fork_server(); "
+                "from playground.world.launcher.fork_server import serve; "
+                f"serve({lifeline}, {modules!r}, {settings!r})"
             )
             self.starter = spawn(python_command(code), stdin=theirs.fileno(), kept=lifeline)
             ours.pop_all()
         close_in_children(self)
 
     def meet(self) -> None:
-        """Wait until it has told its process id. Raises `ForkServerFailed` if it has ended
-        before."""
+        """Wait until its process id is known. Raises `ForkServerFailed` if it has ended before, or
+        its starter has, or is stopped."""
         if self.pid:
             return
-        if not wait([self.requests], START_LIMIT):
-            raise ForkServerFailed(NO_ANSWER)
+        self.await_message(self.requests)
         message, pidfds, _ = receive_fds(self.requests, MESSAGE.size, 1)
         self.wait_for_starter()
         if not pidfds:
             raise ForkServerFailed(ENDED)
         self.pid = MESSAGE.unpack(message)[0]
         self.pidfd = pidfds[0]
+
+    def is_starting(self) -> bool:
+        """Whether its starter has not ended."""
+        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            return not os.waitid(os.P_PID, self.starter, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return False
 
     def wait_for_starter(self) -> None:
         with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
@@ -132,19 +139,27 @@ class ForkServerClient:
             ours.pop_all()
         return pid, pidfd, status.detach(), work
 
-    def await_answer(self, status: socket.socket) -> tuple[int, int]:
-        """The process id that the server answers with, and the pidfd."""
+    def await_message(self, source: socket.socket) -> None:
+        """Wait for what the server says next, or its starter. Raises `ForkServerFailed` where that
+        takes too long, or a process that holds it up has ended or is stopped."""
         end, stopped = time.monotonic() + START_LIMIT, 0
-        while not wait([status], LOOK_INTERVAL):
+        while not wait([source], LOOK_INTERVAL):
+            if not (self.pid or self.is_starting() or wait([source], 0)):
+                raise ForkServerFailed(ENDED)
             stopped_pid = self.find_stopped()
             stopped = stopped + 1 if stopped_pid else 0
             if stopped == STOPPED_LOOKS:
-                waits = "is" if stopped_pid == self.pid else "waits for a process that is"
+                is_own = stopped_pid in (self.pid, self.starter)
+                waits = "is" if is_own else "waits for a process that is"
                 raise ForkServerFailed(
                     f"{waits} stopped (SIGSTOP): kill -CONT {stopped_pid} lets it go on"
                 )
             if time.monotonic() >= end:
                 raise ForkServerFailed(NO_ANSWER)
+
+    def await_answer(self, status: socket.socket) -> tuple[int, int]:
+        """The process id that the server answers with, and the pidfd."""
+        self.await_message(status)
         answer, pidfds, _ = receive_fds(status, MAX_ANSWER, 1)
         if not answer:
             raise ForkServerFailed(ENDED if wait([self.requests], END_LIMIT) else NO_ROOM)
@@ -157,19 +172,17 @@ class ForkServerClient:
         return not wait([self.pidfd], 0) and is_stopped(self.pid)
 
     def find_stopped(self) -> int | None:
-        """The process that holds up its answer, if somebody has stopped one: itself or, during its
-        imports, a program that one of these runs (torch's runs `ldconfig`)."""
+        """The process that holds up its answer, if somebody has stopped one: its starter, itself
+        or, during its imports, a program that one of these runs (torch's runs `ldconfig`)."""
+        if not self.pid:
+            return self.starter if self.is_starting() and is_stopped(self.starter) else None
         if self.is_stopped():
             return self.pid
         return next(filter(is_stopped, self.list_imported()), None)
 
     def list_imported(self) -> list[int]:
         """The process ids of the programs that its imports run. (Later its children are ranks.)"""
-        if self.pid and not self.ready:
-            with contextlib.suppress(OSError):
-                children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-                return [int(pid) for pid in children.read_text().split()]
-        return []
+        return list_children(self.pid) if self.pid and not self.ready else []
 
     def is_running(self) -> bool:
         """Whether it has not hung up. (It does so before the kernel has put its memory away, which
@@ -190,9 +203,9 @@ class ForkServerClient:
         it."""
         with self.requests:
             if not (self.ready and self.is_running() and self.ends_by_itself()):
-                for pid in self.list_imported():  # one that is stopped would stay so
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
+                if not self.pid and self.is_starting():  # the server may be there, and be stopped
+                    kill_all([*list_children(self.starter), self.starter])
+                kill_all(self.list_imported())  # one that is stopped would stay so
                 # it has ended, or is another user's by now: without its lifeline it ends as well
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     if self.pid:
@@ -213,6 +226,20 @@ class ForkServerClient:
         example)."""
         self.requests.shutdown(socket.SHUT_WR)
         return bool(wait([self.requests], END_LIMIT))
+
+
+def list_children(pid: int) -> list[int]:
+    """The children of a process's main thread; none if it is gone."""
+    with contextlib.suppress(OSError):
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def kill_all(pids: Sequence[int]) -> None:
+    """Kill these processes; those of another user, and those that are gone, are left out."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def spawn(words: list[str], stdin: int, kept: int) -> int:

@@ -1,9 +1,9 @@
 """The fork server's side: a process that imports torch once, and forks itself for each rank.
 
-`fork_client` starts it and holds the other ends: of a socket, over which a byte asks for a rank,
-and of a pipe that carries nothing and whose end means that the launcher is gone. The byte says how
-many of the others are the rank's stdout, stderr and, if it reads one, stdin, and with it come file
-descriptors:
+`fork_client` starts it by `fork_starter` and holds the other ends: of a socket, over which a byte
+asks for a rank, and of a pipe that carries nothing and whose end means that the launcher is gone.
+The byte says how many of the others are the rank's stdout, stderr and, if it reads one, stdin, and
+with it come file descriptors:
 
 | descriptor | use                                                                                 |
 |------------|-------------------------------------------------------------------------------------|
@@ -28,7 +28,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 import warnings
@@ -44,6 +43,7 @@ from playground.base.upstream import (
     run_exit_functions,
     run_pickled,
 )
+from playground.world.launcher.fork_starter import MESSAGE
 from playground.world.rank.process import (
     FROM_TERMINAL,
     begin,
@@ -53,7 +53,6 @@ from playground.world.rank.process import (
     lead_session,
 )
 
-MESSAGE = struct.Struct("q")
 REFUSED = -1
 """In the place of a process id: there will be no rank. The reason follows, as text."""
 NO_ROOM = "has no file descriptor left: raise the limit (ulimit -n)"
@@ -78,10 +77,6 @@ def serve(lifeline: int, modules: list[str], settings: dict[str, str]) -> NoRetu
     kill_at_end_of_file(lifeline, os.getpid())
     open_standard_streams()
     requests = socket.socket(fileno=os.dup(0))
-    with contextlib.suppress(BrokenPipeError), contextlib.ExitStack() as opened:
-        pidfd = os.pidfd_open(os.getpid())
-        opened.callback(os.close, pidfd)
-        socket.send_fds(requests, [MESSAGE.pack(os.getpid())], [pidfd])
     os.environ.update(settings)
     environment.update(settings)
     with open(os.devnull, "rb") as nothing:

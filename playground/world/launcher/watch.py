@@ -128,13 +128,13 @@ class WorldWatch:
         looks = {rank: rank.activity for rank in present}
         time.sleep(BETWEEN_LOOKS)
         ask_for_stacks(present, self.on_report)
-        seen = {rank.number: compare(looks[rank], rank.activity) for rank in present}
+        answers = {rank.number: compare(looks[rank], rank.activity) for rank in present}
         if any(rank.question is not None for rank in self.ranks):
             return  # it goes on as soon as it is answered
         stacks = {rank.number: rank.stack for rank in present if rank.result is None}
-        if diagnosis := self.examiner.confirm(before, stacks, seen):
+        if diagnosis := self.examiner.confirm(before, stacks, answers):
             raise Deadlock(len(self.ranks), self.silence, stacks, diagnosis)
-        if stands and (found := self.examiner.find_reason(stacks, seen)):
+        if stands and (found := self.examiner.find_reason(stacks, answers)):
             self.standstill.tell(found)
 
     def explain(self, failure: PlaygroundError) -> PlaygroundError:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from playground.base.process_attributes import read_inheritance
+from playground.base.upstream import print_options
 from playground.world.rank.generators import is_seeded_by_program, seed_generators
 from playground.world.rank.process import has_children
 
@@ -111,7 +112,7 @@ def read_settings() -> dict[str, object]:
             decimals.clamp, dict(decimals.traps),
         ),
         "locale": locale.setlocale(locale.LC_ALL),
-        "torch's printing": repr(torch._tensor_str.get_printoptions()),
+        "torch's printing": repr(print_options()),
         "torch's sharing": sharing,
         "torch's switches": [
             torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads(),

@@ -39,8 +39,8 @@ def test_data_is_under_way_if_either_look_has_seen_it() -> None:
     runs = replace(quiet, runnable=frozenset({"7"}))
     assert compare(runs, runs) == ("", True)
     assert [compare(runs, quiet), compare(quiet, runs)] == [("", False)] * 2, "it has slept"
-    assert compare(None, quiet)[1]
-    assert compare(quiet, None)[1]
+    assert compare(None, quiet).moves
+    assert compare(quiet, None).moves
 
 
 def test_only_code_of_a_library_counts_as_being_in_it() -> None:

@@ -16,7 +16,7 @@ from fixtures import Worlds
 
 from playground.base.event_log import USED
 from playground.base.process_status import is_ending
-from playground.explain.hang import SEND, Doing
+from playground.explain.hang import Doing
 from playground.explain.hang.box import (
     CAPACITY,
     FORMAT,
@@ -24,22 +24,24 @@ from playground.explain.hang.box import (
     MOST_RAISED,
     NAME,
     Box,
+    Description,
     Known,
     View,
     find_boxes,
     open_box,
 )
+from playground.explain.hang.states import SEND
 
-DESCRIPTION = (SEND, SEND, (0, 1), "float32", 1, 7, 0, ())
+DESCRIPTION = Description(SEND, SEND, (0, 1), "float32", 1, 7)
 
 
 HOLDER = """
 import signal, time
-from playground.explain.hang.box import Box
+from playground.explain.hang.box import Box, Description
 box = Box(0, 2, "a world")
 box.begin_program()
 for _ in range(3):
-    known = box.describe("send", ("send", "send", (0, 1), "float32", 1, 7, 0, ()))
+    known = box.describe("send", Description("send", "send", (0, 1), "float32", 1, 7))
     number = box.call(known, 1, False, (3,))
 box.end(number - 1)
 print(flush=True); time.sleep(300)
@@ -107,7 +109,7 @@ def test_more_than_fits_never_proves_anything() -> None:
     box = Box(0, 2, "a world")
     box.begin_program()
     for tag in range(10_000):
-        box.call(box.describe(tag, (*DESCRIPTION[:5], tag, 0, ())), 1, False)
+        box.call(box.describe(tag, DESCRIPTION._replace(tag=tag)), 1, False)
     state = View(os.getpid(), box.file).read()
     assert state.unnamed == "what it does on more than 8192 channels"
     assert len(box.known) < 10_000

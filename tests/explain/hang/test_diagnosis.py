@@ -25,20 +25,10 @@ from random_programs import (
 from widths import too_wide
 
 from playground.base.untrusted import unpickle
-from playground.explain.hang import (
-    BACKWARD,
-    BUFFERS,
-    DONE,
-    FORM_WORLD,
-    ISSUED,
-    NEW_GROUP,
-    Doing,
-    Kind,
-    Operation,
-    RankState,
-)
+from playground.explain.hang import NEW_GROUP, Doing, Kind, Operation, RankState
 from playground.explain.hang.diagnosis import diagnose, explain_failure
 from playground.explain.hang.differences import find_mismatch
+from playground.explain.hang.states import BACKWARD, BUFFERS, DONE, FORM_WORLD, ISSUED
 from playground.explain.hang.wording import PREFIX, wrap_sentence
 
 UNPROVED = (Kind.STRAGGLER, Kind.RUNNING, Kind.UNWAITED, Kind.UNWAITED_RECEIVE)

@@ -10,9 +10,10 @@ from random_programs import collective, receive, run
 from torch.distributed import HashStore
 
 from playground.base.untrusted import unpickle
-from playground.explain.hang import UNASKED, Doing, Gpu, RankState
+from playground.explain.hang import UNASKED, Doing, RankState
 from playground.explain.hang.box import Box
 from playground.explain.hang.exchange import Exchange
+from playground.explain.hang.states import Gpu
 
 SUM, ROOT_0 = collective("all_reduce"), collective("broadcast", peer=0)
 

@@ -19,14 +19,16 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed import _functional_collectives
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.explain.hang import BACKWARD, NEW_GROUP, SEND, RankState
+from playground.explain.hang import NEW_GROUP, RankState
 from playground.explain.hang.activity import look
 from playground.explain.hang.box import (
     Box,
+    Description,
     View,
     find_boxes,
 )
 from playground.explain.hang.hooks import hooks
+from playground.explain.hang.states import BACKWARD, SEND, Channel
 from playground.tap.replacement import calling
 
 
@@ -40,7 +42,8 @@ def call_in_many_ways(rank: int, size: int) -> None:
     dist.reduce_scatter(torch.ones(1), [ones, ones])
     assert read_own().operations[-1].dtype == "float32"
     dist.new_group([rank], use_local_synchronization=True)
-    assert read_own().counts[NEW_GROUP, (rank,), None, 0, 0] == 1, "nobody else is waited for"
+    channel = Channel(NEW_GROUP, (rank,), None, 0, 0)
+    assert read_own().counts[channel] == 1, "nobody else is waited for"
     dist.new_group([1, 0])
     made = [one for one in read_own().operations if one.name == NEW_GROUP]
     assert made[-1].members == (0, 1), "in whatever order they are given"
@@ -140,7 +143,7 @@ def test_a_rank_that_takes_remote_calls_may_act(world: Worlds, tmp_path: Path) -
 def test_threads_that_call_at_the_same_time_are_all_counted() -> None:
     box = Box(0, 2, "a world")
     box.begin_program()
-    known = box.describe("send", (SEND, SEND, (0, 1), "float32", 1, 7, 0, ()))
+    known = box.describe("send", Description(SEND, SEND, (0, 1), "float32", 1, 7))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     threads = [

@@ -8,19 +8,9 @@ from typing import Any
 
 import pytest
 
-from playground.explain.hang import (
-    COLLECTIVE,
-    DESTROY,
-    HOST,
-    RECEIVE,
-    SEND,
-    Doing,
-    Gpu,
-    Kind,
-    Operation,
-    RankState,
-)
+from playground.explain.hang import COLLECTIVE, RECEIVE, Doing, Kind, Operation, RankState
 from playground.explain.hang.diagnosis import diagnose
+from playground.explain.hang.states import DESTROY, HOST, SEND, Gpu
 from playground.explain.hang.streams import stand_in_streams, suppose_wait
 
 SIZE = 2

@@ -9,17 +9,16 @@ from dataclasses import replace
 import pytest
 
 from playground.explain.hang import (
-    AWAITED,
     COLLECTIVE,
     NEW_GROUP,
     RECEIVE,
-    SEND,
     STRANGERS,
     Doing,
     Kind,
     Operation,
     RankState,
 )
+from playground.explain.hang.states import AWAITED, SEND
 from playground.explain.hang.wait_graph import (
     WaitGraph,
     find_difference,

@@ -72,7 +72,7 @@ def causes(recording: Recording) -> dict[Edge, list[Edge]]:
     found: dict[Edge, list[Edge]] = defaultdict(list)
     for event in recording.events(record.COMPUTE, record.MOVE):
         found[event.rank, event.number, True].append((event.rank, event.number, False))
-    for send, receive in match_messages(recording)[0]:
+    for send, receive in match_messages(recording).matched:
         found[receive.rank, receive.number, True].append((send.rank, send.number, False))
     with_messages = {
         (event.rank, event.parent) for event in recording.events() if event.peer is not None

@@ -16,9 +16,17 @@ class MatchedMessage(NamedTuple):
     receive: Event
 
 
-def match_messages(recording: Recording) -> tuple[list[MatchedMessage], list[Event]]:
-    """Pair every send with its receive. Returns the messages in the order in which they were sent;
-    and sends without a receive and receives without a send, in the order in which they began."""
+class Matches(NamedTuple):
+    """The messages of a recording."""
+
+    matched: list[MatchedMessage]
+    """In the order in which they were sent."""
+    unmatched: list[Event]
+    """Sends without a receive and receives without a send, in the order in which they began."""
+
+
+def match_messages(recording: Recording) -> Matches:
+    """Pair every send with its receive."""
     ends: dict[str, dict[object, Event]] = {SEND: {}, RECEIVE: {}}
     unmatched: list[Event] = []
     for event in recording.events(SEND, RECEIVE):
@@ -36,7 +44,8 @@ def match_messages(recording: Recording) -> tuple[list[MatchedMessage], list[Eve
     unmatched += [
         event for key, event in (sends | receives).items() if not (key in sends and key in receives)
     ]
-    return sorted(matched, key=lambda message: moment(message.send)), sorted(unmatched, key=moment)
+    matched.sort(key=lambda message: moment(message.send))
+    return Matches(matched, sorted(unmatched, key=moment))
 
 
 def match_collectives(recording: Recording, kind: str = COLLECTIVE) -> list[dict[int, Event]]:

@@ -81,7 +81,7 @@ class Waits:
 
     def __init__(self, recording: Recording) -> None:
         self.timeline = Timeline(recording)
-        messages, _ = match_messages(recording)
+        messages = match_messages(recording).matched
         self.peers = {ref_of(receive): [send] for send, receive in messages}
         self.peers |= {ref_of(send): [receive] for send, receive in messages}
         """The events on other ranks that had to begin before one could be over, if anything is

@@ -98,7 +98,7 @@ def to_columns(recording: Recording) -> dict[str, object]:
     places = {ref_of(event): place for place, event in enumerate(recording.events())}
     ends = [
         (places[ref_of(send)], places[ref_of(receive)])
-        for send, receive in match_messages(recording)[0]
+        for send, receive in match_messages(recording).matched
     ]
     lanes, vectors = Lanes(recording, LANE_GAP if ends else SMALL_GAP), Vectors()
     rows = [

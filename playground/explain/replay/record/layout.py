@@ -73,12 +73,17 @@ LANES = (MAIN, BACKGROUND)
 LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 
 EVENTS, VALUES, TABLES = "events", "values", "tables"
+"""Kinds of the members of the zip file."""
+WHOLE = "log"
+"""The kind of the file in the folder that holds all three."""
 RUN = "run.json"
 """A description of the run."""
+TEXT = "text/"
+"""Prefix of the names of members that are files of the program."""
 TABLES_FILE = re.compile(rf"rank-(\d{{1,9}})\.{TABLES}")
 """The name of the member of the zip file with a rank's tables."""
-LOG_FILE = re.compile(r"rank-(\d{1,9})\.log")
-LOGS = "rank-*.log"
+LOG_FILE = re.compile(rf"rank-(\d{{1,9}})\.{WHOLE}")
+LOGS = f"rank-*.{WHOLE}"
 """The name of a rank's log in the folder, and a pattern for `glob`."""
 MAX_RANKS = 4096
 """Number of ranks in a recording."""
@@ -93,6 +98,7 @@ ENDED = "end"
 
 
 def file_name(rank: int, kind: str) -> str:
+    """The name of a rank's file of this kind, in the folder or in the zip file."""
     return f"rank-{rank}.{kind}"
 
 

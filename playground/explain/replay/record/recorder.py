@@ -86,7 +86,7 @@ class Recorder(EventLog):
         self.values_used = 0
         self.values_at = log.words_at
         """The offset of the values, in bytes."""
-        file = folder / f"rank-{rank}.log"
+        file = folder / layout.file_name(rank, layout.WHOLE)
         try:
             super().__init__(log, map_file(file, log.size))
         except OSError as error:

@@ -189,9 +189,17 @@ class Recording:
 ARROW = " → "
 
 
+class Move(NamedTuple):
+    """A copy between two devices of a process; `cpu` without a number is the host."""
+
+    part: str
+    """The part of a training step that made it."""
+    source: str
+    target: str
+
+
 def name_of_move(part: str, source: str, target: str) -> str:
-    """The name of a copy's event: the part of a training step that made it, and the devices; `cpu`
-    without a number is the host.
+    """The name of a copy's event: see `Move`.
 
     >>> name_of_move("scatter", "cpu", "cpu:1")
     'scatter: cpu → cpu:1'
@@ -199,12 +207,12 @@ def name_of_move(part: str, source: str, target: str) -> str:
     return f"{part}: {source}{ARROW}{target}"
 
 
-def read_move(name: str) -> tuple[str, str, str]:
-    """The part, the source and the target of the copy whose event has this name.
+def read_move(name: str) -> Move:
+    """The copy whose event has this name.
 
     >>> read_move("scatter: cpu → cpu:1")
-    ('scatter', 'cpu', 'cpu:1')
+    Move(part='scatter', source='cpu', target='cpu:1')
     """
     part, _, devices = name.partition(": ")
     source, _, target = devices.partition(ARROW)
-    return part, source, target
+    return Move(part, source, target)

@@ -62,7 +62,7 @@ def panels_scene(title: str, panels: Sequence[Panel], *caption: str, columns: in
     scene = Scene(title)
     width = (WIDTH - MARGIN) / columns
     for first in range(0, len(panels), columns):
-        top = scene.bottom + (CELL[1] if first else 0)
+        top = scene.bottom + (CELL.height if first else 0)
         for number, (name, bands) in enumerate(panels[first : first + columns]):
             add_panel(scene, name, bands, MARGIN + number * width, top, width - 2 * MARGIN)
     return scene.with_caption(*caption)
@@ -78,18 +78,18 @@ def add_panel(
 ) -> None:
     """Add a panel whose upper left corner is at (x, y), `width` pixels wide."""
     if title:
-        scene.write(shorten(title, width), x, y + CELL[1] / 2)
-        y += 2 * CELL[1]
-    label_width = max((len(band.label) for band in bands), default=0) * CELL[0]
+        scene.write(shorten(title, width), x, y + CELL.height / 2)
+        y += 2 * CELL.height
+    label_width = max((len(band.label) for band in bands), default=0) * CELL.width
     label_width += MARGIN if label_width else 0
     above: list[tuple[float, float]] = []
     for band in bands:
-        y += ROW_GAP if band.arrows else CELL[1] if above else 0
-        height = (2 + max(len(each.text.split("\n")) for each in band.boxes)) * CELL[1]
+        y += ROW_GAP if band.arrows else CELL.height if above else 0
+        height = (2 + max(len(each.text.split("\n")) for each in band.boxes)) * CELL.height
         if band.label:
             scene.write(band.label, x, y + height / 2, style="muted")
         pitch = (width - label_width) / len(band.boxes)
-        gap = min(CELL[0], pitch / 8)
+        gap = min(CELL.width, pitch / 8)
         lefts = [x + label_width + number * pitch for number in range(len(band.boxes))]
         middles = [left + pitch / 2 for left in lefts]
         for left, each in zip(lefts, band.boxes, strict=True):

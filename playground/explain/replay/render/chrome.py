@@ -72,7 +72,7 @@ def message_entries(recording: Recording) -> Iterator[Entry]:
     for rank in recording.ranks:
         where = {"pid": rank.rank, "tid": 1}
         yield {"name": "thread_name", "ph": "M", **where, "args": {"name": "messages"}}
-    for number, (send, receive) in enumerate(match_messages(recording)[0]):
+    for number, (send, receive) in enumerate(match_messages(recording).matched):
         if isfinite(receive.end):
             what = {"cat": "message", "id": number}
             sent = {**what, "pid": send.rank, "tid": 1, "ts": microseconds(send.start)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from playground.explain.replay.analyse.timeline import Ref
 
@@ -40,11 +40,20 @@ STYLES: dict[str, Colour] = {
 BUCKETS = 4
 """Number of colours for buckets, which later buckets reuse."""
 TEXT_SIZE = 12
-CELL = (8, 16)
-"""Width and height of a character, with the space around it."""
+
+
+class Size(NamedTuple):
+    """In pixels."""
+
+    width: float
+    height: float
+
+
+CELL = Size(8, 16)
+"""A character, with the space around it."""
 WIDTH = 640
 """Width of a scene."""
-MARGIN = CELL[0]
+MARGIN = CELL.width
 BOX = "box"
 LANE = "lane"
 BAR = "bar"
@@ -144,9 +153,8 @@ class Scene:
 
     def with_caption(self, *texts: str) -> Scene:
         """The scene, with these texts as its caption. Long lines are wrapped."""
-        self.caption = [
-            line for text in texts for line in textwrap.wrap(text, self.width // CELL[0] - 1)
-        ]
+        columns = int(self.width // CELL.width) - 1
+        self.caption = [line for text in texts for line in textwrap.wrap(text, columns)]
         return self
 
     @property
@@ -156,12 +164,12 @@ class Scene:
 
     @property
     def height(self) -> float:
-        return self.bottom + CELL[1] / 2
+        return self.bottom + CELL.height / 2
 
 
 def shorten(text: str, width: float) -> str:
     """The text, cut off with an ellipsis where it is wider than `width` pixels."""
-    room = int(width // CELL[0])
+    room = int(width // CELL.width)
     if len(text) <= room:
         return text
     return text[: room - 1] + "…" if room > 1 else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.explain.replay.render.scene import (
@@ -20,7 +21,7 @@ from playground.explain.replay.render.scene import (
 
 FONT = 'ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace'
 TITLE_HEIGHT = 28
-LINE = CELL[1]
+LINE = CELL.height
 ARROWHEAD = (
     '<marker id="head-{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
     'orient="auto">'
@@ -90,19 +91,24 @@ def css_name(style: str) -> str:
     return style.replace(" ", "-")
 
 
-Course = tuple[float, float, tuple[float, float]]
-"""The seconds between which a mark is there, and how far it travels meanwhile."""
+class Course(NamedTuple):
+    """When a mark is there, and how far it travels meanwhile."""
+
+    start: float
+    end: float
+    """Seconds."""
+    travels: tuple[float, float]
 
 
 def courses_of(scene: Scene) -> dict[Course, str]:
     """The CSS classes of the courses of marks that a moving scene does not show all the time."""
     courses = dict.fromkeys(course_of(mark) for mark in scene.marks)
-    moving = (course for course in courses if course[0] > 0 or course[1] < scene.period)
+    moving = (course for course in courses if course.start > 0 or course.end < scene.period)
     return {course: f"c{place}" for place, course in enumerate(moving)}
 
 
 def course_of(mark: Mark) -> Course:
-    return mark.start, mark.end, mark.travels
+    return Course(mark.start, mark.end, mark.travels)
 
 
 def moving_rules(courses: Mapping[Course, str], period: float) -> str:
@@ -131,7 +137,10 @@ def moving_rules(courses: Mapping[Course, str], period: float) -> str:
 
 def mark_lines(mark: Mark, course: str | None) -> Iterator[str]:
     """The elements of a mark, in a group with its title, its event and its course."""
-    attributes = f' data-event="{mark.event[0]}:{mark.event[1]}"' if mark.event else ""
+    attributes = ""
+    if mark.event:
+        place = ":".join(map(str, mark.event))  # a rank, and a number there
+        attributes = f' data-event="{place}"'
     if course:
         attributes += f' class="{course}"'
     title = f"<title>{escape(mark.title)}</title>" if mark.title else ""

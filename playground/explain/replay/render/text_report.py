@@ -59,7 +59,7 @@ def end_texts(recording: Recording) -> list[Text]:
 
 def missing_texts(recording: Recording) -> list[Text]:
     """A line on what is missing, if anything is."""
-    unmatched = match_messages(recording)[1]
+    unmatched = match_messages(recording).unmatched
     ranks = recording.ranks
     lines = [
         f"rank {each.rank}: no room for {plural(each.dropped, 'event')}"

@@ -17,7 +17,7 @@ from playground.explain.replay.render.bars import ROW, add_key, add_lane
 from playground.explain.replay.render.scene import ARROW, BAR, CELL, Scene, TimeAxis, shorten
 from playground.ui.units import format_bytes, plural
 
-LABELS = 9 * CELL[0]
+LABELS = 9 * CELL.width
 """Width of the ranks' names, in pixels."""
 LANE_GAP = 32
 """Height of the space for arrows below a rank's lanes."""
@@ -96,19 +96,19 @@ def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
     lanes = Lanes(recording)
     for rank in recording.ranks:
         about = f"rank {rank.rank} on {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
-        for lane, top in lanes.tops.items():
-            if lane[0] == rank.rank:
-                name = f"rank {rank.rank}" if lane[1] == MAIN else lane[1]
-                add_lane(scene, name, LABELS, top, lanes.heights[lane], about)
+        for (number, lane), top in lanes.tops.items():
+            if number == rank.rank:
+                name = f"rank {rank.rank}" if lane == MAIN else lane
+                add_lane(scene, name, LABELS, top, lanes.heights[number, lane], about)
     notes = add_bars(scene, recording, axis, lanes)
-    messages = drawn = match_messages(recording)[0]
+    messages = drawn = match_messages(recording).matched
     if len(messages) > MOST_ARROWS:
         longest = nlargest(MOST_ARROWS, messages, lambda each: each.receive.end - each.send.start)
         drawn = sorted(longest, key=lambda message: message.send.start)
         notes.append(f"{len(drawn)} of {len(messages)} messages are drawn, the longest; {ALL}.")
     for message in drawn:
         add_message(scene, message, axis, lanes)
-    y = scene.bottom + CELL[1] / 2
+    y = scene.bottom + CELL.height / 2
     for at, align in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         seconds = (axis.end - axis.start) * at
         text = f"{unit} {seconds:g}" if unit else f"{seconds * 1e3:.4g} ms"
@@ -131,7 +131,7 @@ def add_bars(scene: Scene, recording: Recording, axis: TimeAxis, lanes: Lanes) -
     for event in (event for event in events if ref_of(event) in drawn):
         ref, left, top = ref_of(event), axis.at(event.start), lanes.top(event)
         width = max(axis.at(event.end) - left, 1)
-        text = shorten(event.name, width) if width > 3 * CELL[0] else ""
+        text = shorten(event.name, width) if width > 3 * CELL.width else ""
         look = {"style": style_of(event), "text": text, "title": title_of(event)}
         scene.add(BAR, left, top, width, ROW, **look, event=ref)
     if len(events) <= MOST_BARS:

@@ -33,6 +33,7 @@ import playground.explain.replay.analyse.waits as analysis
 from playground.algorithms import load_all_reduce
 from playground.explain.replay.analyse.timeline import covered
 from playground.explain.replay.analyse.waits import Blamer, Waits
+from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import (
     BACKGROUND,
     COLLECTIVE,
@@ -41,7 +42,7 @@ from playground.explain.replay.record.recording import (
     Recording,
     SourceLine,
 )
-from playground.explain.replay.record.run import Recorded, read_recording
+from playground.explain.replay.record.run import Recorded
 from playground.testing import World
 
 moments = st.floats(0, 10)

@@ -19,8 +19,9 @@ from playground.explain.replay.analyse.logical_time import to_logical_time
 from playground.explain.replay.analyse.matching import match_messages
 from playground.explain.replay.analyse.timeline import Timeline, ref_of
 from playground.explain.replay.files import render
+from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import COLLECTIVE, PHASE, Event, Recording
-from playground.explain.replay.record.run import Recorded, read_recording
+from playground.explain.replay.record.run import Recorded
 from playground.explain.replay.render.scene import BOX
 from playground.explain.replay.render.svg import TITLE_HEIGHT, to_svg
 from playground.explain.replay.render.text_report import to_words
@@ -92,7 +93,7 @@ def states_at(recording: Recording, clock: str, time: float) -> tuple[list[list[
     events = Timeline(timed).by_ref
     ways = [
         (events[ref_of(m.send)].start, events[ref_of(m.receive)].end)
-        for m in match_messages(recording)[0]
+        for m in match_messages(recording).matched
     ]
     return held, [
         number

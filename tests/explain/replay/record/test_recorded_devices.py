@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import (
     BACKGROUND,
     COMPUTE,
@@ -18,7 +19,7 @@ from playground.explain.replay.record.recording import (
     Recording,
     read_move,
 )
-from playground.explain.replay.record.run import Recorded, read_recording
+from playground.explain.replay.record.run import Recorded
 from playground.lessons.data_parallel.lesson import data_parallel
 from playground.lessons.devices import find_devices, place, track_memory
 from playground.testing import World
@@ -85,7 +86,7 @@ def test_each_device_has_a_thread_that_computes_and_moves_are_within_what_makes_
     assert all(event.end < float("inf") for event in events)
     [backward] = [event for event in events if event.name == "backward"]
     for event in (event for event in events if event.kind == MOVE):
-        is_back = read_move(event.name)[0].startswith("backward of ")
+        is_back = read_move(event.name).part.startswith("backward of ")
         assert (event.parent == backward.number) == is_back
         assert event.source is not None
         file = "test_recorded_devices.py" if is_back else "lessons/data_parallel/lesson.py"

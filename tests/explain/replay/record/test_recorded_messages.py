@@ -20,6 +20,7 @@ from playground.algorithms import ALGORITHMS, load_all_reduce, messages
 from playground.algorithms.cost_model import ELEMENT, Task
 from playground.explain.hang import Kind
 from playground.explain.replay.analyse.matching import match_messages
+from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import (
     COLLECTIVE,
     RECEIVE,
@@ -28,7 +29,7 @@ from playground.explain.replay.record.recording import (
     Event,
     Recording,
 )
-from playground.explain.replay.record.run import Recorded, read_recording
+from playground.explain.replay.record.run import Recorded
 from playground.explain.replay.render.chrome import to_chrome
 from playground.explain.replay.render.text_report import recording_texts
 from playground.testing import World
@@ -235,7 +236,7 @@ def test_messages_of_the_program(world: Worlds, tmp_path: Path) -> None:
     assert {
         recording.sources[event.source or 0].function for event in recording.events(SEND, WAIT)
     } == {"talk"}
-    assert match_messages(recording)[1] == []
+    assert match_messages(recording).unmatched == []
 
 
 def call_collectives(rank: int, size: int) -> None:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from playground.algorithms import load_all_reduce
+from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import (
     BUCKET,
     COLLECTIVE,
@@ -28,7 +29,7 @@ from playground.explain.replay.record.recording import (
     Event,
     RankRecording,
 )
-from playground.explain.replay.record.run import Recorded, read_recording
+from playground.explain.replay.record.run import Recorded
 from playground.training.sync import GradSync, new_grad_sync
 from playground.world import report
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from playground.explain.replay.record.layout import HEADER, LOG, MAX_VALUES, RECORD, read_folder
+from playground.explain.replay.record.reading import merge, read_recording
 from playground.explain.replay.record.recorder import Recorder
 from playground.explain.replay.record.recording import (
     COMPUTE,
@@ -24,7 +25,6 @@ from playground.explain.replay.record.recording import (
     WAIT,
     RankRecording,
 )
-from playground.explain.replay.record.run import merge, read_recording
 
 
 def new_recorder(folder: Path, capacity: int = 100) -> Recorder:

@@ -36,15 +36,10 @@ from playground.explain.replay.record.layout import (
     read_zip,
     write_zip,
 )
+from playground.explain.replay.record.reading import merge, read_recording
 from playground.explain.replay.record.recorder import Recorder
 from playground.explain.replay.record.recording import COLLECTIVE, SCHEMA, SEND
-from playground.explain.replay.record.run import (
-    Recorded,
-    collect,
-    describe_run,
-    merge,
-    read_recording,
-)
+from playground.explain.replay.record.run import Recorded, collect, describe_run
 from playground.explain.replay.see import Recordings, without_option
 from playground.world import RankFailed, UsageError
 from playground.world.command_world import CommandWorld
