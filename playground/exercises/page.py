@@ -36,7 +36,10 @@ from playground.exercises.workbook import (
 )
 from playground.lessons import LESSONS
 from playground.ui import terminal
-from playground.ui.options import FILE, Command, RunOptions, flags
+from playground.ui.commands import Command
+from playground.ui.option_types import FILE
+from playground.ui.options import flags
+from playground.ui.run_options import RunOptions
 from playground.ui.session import to_document
 from playground.ui.tables import Column, Table
 from playground.ui.text import heading

@@ -20,7 +20,7 @@ from playground.site.contents import surround
 from playground.site.pages import Site
 from playground.site.symptoms import place_symptoms
 from playground.tools.failures.programs import PROGRAMS
-from playground.ui.options import FILE
+from playground.ui.option_types import FILE
 from playground.ui.session import Session, session_command
 
 SEARCH = "search.js"

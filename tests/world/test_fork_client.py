@@ -19,7 +19,7 @@ from fork_servers import Begin, is_gone, state_of
 from processes import ENOUGH, is_alive
 
 from playground.base.errors import ForkServerFailed
-from playground.tools.why.unrecorded import list_family
+from playground.tools.why.family import list_family
 from playground.world.launcher import fork_client
 
 
