@@ -8,7 +8,7 @@
     addresses       the address of each text, program and exercise
     markdown, code  Markdown and programs as HTML
     calculators/    the calculators of chapters
-    symptoms        what a search lists first
+    search          what a search finds, and lists first
     settings.js, site.js  in the browser: what the reader has chosen; search, progress, copying
 """
 
