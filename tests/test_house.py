@@ -263,7 +263,7 @@ REPLACING = {
     # What changes the meaning, which no observer can:
     "playground.world.rank.program_groups",  # a program may form the world that it is in
     "playground.world.rank.debugger",  # no timeout ends the wait for a rank that is debugged
-    "playground.exercises.rank",  # the judge refuses calls, and sends and receives copies
+    "playground.exercises.calls",  # the judge refuses calls, and sends and receives copies
     "playground.exercises.hello.judges",  # the surroundings of a solution, in one case
     "playground.exercises.elastic.judges",
     # Not torch.distributed:

@@ -1,16 +1,31 @@
 """Exercises that check themselves: `exercise` hands out a stub, `check` runs what was written on
 real ranks.
 
+Begin with `exercise`, then `verdict`. A lesson's folder here has `judges.py`, which gives the cases
+of its exercises.
+
     exercise     what an exercise is, and the catalogue
     cases        inputs and expected results
-    rank         in a rank: the solution is run and watched
-    transcript   the record of what it does there
-    observation  what a rank did, and the first thing that is wrong with it
-    verdict      worlds of several sizes; the failure in words, and the mistake by name
-    guess        what has probably gone wrong, if no catalogued mistake does the same
     layouts      layouts of a GPT on a cluster, and what makes one a good choice
     workbook     the learner's folder: files, and what has passed
     page         the commands exercise, check, hint and solution
+
+The judgement, in the process of the command:
+
+    verdict        worlds of several sizes, and the first failure in words
+    file_checks    what is wrong with a file before it is run
+    gpus_of_check  what an exercise on GPUs lacks here
+    attempt        one world, and what its ranks report
+    observation    what a rank did, and the first thing that is wrong with it
+    mistakes       the catalogued mistake that does the same
+    guess          what has probably gone wrong, if none does
+
+In a rank:
+
+    rank        the solution is run on the cases
+    limits      how long it may compute and sleep, how much it may print
+    calls       what it calls of torch.distributed is recorded
+    transcript  the record, and a count of what leaves the rank
 
 In a notebook, `check(function)` prints the verdict on a function of that name.
 """

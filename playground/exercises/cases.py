@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from playground.algorithms.traffic import Traffic
-from playground.exercises.observation import Leaf
+from playground.exercises.observation import Leaf, Message, Problem
 from playground.tap import observing
 from playground.ui.units import plural
 
@@ -42,8 +42,7 @@ class Actions:
 
     calls: int = 0
     """Number of calls of torch.distributed."""
-    sent: list[tuple[int, int]] = field(default_factory=list)
-    """Receiver and number of elements of each message."""
+    sent: list[Message] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
     """Sender of each message."""
     moved: float = 0.0
@@ -54,8 +53,7 @@ class Actions:
     """Bytes of one element of each tensor that collectives have sent."""
     waited: list[int] = field(default_factory=list)
     """Thread of each call that waits, in order."""
-    problems: list[tuple[str, str, int]] = field(default_factory=list)
-    """Rules of torch.distributed that were broken: name, words and line."""
+    problems: list[Problem] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -215,6 +213,16 @@ def counting() -> Iterator[Traffic]:
 
 def gradients(model: nn.Module) -> list[torch.Tensor | None]:
     return [param.grad for param in model.parameters()]
+
+
+def held_gradients(model: nn.Module) -> dict[str, object]:
+    """What is to be looked at in the end where a task is about gradients."""
+    return {"grad": gradients(model)}
+
+
+def held_parameters(model: nn.Module) -> dict[str, object]:
+    """The same where a task is about parameters."""
+    return {"parameter": [*model.parameters()]}
 
 
 def flatten(value: Any, where: str = "") -> Iterator[Leaf]:

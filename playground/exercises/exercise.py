@@ -38,6 +38,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from playground.base.errors import UsageError
 from playground.lessons import LESSONS
@@ -63,9 +64,17 @@ LOOP = "loop"
 ERROR = "error"
 BLOCKED = "blocked"
 """How a check ends. BLOCKED: without a verdict."""
-RETURNED, COMPUTES = ("has returned", None, 0), ("computes", None, 0)
-"""Where a rank is that is in no operation: words in the place of its name, its peer and its
-line."""
+
+
+class Place(NamedTuple):
+    """Where a rank is: in an operation or, in words, in none."""
+
+    name: str
+    peer: int | None = None
+    line: int = 0
+
+
+RETURNED, COMPUTES = Place("has returned"), Place("computes")
 MESSAGES = ("send", "recv", "isend", "irecv")  # all that batch_isend_irecv calls
 COLLECTIVES = (
     "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather",

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from playground.exercises.exercise import RETURNED
+from playground.exercises.exercise import RETURNED, Place
 from playground.exercises.observation import (
     RESULT,
     Leaf,
@@ -18,8 +18,6 @@ from playground.exercises.observation import (
     is_close,
 )
 
-Place = tuple[str, int | None, int]
-"""The operation in which a rank waits, its peer, and its line."""
 Wrong = Sequence[tuple[int, Leaf, Leaf]]
 """Rank, what it holds and what it should hold, of all that is wrong."""
 
@@ -62,7 +60,7 @@ def guess_by_words(words: str) -> str:
 def guess_by_places(at: Mapping[int, Place], size: int) -> str:
     """The likely cause of a deadlock; empty if unknown."""
     waiting = [at[rank] for rank in range(size) if at.get(rank, RETURNED) != RETURNED]
-    names = [name for name, _, _ in waiting]
+    names = [place.name for place in waiting]
     if not names:
         return ""
     if all("send" in name for name in names):

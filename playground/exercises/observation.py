@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from playground.base.ranks import name_ranks
 from playground.exercises.exercise import FAIL
@@ -18,6 +19,21 @@ OWN = "its own tensor"
 RESULT = "result"
 """The place of what a function returned, unless that is a dictionary; its second item is
 result[1]."""
+
+
+class Message(NamedTuple):
+    """A message that a rank has sent."""
+
+    receiver: int
+    elements: int
+
+
+class Problem(NamedTuple):
+    """A rule of torch.distributed that was broken, or one of the task's."""
+
+    rule: str
+    words: str
+    line: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,8 +58,7 @@ class Observation:
     expected: tuple[Leaf, ...]
     is_coded: bool
     """Whether each digit of a value says how often that rank's share is in it."""
-    sent: tuple[tuple[int, int], ...]
-    """Receiver and number of elements of each message."""
+    sent: tuple[Message, ...]
     received: tuple[int, ...]
     """Number of messages received from each rank."""
     most: int | Mapping[int, float] | None
@@ -52,8 +67,7 @@ class Observation:
     """Elements that have left it, by messages and by collectives."""
     most_moved: float | None
     """Elements that may."""
-    problems: tuple[tuple[str, str, int], ...]
-    """Rules of torch.distributed that were broken: name, words and line."""
+    problems: tuple[Problem, ...]
     printed: str
     """The beginning of what it printed."""
     given: tuple[Leaf, ...] = ()
@@ -203,8 +217,8 @@ def find_failure(observed: Mapping[int, Observation], size: int) -> Failure | No
 def describe_problem(
     seen: Observation, rank: int, observed: Mapping[int, Observation]
 ) -> Failure | None:
-    for mistake, words, line in seen.problems[:1]:
-        return Failure(mistake=mistake, words=words, line=line)
+    for problem in seen.problems[:1]:
+        return Failure(mistake=problem.rule, words=problem.words, line=problem.line)
     return None
 
 
@@ -247,13 +261,17 @@ def describe_messages(
             )
             return Failure(mistake=SENDS_TOO_MUCH, words=words)
     for receiver, other in observed.items():
-        if (has := sum(to == receiver for to, _ in seen.sent)) != (got := other.received[rank]):
+        if (has := count_messages(seen.sent, receiver)) != (got := other.received[rank]):
             words = f"sent {plural(has, 'message')} to rank {receiver}, which received {got}"
             return Failure(words=words)
     return None
 
 
-def count_elements(messages: Sequence[tuple[int, int]]) -> dict[int, int]:
+def count_messages(messages: Sequence[Message], receiver: int) -> int:
+    return sum(each.receiver == receiver for each in messages)
+
+
+def count_elements(messages: Sequence[Message]) -> dict[int, int]:
     """The elements sent to each receiver, but for those that got none."""
     sent = dict[int, int]()
     for receiver, elements in sorted(messages):

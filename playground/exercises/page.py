@@ -16,6 +16,7 @@ from playground.base.errors import UsageError
 from playground.base.flags import flag, like
 from playground.base.untrusted import printable
 from playground.exercises import EXERCISES
+from playground.exercises.attempt import BREAKPOINT, JUDGE
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
@@ -25,8 +26,9 @@ from playground.exercises.exercise import (
     Exercise,
     find_exercise,
 )
+from playground.exercises.file_checks import NOT_WRITTEN
 from playground.exercises.gpus_of_check import start_with_gpus
-from playground.exercises.verdict import BREAKPOINT, JUDGE, NOT_WRITTEN, Verdict, tell_lines
+from playground.exercises.verdict import Verdict, tell_lines
 from playground.exercises.workbook import (
     Workbook,
     check_file,
@@ -36,7 +38,10 @@ from playground.exercises.workbook import (
 )
 from playground.lessons import LESSONS
 from playground.ui import terminal
-from playground.ui.options import FILE, Command, RunOptions, flags
+from playground.ui.commands import Command
+from playground.ui.option_types import FILE
+from playground.ui.options import flags
+from playground.ui.run_options import RunOptions
 from playground.ui.session import to_document
 from playground.ui.tables import Column, Table
 from playground.ui.text import heading

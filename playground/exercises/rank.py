@@ -1,283 +1,34 @@
-"""In a rank: run a solution on the cases of its judge, and report to the parent what it does.
-
-What the solution calls of torch.distributed is recorded, and made as unforgiving as the
-documentation: a tensor that is being received holds `POISON` until `wait()`, and one that is being
-sent may not change before. Each thread of the solution is recorded for itself; what torch calls
-within a call is not.
-"""
+"""In a rank: run a solution on the cases of its judge, and report to the parent what it does."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import linecache
 import os
 import re
-import signal
 import sys
 import threading
 import time
-import traceback
-from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import _functional_collectives, distributed_c10d
 
-from playground.base.errors import LOST_PEER
+from playground.exercises.attempt import Solution
+from playground.exercises.calls import judged
 from playground.exercises.cases import ANYTHING, Case, flatten
-from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, MESSAGES, RETURNED
-from playground.exercises.observation import POISON, RESULT, Leaf, Observation
-from playground.exercises.transcript import (
-    FUNCTIONAL,
-    TICK,
-    WRITING,
-    Meter,
-    Request,
-    Transcript,
-    end_check,
-    stop,
-)
-from playground.exercises.verdict import (
-    BREAKPOINT,
-    DEADLINE,
-    ENDLESS,
-    NOT_WRITTEN,
-    Solution,
-)
-from playground.tap import observing
-from playground.tap.replacement import Wrap, replaced
-from playground.world.rank.reports import QUIT, report
+from playground.exercises.exercise import RETURNED
+from playground.exercises.limits import solving
+from playground.exercises.observation import RESULT, Leaf, Observation, Problem, count_messages
+from playground.exercises.transcript import Transcript
+from playground.world.rank.reports import report
 
-MAX_PRINTED = 2**16
-"""Bytes printed in one case."""
-ASLEEP = 20.0
-"""Seconds for which a solution may do nothing, outside all operations."""
-IMPORTING = 20
-"""How many times the deadline an import may take."""
 LEFT_RUNNING = "a thread left running"
 LAST_WORDS = 2.0
 """Seconds that threads may go on after the solution has returned."""
-
-
-def fill(tensor: torch.Tensor) -> torch.Tensor:
-    """The message for a tensor: gloo refuses one without elements where the receiver names no
-    source."""
-    return tensor if tensor.numel() else tensor.new_zeros(1)
-
-
-def world_rank(group: Any, peer: int | None, group_peer: int | None) -> int | None:
-    """The rank in the world of `peer`, or of `group_peer` in the group. None: anyone."""
-    return (
-        peer if group_peer is None else dist.get_global_rank(group or dist.group.WORLD, group_peer)
-    )
-
-
-def send(
-    record: Transcript,
-    real: Any,
-    tensor: Any,
-    dst: Any = None,
-    group: Any = None,
-    tag: int = 0,
-    group_dst: Any = None,
-) -> Any:
-    """`send`, and `isend`, which sends a copy."""
-    peer, is_async = world_rank(group, dst, group_dst), real.__name__ == "isend"
-    with record.within(real.__name__, peer, blocks=not is_async) as line:
-        copy = fill(tensor.detach().clone() if is_async and tensor.is_contiguous() else tensor)
-        held = tensor.detach().clone() if is_async else tensor
-        work = real(copy, dst, group, tag, group_dst)
-    record.actions.sent.append((peer or 0, tensor.numel()))
-    record.add_moved([tensor])
-    return Request(record, work, "isend", peer, line, tensor, copy, held) if is_async else work
-
-
-def receive(
-    record: Transcript,
-    real: Any,
-    tensor: Any,
-    src: Any = None,
-    group: Any = None,
-    tag: int = 0,
-    group_src: Any = None,
-) -> Any:
-    """`recv`, and `irecv`, which receives a copy."""
-    peer, is_async = world_rank(group, src, group_src), real.__name__ == "irecv"
-    with record.within(real.__name__, peer, blocks=not is_async) as line:
-        copy = fill(torch.empty_like(tensor) if is_async and tensor.is_contiguous() else tensor)
-        result = real(copy, src, group, tag, group_src)
-    if is_async:
-        held = tensor.data.copy_(torch.tensor(POISON)).clone()
-        return Request(record, result, "irecv", peer, line, tensor, copy, held)
-    record.actions.received.append(result if peer is None else peer)
-    return result
-
-
-def all_reduce(
-    record: Transcript,
-    real: Any,
-    tensor: Any,
-    op: Any = dist.ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Any:
-    record.actions.reduced.append(tensor.numel())
-    with record.within("all_reduce", blocks=not async_op) as line:
-        if not async_op:
-            return real(tensor, op, group)
-        copy, held = tensor.detach().clone(), tensor.detach().clone()
-        work = real(copy, op, group, True)
-    return Request(record, work, "all_reduce", None, line, tensor, copy, held) if work else None
-
-
-def new_group(record: Transcript, real: Any, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-    ranks = None if ranks is None else sorted(ranks)
-    if not kwargs.get("use_local_synchronization"):
-        report(group=tuple(ranks or range(record.size)))
-    with record.within("new_group"):
-        return real(ranks, *args, **kwargs)
-
-
-def call(record: Transcript, real: Any, *args: Any, **kwargs: Any) -> Any:
-    """A collective that only counts."""
-    with record.within(real.__name__, blocks=not kwargs.get("async_op")):
-        return real(*args, **kwargs)
-
-
-OWN_WAYS: dict[str, Callable[..., Any]] = {
-    "send": send,
-    "isend": send,
-    "recv": receive,
-    "irecv": receive,
-}
-OWN_WAYS |= {"all_reduce": all_reduce, "new_group": new_group}
-"""How a function of torch.distributed is called for a solution, where not by `call`."""
-
-
-@contextlib.contextmanager
-def judged(record: Transcript) -> Iterator[None]:
-    """Record what the solution does, and keep it from ending the world."""
-
-    def keep_world(real: Callable[..., None]) -> Callable[..., None]:
-        def change(group: Any = None, *args: Any, **kwargs: Any) -> None:
-            if group in (None, dist.group.WORLD) or real.__name__ == "init_process_group":
-                stop(
-                    f"{real.__name__}(): the ranks have their world, and still need it: take it "
-                    "out",
-                    record.line(),
-                )
-            real(group)
-
-        return change
-
-    def wrap_wait(real: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(future: Any) -> Any:
-            with record.waiting():
-                return real(future)
-
-        return wait
-
-    @functools.cache  # the same function in both modules, as P2POp compares them
-    def wrap_function(real: Any) -> Callable[..., Any]:
-        way: Callable[..., Any] = OWN_WAYS.get(real.__name__, call)
-
-        @functools.wraps(real)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            return (
-                way(record, real, *args, **kwargs) if record.is_theirs() else real(*args, **kwargs)
-            )
-
-        return function
-
-    wraps: dict[tuple[Any, str], Wrap] = {
-        (dist, "init_process_group"): keep_world,
-        (dist, "destroy_process_group"): keep_world,
-        (torch._C.Future, "wait"): wrap_wait,
-    }
-    meter = Meter(record)
-    wraps |= {(dist.Store, name): meter.wrap_store for name in WRITING if name in vars(dist.Store)}
-    functional = [
-        name
-        for name in vars(_functional_collectives)
-        if name.removesuffix("_autograd") in FUNCTIONAL
-    ]
-    wraps |= {(_functional_collectives, name): meter.wrap_functional for name in functional}
-    wraps |= {
-        (module, name): wrap_function
-        for module in (dist, distributed_c10d)
-        for name in (*MESSAGES, *COLLECTIVES)
-    }
-    with contextlib.ExitStack() as stack:
-        for place, wrap in wraps.items():
-            stack.enter_context(replaced(*place, wrap))
-        stack.enter_context(observing(meter))
-        yield
-
-
-@contextlib.contextmanager
-def solving(record: Transcript) -> Iterator[None]:
-    """The solution runs. What it raises ends the check, and so does the deadline: seconds that this
-    process has computed, not those for which it has waited, for other ranks or for a busy
-    machine."""
-    seconds, before = 0.0, time.process_time()
-    asleep = 0.0
-
-    def look(number: int, frame: FrameType | None) -> None:
-        nonlocal seconds, before, asleep
-        now = time.process_time()
-        computed, before = now - before, now
-        asleep = asleep + TICK if computed <= TICK / 100 else 0.0
-        if computed > TICK / 100:  # a busy machine may not give it more
-            report()  # a sign of life
-        if record.is_debugged:
-            return
-        stack = [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]
-        seconds += computed / (
-            IMPORTING if any(each.startswith("<frozen importlib") for each in stack) else 1
-        )
-        if os.fstat(record.printed).st_size > MAX_PRINTED:
-            words = f"{ENDLESS}: it prints more than {MAX_PRINTED:,} characters"
-            stop(words, record.line(frame), record.read_written())
-        if seconds > DEADLINE:
-            words = f"{ENDLESS}: no result after {DEADLINE:g} s of computing"
-            stop(words, record.line(frame), record.read_written())
-        if asleep > ASLEEP:
-            words = f"{ENDLESS}: it has slept for {ASLEEP:g} s"
-            stop(words, record.line(frame), record.read_written())
-
-    handler = signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
-    record.running = True
-    try:
-        yield
-    except BaseException as error:
-        record.running = False
-        if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
-            raise  # another rank is to be told of: the launcher sees how it ended
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == record.file
-        ]
-        words = re.sub(
-            r" at 0x\w+", "", traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-        )
-        if isinstance(error, BdbQuit):
-            words = QUIT if record.is_debugged else BREAKPOINT
-        is_stub = isinstance(error, NotImplementedError)
-        about = (
-            {"status": FAIL, "words": NOT_WRITTEN} if is_stub else {"status": ERROR, "words": words}
-        )
-        end_check(**about, line=(lines or [0])[-1] or 0, printed=record.read_printed())
-    finally:
-        record.running = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
 
 
 def import_solution(solution: Solution) -> ModuleType:
@@ -346,48 +97,22 @@ def run_case(
     """Run one case, and say what was observed."""
     record.begin(case.actions)
     record.counts = case.counts
-    size, threads = record.size, threading.enumerate()
     given = tuple(
         leaf for each in case.args if isinstance(each, torch.Tensor) for leaf in flatten(each)
     )
     seed_generator(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)
-    with solving(record):
-        returned = (
-            case.run(function)
-            if case.run
-            else function(*((rank, size) if case.gives_rank else ()), *case.args)
-        )
-        left = [each for each in threading.enumerate() if each not in threads and not each.daemon]
-        for thread in left:
-            thread.join(LAST_WORDS)
-    report(at=RETURNED)
-    if left := [each for each in left if each.is_alive()]:
-        record.actions.problems.append((LEFT_RUNNING, f"{left[0].name} goes on after the end", 0))
-    record.actions.problems += [
-        ("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending
-    ]
-    if case.returns_a_copy and shares_argument(returned, case.args):
-        words = "returned the tensor that it was given, not a copy"
-        record.actions.problems.append(("returns no copy", words, 0))
-    left_behind = case.held() if callable(case.held) else case.held
-    if case.combine:
-        everyones: list[Any] = [None] * size
-        dist.all_gather_object(everyones, left_behind, group=record.group)
-        left_behind = case.combine(everyones)
-    held, expected = [*flatten(left_behind)], [*flatten(case.expected)]
-    if case.returns is not ANYTHING:
-        root = "" if isinstance(case.returns, dict) else RESULT
-        held = [*put_in_order(flatten(returned, root), case.returns), *held]
-        expected = [*put_in_order(flatten(case.returns, root), case.returns), *expected]
+    returned = call_solution(rank, case, function, record)
+    note_problems(case, returned, record)
+    held, expected = compare(case, returned, record)
     return Observation(
         about=case.about,
-        held=tuple(held),
-        expected=tuple(expected),
+        held=held,
+        expected=expected,
         is_coded=case.is_coded,
         sent=tuple(record.actions.sent),
-        received=tuple(record.actions.received.count(sender) for sender in range(size)),
+        received=tuple(record.actions.received.count(sender) for sender in range(record.size)),
         most=case.most,
         moved=record.actions.moved,
         most_moved=limit_of(case.most) if case.most_moved is None else case.most_moved,
@@ -398,6 +123,59 @@ def run_case(
         culprit=case.culprit,
         notes=tuple(case.notes),
     )
+
+
+def call_solution(
+    rank: int, case: Case, function: Callable[..., Any], record: Transcript
+) -> object:
+    """What the solution returns. A thread that it leaves running is noted."""
+    before = threading.enumerate()
+    with solving(record):
+        if case.run:
+            returned = case.run(function)
+        elif case.gives_rank:
+            returned = function(rank, record.size, *case.args)
+        else:
+            returned = function(*case.args)
+        own = [each for each in threading.enumerate() if each not in before and not each.daemon]
+        for thread in own:
+            thread.join(LAST_WORDS)
+    report(at=RETURNED)
+    for thread in [each for each in own if each.is_alive()][:1]:
+        words = f"{thread.name} goes on after the end"
+        record.actions.problems.append(Problem(LEFT_RUNNING, words))
+    return returned
+
+
+def note_problems(case: Case, returned: object, record: Transcript) -> None:
+    """Note the rules that are broken in what the solution has left behind."""
+    record.actions.problems += [
+        Problem("no wait", f"nobody waits for this {each.kind}", each.line)
+        for each in record.pending
+    ]
+    if case.returns_a_copy and shares_argument(returned, case.args):
+        words = "returned the tensor that it was given, not a copy"
+        record.actions.problems.append(Problem("returns no copy", words))
+
+
+def compare(
+    case: Case, returned: object, record: Transcript
+) -> tuple[tuple[Leaf, ...], tuple[Leaf, ...]]:
+    """What is looked at: what the solution returned and left, and what is due. All ranks call this
+    if one does."""
+    left = case.held() if callable(case.held) else case.held
+    if case.combine:
+        everyones: list[Any] = [None] * record.size
+        dist.all_gather_object(everyones, left, group=record.group)
+        left = case.combine(everyones)
+    held, expected = (*flatten(left),), (*flatten(case.expected),)
+    if case.returns is ANYTHING:
+        return held, expected
+    root = "" if isinstance(case.returns, dict) else RESULT
+    of_result, due = (
+        put_in_order(flatten(each, root), case.returns) for each in (returned, case.returns)
+    )
+    return (*of_result, *held), (*due, *expected)
 
 
 def put_in_order(leaves: Iterable[Leaf], due: object) -> list[Leaf]:
@@ -415,14 +193,14 @@ def check_balance(rank: int, observation: Observation, record: Transcript) -> No
     """Raises `RuntimeError` where nothing else can run after a case."""
     balance = torch.zeros(record.size, record.size, dtype=torch.int64)
     balance[rank] += torch.tensor(
-        [sum(to == receiver for to, _ in record.actions.sent) for receiver in range(record.size)]
+        [count_messages(record.actions.sent, receiver) for receiver in range(record.size)]
     )
     balance[:, rank] -= torch.tensor(observation.received)
     dist.all_reduce(balance, group=record.group)
     if (
         balance.any()
         or record.pending
-        or any(name == LEFT_RUNNING for name, _, _ in record.actions.problems)
+        or any(each.rule == LEFT_RUNNING for each in record.actions.problems)
     ):
         raise RuntimeError("messages or threads are left over: this world cannot run anything else")
 

@@ -18,12 +18,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from playground.exercises.attempt import ENDLESS, SHORT_CUT
 from playground.exercises.cases import Actions
-from playground.exercises.exercise import ERROR, LOOP
-from playground.exercises.verdict import (
-    ENDLESS,
-    SHORT_CUT,
-)
+from playground.exercises.exercise import ERROR, LOOP, Place
+from playground.exercises.observation import Problem
 from playground.tap import Call, Observer
 from playground.world.rank.reports import report
 
@@ -120,7 +118,7 @@ class Transcript:
     def forbid(self, name: str, line: int) -> None:
         if name in self.forbidden:
             self.actions.problems.append(
-                (SHORT_CUT, f"dist.{name} is not to be used here, says the task", line)
+                Problem(SHORT_CUT, f"dist.{name} is not to be used here, says the task", line)
             )
 
     def add_moved(self, tensors: Sequence[torch.Tensor], share: float = 1.0) -> None:
@@ -142,7 +140,7 @@ class Transcript:
             stop(words, line, self.read_printed())
         self.forbid(name, line)
         printed = self.read_printed()
-        report(at=(name, peer, line), **({"printed": printed} if printed else {}))
+        report(at=Place(name, peer, line), **({"printed": printed} if printed else {}))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
         self.thread.depth = getattr(self.thread, "depth", 0) + 1
@@ -309,7 +307,7 @@ class Request:
             record.pending.remove(self)
             if not torch.equal(bits(self.tensor), bits(self.held)):
                 words = f"the tensor of this {self.kind} changed before wait()"
-                record.actions.problems.append(("written before wait", words, self.line))
+                record.actions.problems.append(Problem("written before wait", words, self.line))
             if self.kind != "isend" and self.tensor.numel():
                 self.tensor.data.copy_(self.copy)
             if self.kind == "irecv":

@@ -22,6 +22,7 @@ import click
 from playground.base.errors import UsageError
 from playground.base.files import replacing
 from playground.base.untrusted import expect_dict, parse_json, printable
+from playground.exercises.attempt import Solution
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
@@ -32,7 +33,7 @@ from playground.exercises.exercise import (
     Exercise,
     find_exercise,
 )
-from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
+from playground.exercises.verdict import Verdict, check_solution, tell_lines
 
 
 def progress_file(name: str = "exercises") -> Path:

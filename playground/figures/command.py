@@ -30,7 +30,9 @@ from playground.explain.replay.record.run import RECORDED
 from playground.explain.replay.render.text_report import recording_texts
 from playground.figures import SEE
 from playground.figures.catalogue import FIGURES
-from playground.ui.options import FILE, check_writable, flags
+from playground.ui.option_types import FILE
+from playground.ui.options import flags
+from playground.ui.paths import check_writable
 from playground.ui.session import Session, session_command
 from playground.ui.tables import Column, Table
 from playground.ui.units import plural

@@ -13,7 +13,8 @@ from playground.base.signals import TERMINATING
 from playground.explain.right import CERTAIN, OFF
 from playground.play import PLAY
 from playground.play.world import OPERATION_LIMIT
-from playground.ui.options import RunOptions, flags
+from playground.ui.options import flags
+from playground.ui.run_options import RunOptions
 from playground.ui.session import Session, session_command
 from playground.world.launcher import fork_client
 

@@ -33,7 +33,7 @@ from playground.explain.replay.render.text_report import to_words
 from playground.play import cells
 from playground.play.cells import Outcome
 from playground.play.text_report import bytes_of
-from playground.play.world import PlayWorld, Run
+from playground.play.world import Cell, PlayWorld, Run
 from playground.world import backends
 
 LINE = re.compile(r"(.+):(\d+) in (\S+)")
@@ -79,7 +79,7 @@ def record_cell(
     with temporary_folder("play") as folder:
         run = world.run_cell(source, number, on, Recorded(how, folder))
         files = collect(folder / "0")
-    world.last = number, source, tuple(on), how  # which %retry does not record
+    world.last = Cell(number, source, tuple(on), how)  # which %retry does not record
     texts = {f"{TEXT}{name}": text.encode() for name, text in world.texts.items()}
     about = describe_run(command_of(run), world.config.backend, world.size)
     recording = merge({**files, **texts, RUN: about.encode()})

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from playground.base.errors import Deadlock, PlaygroundError, RankFailed, UsageError
 from playground.explain.hang import MAKE_DDP, NEW_GROUP, SPLIT_GROUP, Operation
@@ -93,8 +93,13 @@ class Run:
         return not (self.hang or self.places or self.freed or self.lost or failed or self.has_left)
 
 
-Cell = tuple[int, str, tuple[int, ...], Callable[..., Outcome]]
-"""Its number, its source, its ranks, and what runs it there."""
+class Cell(NamedTuple):
+    number: int
+    source: str
+    on: tuple[int, ...]
+    """Its ranks."""
+    run: Callable[..., Outcome]
+    """What runs it there."""
 
 
 def configure(backend: str = "gloo", timeout: float = OPERATION_LIMIT) -> LaunchConfig:
@@ -133,7 +138,7 @@ class PlayWorld:
         self.ranks: list[RankHandle] = []
         self.is_stale = False
         """Whether the process group is of no use any more."""
-        self.last: Cell = 0, "", tuple(range(size)), cells.run_cell
+        self.last = Cell(0, "", tuple(range(size)), cells.run_cell)
         """The cell that ran last."""
         self.texts: dict[str, str] = {}
         """The cells so far, by the name that their lines have: "cell 3"."""
@@ -195,7 +200,7 @@ class PlayWorld:
         returned, when a deadlock is proved, a rank has died, or at Ctrl-C; in any case all of them
         are there again."""
         on = self.check(on)
-        self.last = number, source, on, run
+        self.last = Cell(number, source, on, run)
         self.texts[f"cell {number}"] = source
         run = self.training.prepare(run) if self.training else run
         ran = self.perform(self.prepare(run, number, source), on, number)
@@ -206,10 +211,10 @@ class PlayWorld:
 
     def retry(self) -> Run:
         """Run the last cell again."""
-        if not self.last[0]:
+        last = self.last
+        if not last.number:
             raise UsageError("no cell has run yet")
-        number, source, on, run = self.last
-        return self.run_cell(source, number, on, run)
+        return self.run_cell(last.source, last.number, last.on, last.run)
 
     def call(
         self,
@@ -276,34 +281,22 @@ class PlayWorld:
         receive(self.ranks, 0)
         self.mend(run)
         ranks = [self.ranks[rank] for rank in on]
-        run.began = began = time.monotonic()
+        run.began = time.monotonic()
         called = self.count_calls()
         for rank in ranks:
             rank.assign(work)
         watch = self.watch(math.inf)
-        watch.examiner.began = began
-        is_interrupted = False
-        try:
-            while not all(rank.done for rank in ranks) and not self.list_lost():
-                watch.look()
-                if time.monotonic() - began > limit:
-                    is_interrupted = True  # as by Ctrl-C
-                    break
-        except KeyboardInterrupt:
-            is_interrupted = True
-        except Deadlock as hang:
-            run.hang = hang.diagnosis
-            self.state = str(run.hang)
-        except RankFailed as failure:
-            run.why_lost = failure.diagnosis
-        run.seconds = time.monotonic() - began
-        busy = [rank for rank in ranks if not rank.done and not self.is_lost(rank)]
+        watch.examiner.began = run.began
+        is_interrupted = self.await_end(run, ranks, watch, limit)
+        run.seconds = time.monotonic() - run.began
+        busy = self.list_inside(ranks)
         run.freed = tuple(rank.number for rank in busy)
         has_called = self.count_calls() != called
         if has_called:
             self.note_operations(run, ranks, watch.examiner)
         if is_interrupted or run.hang or busy:
-            self.let_go(run, busy, watch.examiner, is_interrupted, has_called)
+            may_wait = has_called or not is_interrupted
+            self.let_go(run, busy, watch.examiner, is_interrupted=is_interrupted, may_wait=may_wait)
         for rank in ranks:
             rank.relay_output()
             if rank.done and not self.is_lost(rank):
@@ -314,6 +307,25 @@ class PlayWorld:
             run.gone = self.find_groups(watch.examiner)
         self.mend(run)
         return run
+
+    def await_end(
+        self, run: Run, ranks: Sequence[RankHandle], watch: WorldWatch, limit: float
+    ) -> bool:
+        """Wait until the ranks have done their work, one is lost, a deadlock is proved, or they are
+        interrupted. Returns whether they are, by Ctrl-C or after `limit` seconds."""
+        try:
+            while not all(rank.done for rank in ranks) and not self.list_lost():
+                watch.look()
+                if time.monotonic() - run.began > limit:
+                    return True
+        except KeyboardInterrupt:
+            return True
+        except Deadlock as hang:
+            run.hang = hang.diagnosis
+            self.state = str(run.hang)
+        except RankFailed as failure:
+            run.why_lost = failure.diagnosis
+        return False
 
     def count_calls(self) -> list[object]:
         return [rank.box and rank.box.begun for rank in self.ranks]
@@ -331,67 +343,79 @@ class PlayWorld:
         if not run.hang and not run.freed:
             run.differing = find_mismatch(states)
 
+    def note_places(self, run: Run, busy: Sequence[RankHandle], examiner: Examiner) -> None:
+        """Note where ranks are that are interrupted."""
+        stacks = ask_for_stacks(busy)
+        states = examiner.states()
+        self.state = tell(states)
+        for number, stack in stacks.items():
+            waits = states[number].waits_for
+            place = f"{waits.name} ({waits.line})" if waits else line_of(stack)
+            run.places[number] = place or "it does not say where"
+
     def let_go(
         self,
         run: Run,
-        busy: list[RankHandle],
+        busy: Sequence[RankHandle],
         examiner: Examiner,
+        *,
         is_interrupted: bool,
-        has_called: bool,
+        may_wait: bool,
     ) -> None:
-        """Get these ranks out of the cell: by an error in what waits for other ranks, by
-        `KeyboardInterrupt` in what does not, and in the end by killing them."""
-
-        def list_inside() -> list[RankHandle]:
-            return [rank for rank in busy if not rank.done and not self.is_lost(rank)]
-
+        """Get these ranks out of the cell: by `KeyboardInterrupt` where they are interrupted, by an
+        error in what waits for other ranks, if they may wait for some, and in the end by killing
+        them."""
         try:
             if is_interrupted:
-                stacks = ask_for_stacks(busy)
-                states = examiner.states()
-                self.state = tell(states)
-                for number, stack in stacks.items():
-                    waits = states[number].waits_for
-                    place = f"{waits.name} ({waits.line})" if waits else line_of(stack)
-                    run.places[number] = place or "it does not say where"
+                self.note_places(run, busy, examiner)
                 self.order(busy, Order.INTERRUPT)
             end = time.monotonic() + PATIENCE
             if not run.hang:
-                self.await_rest(list_inside, examiner, end)
-            if has_called or not is_interrupted:
-                self.is_stale = True
-                self.order(self.ranks, Order.ABORT)
-            while (
-                receive_while(lambda: bool(list_inside()), self.ranks, AGAIN)
-                and time.monotonic() < end
-            ):
-                asking = [rank for rank in list_inside() if rank.question is not None]
-                for rank in asking:  # such as a debugger, whose prompt outlives Ctrl-C
-                    rank.answer(None)
-                if asking:
-                    continue
-                # gloo tries again to connect; a loop of the program's calls again
-                self.is_stale = True
-                self.order(self.ranks, Order.ABORT)
-                self.order(busy, Order.INTERRUPT)
-                for rank in list_inside():
-                    if rank.is_stopped():
-                        rank.process.send_signal(signal.SIGCONT)
+                self.await_rest(busy, examiner, end)
+            if may_wait:
+                self.abort()
+            self.insist(busy, end)
         except KeyboardInterrupt:  # who presses it twice does not want to wait
             self.is_stale = True
-        for rank in list_inside():
+        for rank in self.list_inside(busy):
             rank.fail(RankFailed(rank.number, self.size, "did not come out of the cell"))
 
-    def await_rest(
-        self, list_inside: Callable[[], list[RankHandle]], examiner: Examiner, end: float
-    ) -> None:
+    def await_rest(self, busy: Sequence[RankHandle], examiner: Examiner, end: float) -> None:
         """Wait until ranks have come out of the cell or make no progress: gloo never wakes up an
         operation that was about to send when its connection is shut down."""
         before: list[object] = []
         now = examiner.progress
-        while list_inside() and time.monotonic() < end and now != before:
-            receive_while(lambda: bool(list_inside()), self.ranks, REST)
+        while self.list_inside(busy) and time.monotonic() < end and now != before:
+            receive_while(lambda: bool(self.list_inside(busy)), self.ranks, REST)
             before, now = now, examiner.progress
+
+    def abort(self) -> None:
+        """Have what waits for other ranks raise an error, on all ranks: their group is of no use
+        after that."""
+        self.is_stale = True
+        self.order(self.ranks, Order.ABORT)
+
+    def insist(self, busy: Sequence[RankHandle], end: float) -> None:
+        """Tell ranks that do not come out again, by all means, until `end`."""
+        while (
+            receive_while(lambda: bool(self.list_inside(busy)), self.ranks, AGAIN)
+            and time.monotonic() < end
+        ):
+            asking = [rank for rank in self.list_inside(busy) if rank.question is not None]
+            for rank in asking:  # such as a debugger, whose prompt outlives Ctrl-C
+                rank.answer(None)
+            if asking:
+                continue
+            # gloo tries again to connect; a loop of the program's calls again
+            self.abort()
+            self.order(busy, Order.INTERRUPT)
+            for rank in self.list_inside(busy):
+                if rank.is_stopped():
+                    rank.process.send_signal(signal.SIGCONT)
+
+    def list_inside(self, ranks: Sequence[RankHandle]) -> list[RankHandle]:
+        """Those that are still in the cell."""
+        return [rank for rank in ranks if not rank.done and not self.is_lost(rank)]
 
     def order(self, ranks: Sequence[RankHandle], what: Order) -> None:
         for rank in ranks:

@@ -1,5 +1,16 @@
-"""The course's texts: in the terminal, by `read`, whose table of `chapters` says where they are,
-and as static pages, which `build` writes."""
+"""The course's texts: in the terminal, by `read`, and as static pages, by `site`. Begin with
+`chapters`, the table of all texts, and `pages`.
+
+    chapters        the texts by name, and the command `read`
+    build           the command `site`: it writes all pages
+    pages           the body of each page
+    contents        what surrounds it: the contents, the links to other pages
+    addresses       the address of each text, program and exercise
+    markdown, code  Markdown and programs as HTML
+    calculators/    the calculators of chapters
+    search          what a search finds, and lists first
+    settings.js, site.js  in the browser: what the reader has chosen; search, progress, copying
+"""
 
 from __future__ import annotations
 

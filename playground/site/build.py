@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 
 import click
@@ -18,9 +19,9 @@ from playground.site.calculators.pages import FILES
 from playground.site.code import show_code
 from playground.site.contents import surround
 from playground.site.pages import Site
-from playground.site.symptoms import place_symptoms
+from playground.site.search import place_symptoms
 from playground.tools.failures.programs import PROGRAMS
-from playground.ui.options import FILE
+from playground.ui.option_types import FILE
 from playground.ui.session import Session, session_command
 
 SEARCH = "search.js"
@@ -54,7 +55,7 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
     texts[SEARCH] = "".join(
         f"const {name} = {json.dumps(value, separators=(',', ':'), ensure_ascii=False)};\n"
         for name, value in (
-            ("SECTIONS", site.sections),
+            ("SECTIONS", [astuple(section) for section in site.sections]),
             ("SYMPTOMS", place_symptoms(site.sections)),
         )
     )

@@ -19,7 +19,9 @@ from playground.lessons import PATH
 from playground.site import READ
 from playground.tools import TOOLS
 from playground.ui import terminal
-from playground.ui.options import Command, OneOf, flags
+from playground.ui.commands import Command
+from playground.ui.option_types import OneOf
+from playground.ui.options import flags
 from playground.ui.rendering import render_markdown
 
 LESSON_PAGES = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}

@@ -25,6 +25,7 @@ from playground.site.chapters import CHAPTERS
 from playground.site.code import line_of, read_text, show_code
 from playground.site.contents import PROGRESS, Page
 from playground.site.markdown import label_cells, new_markdown
+from playground.site.search import Section
 from playground.tools.failures.programs import PROGRAMS, find, read_body
 
 PLAYED = re.compile(
@@ -36,6 +37,8 @@ PLAYED = re.compile(
 of this name or the nth), and its caption."""
 BEFORE_EXERCISES = re.compile(r'<h2 id="(try-this|exercises)">.*?(?=<h2|\Z)', re.DOTALL)
 """What stands before the exercises: what to try, or a page's own words on them."""
+GLOSSARY_ROW = re.compile(r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td.*?>(.*?)</td>)')
+"""A word of the glossary: its address, itself, and what it means."""
 DIAGRAM = re.compile(r"<code>[^<]* ─▶ .*?</code>", re.DOTALL)
 """The layers of PyTorch, which the map draws in letters."""
 LESSON_NAMED = re.compile(
@@ -44,6 +47,11 @@ LESSON_NAMED = re.compile(
 LESSON_LINK = r'<a href="\1.html">\1</a>'
 TURNS = re.compile(r"^(?:(?:Previous|Next): \[[^]]*\]\([^)]*\)(?: · )?)+\n", re.MULTILINE)
 """The line of a chapter on those before and after it, of which pages have links of their own."""
+
+
+def link_lessons(body: str) -> str:
+    """The map, in whose diagram the names of lessons lead to them."""
+    return DIAGRAM.sub(lambda diagram: LESSON_NAMED.sub(LESSON_LINK, diagram[0]), body)
 
 
 class Site:
@@ -63,8 +71,8 @@ class Site:
         """Files that are copied, by their place in the site."""
         self.played: set[str] = set()
         """Each run that a page plays, with that page: it is played there once."""
-        self.sections: list[list[str]] = []
-        """The address, the title and the words of each section."""
+        self.sections: list[Section] = []
+        """What a search finds."""
         self.uses: dict[str, str] = {}
         """The page that first links to a word of the glossary."""
         self.codes: dict[Path, str] = {}
@@ -94,28 +102,36 @@ class Site:
     def complete(self, body: str, page: str, file: Path) -> str:
         """The body of a text with what its page has besides: links, exercises, or a file to
         download."""
-        if page == "glossary":
-            return re.sub(
-                r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td.*?>(.*?)</td>)', self.lead_back, body
-            )
-        if page == "map":
-            return DIAGRAM.sub(lambda diagram: LESSON_NAMED.sub(LESSON_LINK, diagram[0]), body)
-        if page == "exercises":
-            return body + self.list_exercises()
-        if own := [each for each in CATALOGUE.values() if each.lesson == page]:
-            shown = "".join(map(self.show_exercise, own))
-            heading = '<h2 id="exercises">Exercises</h2>\n'
-            return BEFORE_EXERCISES.sub(
-                lambda part: part[0] + ("" if part[1] == "exercises" else heading) + shown, body
-            )
+        completions: dict[str, Callable[[str], str]] = {
+            "glossary": self.add_links_back,
+            "map": link_lessons,
+            "exercises": self.add_list_of_exercises,
+        }
+        if page in completions:
+            return completions[page](body)
         if file.suffix == ".ipynb":
             self.copies[file.name] = file
             return body.replace("</h1>", f"</h1>\n{DOWNLOAD.format(file.name)}", 1)
-        return body
+        return self.add_exercises(page, body)
 
-    def list_exercises(self) -> str:
-        """Links to all exercises, by lesson."""
-        lists = ""
+    def add_exercises(self, page: str, body: str) -> str:
+        """The body of a chapter with its exercises, if it has some."""
+        own = [each for each in CATALOGUE.values() if each.lesson == page]
+        if not own:
+            return body
+        shown = "".join(map(self.show_exercise, own))
+        heading = '<h2 id="exercises">Exercises</h2>\n'
+        return BEFORE_EXERCISES.sub(
+            lambda part: part[0] + ("" if part[1] == "exercises" else heading) + shown, body
+        )
+
+    def add_links_back(self, body: str) -> str:
+        """The glossary, whose words lead back to where they are used first."""
+        return GLOSSARY_ROW.sub(self.lead_back, body)
+
+    def add_list_of_exercises(self, body: str) -> str:
+        """The page of all exercises, with links to them by lesson."""
+        lists = body
         for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
             links = "".join(
                 f'<li><a href="{self.link(FOLDER / each.folder)}">{each.title}</a></li>'
@@ -128,7 +144,8 @@ class Site:
         """The word of a row of the glossary, with a link to where it is first used."""
         page = self.uses[row[1]]
         words = [html.unescape(re.sub("<.*?>", "", each)) for each in row.groups()]
-        self.sections.append([f"glossary.html#{row[1]}", f"{words[1]} (glossary)", words[2]])
+        title = f"{words[1]} (glossary)"
+        self.sections.append(Section(f"glossary.html#{row[1]}", title, words[2]))
         return (
             f'{row[0]} <a href="{page}.html#use-{row[1]}" aria-label="{words[1]}, used in '
             f'{page}">↩&nbsp;{page}</a>'
@@ -139,7 +156,7 @@ class Site:
         known mistakes."""
         page, file, hints = exercise.lesson, FOLDER / exercise.folder / "text.md", ""
         name = f"exercise-{exercise.name}"
-        self.sections.append([f"{page}.html#{name}", f"{page}: {exercise.title}", ""])
+        self.sections.append(Section(f"{page}.html#{name}", f"{page}: {exercise.title}"))
         task = self.render(page, file, exercise.task.partition("\n")[2])
         for number, hint in reversed([*enumerate(exercise.hints, 1)]):
             hints = (
@@ -171,7 +188,7 @@ class Site:
         why = re.search(rf"^\| `{name}` \| .* \| (.*) \|$", self.texts["break"], re.MULTILINE)
         symptom = f"{PROGRAMS[name].symptom} ({PROGRAMS[name].words})".removesuffix(" ()")
         command = f"python -m playground break {name}"
-        self.sections.append([f"{page}.html", f"break-{name}", function.summary])
+        self.sections.append(Section(f"{page}.html", f"break-{name}", function.summary))
         body = f"""<h1>{name}</h1>
 <p>{html.escape(function.summary)} Symptom: {symptom}.</p>
 {show_code(textwrap.dedent(chr(10).join(wrong)), "python", file, min(lines))}
@@ -265,7 +282,7 @@ runs it, and then the fixed program. All programs: <a href="break.html">break</a
                     "id", re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
                 )
                 named = title if token.tag == "h1" else f"{page}: {title}"
-                self.sections.append([f"{page}.html#{token.attrGet('id')}", named, ""])
+                self.sections.append(Section(f"{page}.html#{token.attrGet('id')}", named))
             elif token.type == "html_block":
                 token.content = PLAYED.sub(partial(self.show_run, page), token.content)
             elif token.type == "inline":
@@ -276,7 +293,7 @@ runs it, and then the fixed program. All programs: <a href="break.html">break</a
                     said = (
                         child.content for child in children if child.type in ("text", "code_inline")
                     )
-                    self.sections[-1][2] += f"{' '.join(said)} "
+                    self.sections[-1].words += f"{' '.join(said)} "
                 self.lead_to_line(file, children, tokens[place + 2 : place + 3])
                 token.children = [*self.change(page, file, token.content, children)]
         return str(self.markdown.renderer.render(tokens, self.markdown.options, {}))

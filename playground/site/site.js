@@ -1,14 +1,17 @@
 "use strict";
 const MOST = 12, AROUND = 60;
 const field = document.querySelector("[type=search]"), found = document.getElementById("found");
-let loading;
+let loading, entries = [];
 
 /** Load the words of all pages, when they are first needed: a script, since pages from a disk may not fetch. */
 function load() {
   loading ??= new Promise((done) => {
     const script = document.createElement("script");
     script.src = "search.js";
-    script.addEventListener("load", done);
+    script.addEventListener("load", () => {
+      entries = SECTIONS.map(([address, title, text]) => ({address, title, text}));
+      done();
+    });
     document.head.append(script);
   });
   return loading;
@@ -21,7 +24,7 @@ const split = (text) => simplify(text).split(/[^\p{L}\p{N}_]+/u).filter(Boolean)
 const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
 
 /** How well a section has each of these words: a title weighs more than the text; 0 where it has it not. */
-function weigh([, title, text], words) {
+function weigh({title, text}, words) {
   const inTitle = split(title), inText = simplify(text);
   return words.map((word) => inTitle.includes(word) ? 20 : inTitle.some((each) => each.startsWith(word)) ? 8
     : inText.includes(` ${word}`) || inText.startsWith(word) ? Math.min(5, inText.split(word).length - 1) : 0);
@@ -30,20 +33,20 @@ function weigh([, title, text], words) {
 /** The sections with these words, the best first: with most of the words, of which one that few sections have counts more;
  * then by weight, and a short title before a long one. A word that no section has is left out. */
 function rank(words) {
-  const weights = SECTIONS.map((section) => weigh(section, words));
-  const rarity = words.map((_, index) => Math.log(1 + SECTIONS.length / (1 + weights.filter((each) => each[index]).length)));
-  const ranked = SECTIONS.map((section, at) => ({section, found: sum(rarity.filter((_, index) => weights[at][index])),
-    weight: sum(weights[at]) + 1 / split(section[1]).length}));
+  const weights = entries.map((section) => weigh(section, words));
+  const rarity = words.map((_, index) => Math.log(1 + entries.length / (1 + weights.filter((each) => each[index]).length)));
+  const ranked = entries.map((section, at) => ({section, found: sum(rarity.filter((_, index) => weights[at][index])),
+    weight: sum(weights[at]) + 1 / split(section.title).length}));
   return ranked.filter((each) => each.found).sort((a, b) => b.found - a.found || b.weight - a.weight).map((each) => each.section);
 }
 
 /** The sections on what a reader sees go wrong, where a word names that. */
 function findSymptoms(words) {
   const named = SYMPTOMS.filter(([names]) => words.some((word) => names.some((name) => word.startsWith(name))));
-  return named.flatMap(([, places]) => places.map((place) => SECTIONS[place]));
+  return named.flatMap(([, places]) => places.map((place) => entries[place]));
 }
 
-function show([address, title, text], words) {
+function show({address, title, text}, words) {
   const item = document.createElement("li"), link = document.createElement("a"), near = document.createElement("p");
   const simple = simplify(text), word = words.find((each) => simple.includes(each)) ?? "";
   const at = Math.max(0, simple.indexOf(word) - AROUND);

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from playground.base import signals
 from playground.base.errors import UsageError
-from playground.ui.options import RunOptions
+from playground.ui.run_options import RunOptions
 from playground.world import backends
 from playground.world.rendezvous.environment import rank_env_from
 from playground.world.simulated_gpu.environment import environment_with, has_begun_with

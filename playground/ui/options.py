@@ -1,5 +1,4 @@
-"""Options: made of the flags of a dataclass and packed into one object; names of a table; those of
-every run.
+"""Options: made of the flags of a dataclass and packed into one object; names of a table.
 
 A setting is declared once, as a flag of the dataclass that holds it. The type of its field says
 what the option takes:
@@ -19,10 +18,8 @@ options of a command:
 from __future__ import annotations
 
 import functools
-import os
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
 from types import NoneType
@@ -32,76 +29,16 @@ import click
 from click.core import ParameterSource
 
 from playground.base.errors import UsageError
-from playground.base.files import NO_LINK, follow_own_links
-from playground.base.flags import ANY, Flag, flag, flags_of
-from playground.world.backends import BACKENDS
-from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT, MAX_RANKS
-
-MEGABYTE = 2**20
-ALL = "all"
-
-
-class Megabytes(click.FloatRange):
-    """A number of units of 2^20 bytes, as bytes: DistributedDataParallel's bucket_cap_mb counts
-    them so, too."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return max(1, int(super().convert(value, param, ctx) * MEGABYTE))
-
-
-class Size(click.ParamType[int]):
-    """A number of bytes, written with or without K, M or G."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d{1,18})([KMG]?)", str(value).strip(), re.ASCII | re.IGNORECASE)
-        if not match or not int(match[1]):
-            about = "write a whole number of bytes above 0, or one with K, M or G, as 64K"
-            self.fail(f"{value!r} is no size: {about}", param, ctx)
-        return int(match[1]) << 10 * " KMG".index(match[2].upper() or " ")
-
-
-class Names(click.Choice[str]):
-    """Names of a table, with commas between them, as a tuple."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return tuple(super(Names, self).convert(each, param, ctx) for each in value.split(","))
-
-
-class FileOrFolder(click.Path):
-    """A path. No path, as of a shell's variable that is not set, is refused: it would be the
-    working folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("the path is empty.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-FILE = FileOrFolder(path_type=Path)
-
-
-class FlagOrFile(click.Option):
-    """An option that is a flag, or is followed by a file with one of these endings: what follows
-    otherwise is no part of it. (click would take the next word, whatever it is.) As a flag, its
-    value is the path `-`."""
-
-    def __init__(self, *args: Any, endings: Collection[str], **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.endings = tuple(endings)
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        for spelling in self.opts:
-            option = parser._long_opt[spelling]
-            option.process = functools.partial(self.process_next, option.process)
-
-    def process_next(self, store: Callable[[str, Any], None], value: Any, state: Any) -> None:
-        if isinstance(value, str) and not value.endswith(self.endings):
-            state.rargs.insert(0, value)
-            value = self.flag_value
-        store(value, state)
+from playground.base.flags import Flag, flags_of
+from playground.ui.option_types import (
+    ALL,
+    FILE,
+    MEGABYTE,
+    FlagOrFile,
+    Megabytes,
+    Names,
+    Size,
+)
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -155,19 +92,6 @@ def make_option(name: str, about: Flag, hint: Any, default: Any) -> Callable[[An
         metavar=about.metavar,
         help=about.help,
     )
-
-
-class OneOf(click.Choice[str]):
-    """One of many names. A name that is like one of them is answered with that, not with all."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value in self.choices:
-            return super().convert(value, param, ctx)
-        from difflib import get_close_matches  # only where a name is wrong
-
-        if near := get_close_matches(value, self.choices, 1):
-            self.fail(f"there is no {value!r}: did you mean {near[0]}?", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 def type_of(flag: Flag, hint: Any) -> Any:
@@ -280,145 +204,3 @@ def only_with(name: str, **condition: tuple[object, ...]) -> Callable[[Any], Any
         )
 
     return refuse(name, why=why)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How many ranks a command runs on, how they meet, and how it shows its results."""
-
-    size: int | None = flag(
-        None, "Number of ranks.", least=1, most=MAX_RANKS, name="-n --world-size"
-    )
-    backend: str = flag(
-        "gloo",
-        f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.",
-        choices=BACKENDS,
-    )
-    gpus: int | None = flag(
-        None,
-        "Simulate so many GPUs, on a machine that has none: nccl and CUDA work, computed by the "
-        "CPU. Whatever is measured says nothing of a GPU's speed.",
-        least=1,
-        most=64,
-    )
-    gpu_memory: int | None = flag(
-        None,
-        "Memory of each simulated GPU, as 80G. What does not fit raises OutOfMemoryError.",
-        is_size=True,
-        shown_default="4G",
-        needs={"gpus": ANY},
-    )
-    timeout: float = flag(
-        DEFAULT_TIMEOUT,
-        "Seconds after which a run is ended in which no rank gives a sign of life.",
-        above=0,
-        below=1e6,
-    )
-    seed: int = flag(1234, "Seed of the random number generators.", least=0, most=2**32)
-    wide: bool = flag(
-        False,
-        "Show all steps and all columns of every table, even if lines get wider than the terminal.",
-    )
-    as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")
-    see: Path | None = flag(
-        None,
-        "Record what the ranks do, and render it: .html plays it, .svg is a picture, .txt says it "
-        "in words, .json is a trace for Perfetto, .playground keeps the recording for `see`.",
-        metavar="FILE",
-    )
-
-
-COMMON = ("size", "backend", "timeout", "wide", "as_json", "see")
-"""The options of nearly every run: fields of `RunOptions`."""
-
-
-def check_writable(flag: str, file: Path) -> None:
-    """Raise `UsageError` if `file`, the value of the option `flag`, could not be written now. It
-    stays as it is."""
-    folder = file.absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"{flag} {file}: there is no such folder as {folder}, create it first")
-    try:
-        target = follow_own_links(file)
-        is_new = not target.exists()
-        if is_new or not target.is_fifo():  # opening a FIFO would wait for its reader
-            os.close(os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666))
-    except OSError as error:
-        raise UsageError(f"{flag} {file} cannot be written: {error.strerror}") from None
-    if is_new:
-        target.unlink(missing_ok=True)
-
-
-HEADINGS = {
-    "Training": ("batch_size",),
-    "Ranks": ("size", "backend", "gpus", "gpu_memory", "timeout", "seed", "restarts"),
-    "Data": ("dataset", "limit"),
-    "Output": ("wide", "as_json", "output", "output_dir", "see", "plot", "--help"),
-}
-"""Options that several commands have, under their headings in --help."""
-
-
-SIZES = "--ranks", "--size", "--processes", "--nproc", "--nproc-per-node", "--np", "--nprocs"
-MEANT = {"--record": "--see", **dict.fromkeys(SIZES, "-n")}
-"""Names under which options are looked for; those of other programs for the number of ranks."""
-PARSES_ALL = re.compile(r"\b(HfArgumentParser|fire|hydra|simple_parsing|tyro)\b")
-"""In the text of a script whose options need not stand there."""
-
-
-def find_misplaced(command: click.Command, words: Sequence[str], text: str) -> str:
-    """The first option of this command among the arguments `words` of a script whose text does not
-    have its name; empty if there is none."""
-    known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
-    for name in (word.partition("=")[0] for word in words):
-        is_ours = name.startswith("--") and name in known and not PARSES_ALL.search(text)
-        if is_ours and not re.search(name.strip("-").replace("-", "[-_]"), text):
-            return name
-    return ""
-
-
-def tell_misplaced(script: str, words: Sequence[str], text: str) -> None:
-    """Say which option of the command that runs stands after the name of the script."""
-    command = click.get_current_context().command
-    if name := find_misplaced(command, words, text):
-        said = f"{name} stands after {script}, so the script gets it: options of {command.name}"
-        click.echo(f"playground: {said} stand before the script", err=True)
-
-
-class Command(click.Command):
-    """A command whose --help has its own options first, then those of `HEADINGS`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            meant = MEANT.get(error.option_name)
-            for param in self.get_params(ctx):
-                if meant in param.opts:
-                    names = ", ".join(map(repr, param.opts))
-                    # as a message: click leaves out names that are not spelled alike
-                    message = f"{error.message} Did you mean {names}?"
-                    raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
-            raise
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        params = {
-            "--help" if "--help" in param.opts else param.name: param
-            for param in self.get_params(ctx)
-        }
-        records = {
-            name: record for name, param in params.items() if (record := param.get_help_record(ctx))
-        }
-        shared = {name for names in HEADINGS.values() for name in names}
-        own = {"Options": [name for name in records if name not in shared]}
-        for heading, names in {**own, **HEADINGS}.items():
-            if rows := [records[name] for name in records if name in names]:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-
-
-class Group(Command, click.Group):
-    """The same, and then its subcommands."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_options(ctx, formatter)
-        self.format_commands(ctx, formatter)

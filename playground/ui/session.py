@@ -20,7 +20,9 @@ import click
 from playground.base import signals
 from playground.base.errors import RankFailed, RankTimeout
 from playground.ui import terminal
-from playground.ui.options import COMMON, Command, RunOptions, options, pack_options
+from playground.ui.commands import Command
+from playground.ui.options import options, pack_options
+from playground.ui.run_options import COMMON, RunOptions
 from playground.ui.terminal import Bar
 
 if TYPE_CHECKING:

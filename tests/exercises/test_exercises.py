@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from fixtures import Run, Worlds
 
-from playground.exercises import check, verdict as verdict_module
+from playground.exercises import check, mistakes as mistakes_module, verdict as verdict_module
+from playground.exercises.attempt import Attempt, Solution, attempt
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
@@ -42,18 +43,10 @@ from playground.exercises.exercise import (
     patch,
 )
 from playground.exercises.layouts import Layout, cost_of
+from playground.exercises.mistakes import NAMED, attempt_mistake
 from playground.exercises.observation import explain_digits
 from playground.exercises.scaling import judges as scaling
-from playground.exercises.verdict import (
-    NAMED,
-    Attempt,
-    Solution,
-    Verdict,
-    attempt,
-    attempt_mistake,
-    check_solution,
-    tell_lines,
-)
+from playground.exercises.verdict import Verdict, check_solution, tell_lines
 from playground.exercises.workbook import Workbook, progress_file
 from playground.site.chapters import CHAPTERS
 from playground.training import mesh_costs as costs
@@ -183,7 +176,8 @@ def test_a_mistake_is_named_from_the_world_that_failed_and_one_more(
         started.append((solution.text, size))
         return attempt(solution, before, size, *how)
 
-    monkeypatch.setattr(verdict_module, "attempt", run)
+    for module in (verdict_module, mistakes_module):
+        monkeypatch.setattr(module, "attempt", run)
     exercise = CATALOGUE["share"]
     mistake = choose_mistake(exercise)
     attempt_mistake.cache_clear()
@@ -931,7 +925,7 @@ def test_a_solution_of_the_catalogue_shares_a_world_and_a_learner_s_has_its_own(
 
 def test_without_a_verdict_nothing_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = CATALOGUE["handover"]
-    monkeypatch.setattr("playground.exercises.verdict.JUDGE", explode)
+    monkeypatch.setattr("playground.exercises.attempt.JUDGE", explode)
     verdict = judge(broken, broken.solution, 2)
     assert (verdict.status, verdict.exit_code) == (BLOCKED, 2)
 

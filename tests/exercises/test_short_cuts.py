@@ -9,14 +9,9 @@ from typing import Any
 
 import pytest
 
+from playground.exercises.attempt import LEAVES, Solution
 from playground.exercises.exercise import BLOCKED, CATALOGUE, PASS
-from playground.exercises.verdict import (
-    LEAVES,
-    Solution,
-    Verdict,
-    check_solution,
-    tell_lines,
-)
+from playground.exercises.verdict import Verdict, check_solution, tell_lines
 from playground.exercises.workbook import Workbook
 
 IMPORTS = """\

@@ -15,7 +15,7 @@ from fixtures import Fork, Run
 from processes import ENOUGH, free_port, session_ends
 
 from playground.base.remote import ROOT
-from playground.tools.doctor.data_parallel import Status
+from playground.tools.doctor.data_parallel.parts import Status
 from playground.tools.doctor.data_parallel.plan import plan, plan_of_half
 
 FOLDER = ROOT / "playground" / "lessons"

@@ -30,7 +30,7 @@ from playground.site import code
 from playground.site.addresses import TEXTS
 from playground.site.build import write_site
 from playground.site.pages import PLAYED, Site
-from playground.site.symptoms import place_symptoms
+from playground.site.search import Section, place_symptoms
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 KINDS = ("index", "glossary", "p2p", "break-send-send", "code-tools-failures-calls.py")
@@ -201,7 +201,7 @@ def test_a_run_that_a_chapter_plays_opens_where_it_says(
     assert steps[1] < opens < steps[2]
     assert [each.name for each in events[steps[1] : opens + 1]].count("isend") == 1
     shown = Site(lambda *_: None)
-    shown.sections.append(["", "", ""])
+    shown.sections.append(Section("", ""))
     for words, reason in (
         ("zero board from scatter", "zero board has no scatter 1"),
         ("some board", "plays a run that is not recorded"),

@@ -7,7 +7,9 @@ from typing import Any
 from browser import Browser
 
 HIGHEST, TALLEST_ROW = 900, 160
-"""Pixels: of a player at a window of 1400 x 900, and of a rank's row at any."""
+"""Pixels: of a player in a wide window and in one as narrow as a telephone, and of a rank's row."""
+TELEPHONE, WIDE = 400, 1400
+"""Widths of such windows."""
 MEASURE = """
 scrollTo(0, 0);
 const buttons = [...document.querySelectorAll('.begin-play')];
@@ -33,8 +35,9 @@ def check_sizes(window: Browser, name: str, width: int) -> int:
         assert 0 < max(each["rows"]) <= TALLEST_ROW, (name, width, each)
         assert each["tooWide"] <= 1, (name, width, each)
         assert 0 <= each["belowSlider"] < 30, (name, width, each)
-        if width >= 1400:
+        if width <= TELEPHONE or width >= WIDE:
             assert each["height"] <= HIGHEST, (name, width, each)
+        if width >= WIDE:
             assert each["areSideBySide"], (name, width, each)
             assert each["isAllInSight"], (name, width, each)
     return len(players)

@@ -20,7 +20,7 @@ from playground.tools.bench.benchmark import (
 )
 from playground.tools.bench.results import Row
 from playground.tools.bench.settings import ALGORITHMS, COLLECTIVES, BenchSettings
-from playground.ui.options import Size
+from playground.ui.option_types import Size
 from playground.ui.rendering import render
 from playground.ui.tables import Table
 

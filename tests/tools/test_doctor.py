@@ -22,7 +22,8 @@ from processes import ENOUGH, free_port
 from widths import too_wide
 
 from playground.base.errors import UsageError
-from playground.tools.doctor import ERROR, WARNING, hosts, machine, run_checks, software
+from playground.tools.doctor import hosts, machine, software
+from playground.tools.doctor.checks import ERROR, WARNING, run_checks
 from playground.tools.doctor.hosts import HostsFacts, Listener
 from playground.tools.doctor.machine import MachineFacts
 from playground.tools.doctor.software import TorchFacts
@@ -91,13 +92,13 @@ def test_this_machine_is_examined(run_cli: Run) -> None:
     up."""
     shown = run_cli("doctor", "--json")
     document = json.loads(shown.out)
-    assert shown.code == any(finding["severity"] == ERROR for finding in document["findings"])
+    assert shown.code == any(fault["severity"] == ERROR for fault in document["faults"])
     assert (document["torch"]["problem"], document["torch"]["sums"]["gloo"]) == ("", "")
     assert document["torch"]["import_seconds"] > 0
     assert document["machine"]["resolved"].keys() >= {"localhost"}
 
 
-def test_a_finding_says_what_was_seen_the_rule_and_the_fix(
+def test_a_fault_says_what_was_seen_the_rule_and_the_fix(
     run_cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
@@ -144,7 +145,7 @@ def examine_in(shell: str, *place: str) -> tuple[int, list[dict[str, str]]]:
         [*place, "sh", "-c", command], capture_output=True, text=True, timeout=ENOUGH
     )
     assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)["findings"]
+    return done.returncode, json.loads(done.stdout)["faults"]
 
 
 NAMESPACES: list[tuple[str, str, str, str]] = [
@@ -165,9 +166,9 @@ def test_a_fault_that_was_made_is_found(
     if subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("no namespaces here")
     monkeypatch.chdir(tmp_path)
-    code, findings = examine_in(f"{{ {shell}; }}", "unshare", place)
-    assert [saw in finding["saw"] for finding in findings if finding["check"] == check] == [True]
-    assert code == any(finding["severity"] == ERROR for finding in findings)
+    code, faults = examine_in(f"{{ {shell}; }}", "unshare", place)
+    assert [saw in fault["saw"] for fault in faults if fault["check"] == check] == [True]
+    assert code == any(fault["severity"] == ERROR for fault in faults)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +184,8 @@ def test_a_torch_that_cannot_be_imported(
     (tmp_path / "torch.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     facts = software.examine(0.1 if "sleep" in source else ENOUGH)
-    [finding] = run_checks(software.CHECKS, facts)
-    assert finding.saw == f"a process ended while importing torch: {problem}"
+    [fault] = run_checks(software.CHECKS, facts)
+    assert fault.saw == f"a process ended while importing torch: {problem}"
 
 
 @pytest.mark.stress
@@ -195,9 +196,9 @@ def test_a_torchvision_of_another_torch_is_found(
         "raise RuntimeError('operator torchvision::nms does not exist')"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    [finding] = run_checks(software.CHECKS, software.examine(ENOUGH))
-    assert (finding.check, finding.severity) == ("torch-import", ERROR)
-    assert finding.saw.endswith(": RuntimeError: operator torchvision::nms does not exist")
+    [fault] = run_checks(software.CHECKS, software.examine(ENOUGH))
+    assert (fault.check, fault.severity) == ("torch-import", ERROR)
+    assert fault.saw.endswith(": RuntimeError: operator torchvision::nms does not exist")
 
 
 def test_a_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,11 +230,11 @@ TIERS: list[tuple[Any, Any, Any]] = [
 def test_a_fault_is_found_by_one_check(
     tier: Any, healthy: Any, check: str, severity: str, fault: dict[str, Any], saw: str
 ) -> None:
-    [finding] = run_checks(tier.CHECKS, replace(healthy, **fault))
-    assert (finding.check, finding.severity) == (check, severity)
-    assert saw in finding.saw
-    assert finding.rule
-    assert finding.fix
+    [found] = run_checks(tier.CHECKS, replace(healthy, **fault))
+    assert (found.check, found.severity) == (check, severity)
+    assert saw in found.saw
+    assert found.rule
+    assert found.fix
 
 
 def test_every_check_finds_a_fault_and_nothing_where_there_is_none() -> None:
@@ -282,7 +283,7 @@ def test_hosts_find_each_other_and_name_the_one_that_is_missing(
             first.shutdown()
             third.shutdown()
     assert (first.name, third.name, found.failures[names[2]]) == (names[0], names[2], "")
-    assert [finding.saw for finding in run_checks(hosts.CHECKS, found)] == [
+    assert [fault.saw for fault in run_checks(hosts.CHECKS, found)] == [
         "127.0.0.9 does not answer: Connection refused"
     ]
 

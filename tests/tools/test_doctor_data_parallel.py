@@ -14,8 +14,8 @@ from single_scripts import ACCUMULATION, AMP, FUNCTIONS, HALF, PLAIN, SAMPLED, S
 from widths import too_wide
 
 from playground.base.remote import ROOT
-from playground.tools.doctor.data_parallel import Plan, Status
 from playground.tools.doctor.data_parallel.edits import apply_edits, show_edits
+from playground.tools.doctor.data_parallel.parts import Plan, Status
 from playground.tools.doctor.data_parallel.plan import plan, plan_of_half, plan_of_text
 
 CLOSE = 1e-6

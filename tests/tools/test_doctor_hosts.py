@@ -14,16 +14,16 @@ pytestmark = pytest.mark.stress
 
 
 def examine(network: Network, absent: tuple[Host, ...] = ()) -> list[list[str]]:
-    """The findings of each host that is there, whose exit code is that of them."""
+    """The faults of each host that is there, whose exit code is that of them."""
     listed = ",".join(host.address for host in network.hosts)
     words = ("doctor", "--hosts", listed, "--json", "--timeout", 5, "--check", "hosts")
     started = [
         host.start(sys.executable, "-m", "playground",
         *words) for host in network.hosts if host not in absent
     ]  # fmt: skip
-    found = [json.loads(each.communicate(timeout=ENOUGH)[0])["findings"] for each in started]
-    assert [each.returncode for each in started] == [int(bool(findings)) for findings in found]
-    return [[f"{each['check']}: {each['saw']}" for each in findings] for findings in found]
+    found = [json.loads(each.communicate(timeout=ENOUGH)[0])["faults"] for each in started]
+    assert [each.returncode for each in started] == [int(bool(faults)) for faults in found]
+    return [[f"{each['check']}: {each['saw']}" for each in faults] for faults in found]
 
 
 def test_healthy_hosts_are_fit(hosts: Networks) -> None:

@@ -21,7 +21,7 @@ from widths import too_wide
 from playground.base.errors import UsageError
 from playground.base.process_status import process_status
 from playground.explain.hang import Kind
-from playground.tools.doctor import ERROR, WARNING, Fault, Undecided, run_checks
+from playground.tools.doctor.checks import ERROR, WARNING, Fault, Undecided, run_checks
 from playground.tools.doctor.looked_at import LookedAt, say_looks
 from playground.tools.doctor.script import CHECKS, ScriptFacts, examine, sets_walked
 from playground.world.backends import LEAVE_OUT
@@ -133,12 +133,12 @@ def test_an_option_behind_the_script_is_told_to_stand_before_it(
     assert "stands after" not in run_cli("doctor", "own.py", "--seconds", 60).err
 
 
-def test_a_right_training_has_no_findings(run_cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_right_training_has_no_faults(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     shown = run_cli("doctor", "--json", "--seconds", ENOUGH, tmp_path / "train.py", "--epochs", "2")
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
-    assert document["findings"] == []
+    assert document["faults"] == []
     assert [(run["size"], run["has_returned"]) for run in document["script"]["runs"]] == [
         (2, True),
         (3, True),
@@ -170,10 +170,10 @@ def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Pat
     assert "3 warnings, no error." in shown.out
     assert "None of the faults" not in shown.out
     assert too_wide(shown.out) == []
-    findings = re.split("^  (?=error|warning)", shown.out, flags=re.MULTILINE)[1:]
+    faults = re.split("^  (?=error|warning)", shown.out, flags=re.MULTILINE)[1:]
     found = [
         " ".join(each.partition("    rule:")[0].split()).replace(" in <module>", "")
-        for each in findings
+        for each in faults
     ]
     assert found == [
         "warning, any-source: a receive from anyone (train.py:7)",
@@ -209,11 +209,11 @@ FAULTY: list[tuple[str, str, str, str]] = [
 def test_a_fault_is_found_by_one_check(
     check: str, severity: str, source: str, saw: str, tmp_path: Path
 ) -> None:
-    script, findings = find_in(tmp_path, HEAD + source)
-    assert len(findings) == 1, findings
-    [finding] = findings
-    assert (finding.check, finding.severity) == (check, severity)
-    assert saw in finding.saw
+    script, faults = find_in(tmp_path, HEAD + source)
+    assert len(faults) == 1, faults
+    [fault] = faults
+    assert (fault.check, fault.severity) == (check, severity)
+    assert saw in fault.saw
     assert [run.size for run in script.runs] == ([2] if "has called" in saw else [2, 3])
 
 
@@ -226,9 +226,9 @@ if rank == 0:
 
 @pytest.mark.stress
 def test_a_script_that_hangs_is_stopped_when_its_time_is_up(tmp_path: Path) -> None:
-    _, [finding] = find_in(tmp_path, HEAD + HANGS, seconds=10)
-    assert (finding.check, finding.severity) == ("agreement", ERROR)
-    assert finding.saw.startswith(
+    _, [fault] = find_in(tmp_path, HEAD + HANGS, seconds=10)
+    assert (fault.check, fault.severity) == ("agreement", ERROR)
+    assert fault.saw.startswith(
         "on 2 ranks: probably a deadlock: rank 1 has finished where rank 0 is in"
     )
 
@@ -290,7 +290,7 @@ def test_a_script_overwrites_no_file_of_the_user_s(
     (scripts / "train.py").write_text(HEAD + WRITES)
     shown = run_cli("doctor", "--json", "--seconds", ENOUGH, scripts / "train.py")
     document = json.loads(shown.out)
-    assert [finding for finding in document["findings"] if finding["severity"] == ERROR] == []
+    assert [fault for fault in document["faults"] if fault["severity"] == ERROR] == []
     assert [run["has_returned"] for run in document["script"]["runs"]] == [True, True]
     assert not Path(document["script"]["folder"]).exists()
     assert [file.read_text() for file in files] == ["kept"] * 2
@@ -367,24 +367,24 @@ def test_sets_are_found_where_their_order_counts() -> None:
     assert sets_walked(ast.parse(SETS)) == [3, 4, 5, 6, 7]
 
 
-def test_an_aborted_operation_is_one_finding_with_its_cause_and_cure(tmp_path: Path) -> None:
+def test_an_aborted_operation_is_one_fault_with_its_cause_and_cure(tmp_path: Path) -> None:
     script = MISTAKES["uneven-batches-then-a-metric"]
     text = script.text.replace('"gloo"', "").replace("import torch\n", "import torch  # cuda\n", 1)
-    _, [finding, hint] = find_in(tmp_path, text)
+    _, [fault, hint] = find_in(tmp_path, text)
     assert (hint.check, hint.severity) == ("training", WARNING)
     assert "train on the same batches" in hint.saw
-    assert (finding.check, finding.severity) == ("agreement", ERROR)
-    assert finding.saw == (
+    assert (fault.check, fault.severity) == ("agreement", ERROR)
+    assert fault.saw == (
         "on 2 ranks: rank 0 has called DDP's backward (train.py:15) where rank 1 has called "
         "all_reduce (:17)"
     )
-    assert finding.fix == Kind.BESIDE_DDP.cure
+    assert fault.fix == Kind.BESIDE_DDP.cure
 
 
 def test_what_it_proposes_for_a_failure_shows_more(tmp_path: Path) -> None:
-    _, [finding] = find_in(tmp_path, HEAD + "dist.barrier()\n[][rank]\n")
+    _, [fault] = find_in(tmp_path, HEAD + "dist.barrier()\n[][rank]\n")
     path = tmp_path / "train.py"
-    assert finding.fix == f"python -m playground run -n 2 {path} shows the traceback"
+    assert fault.fix == f"python -m playground run -n 2 {path} shows the traceback"
 
 
 def test_without_a_gpu_a_script_for_nccl_is_to_leave_the_backend_out(
@@ -392,9 +392,9 @@ def test_without_a_gpu_a_script_for_nccl_is_to_leave_the_backend_out(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     source = "import torch.distributed as dist\ndist.init_process_group('nccl')  # cuda\n"
-    _, [finding] = find_in(tmp_path, source)
-    assert finding.saw.endswith(
+    _, [fault] = find_in(tmp_path, source)
+    assert fault.saw.endswith(
         " of 2 failed: the program asks for nccl, and this machine shows no GPU (train.py:2 in "
         "<module>)"
     )
-    assert finding.fix == LEAVE_OUT
+    assert fault.fix == LEAVE_OUT

@@ -655,7 +655,7 @@ def test_dry_says_what_would_be_run_and_what_would_fail(save: Save, run_it: Ran)
     assert "not looked at: what it calls and how it trains, as nothing was run" in ran.out
     assert "device: backend gloo is given (train.py:2)" in ran.out
     document = json.loads(run_it("--dry", "--json", "train.py").out)
-    assert [each["check"] for each in document["findings"]] == ["device"]
+    assert [each["check"] for each in document["faults"]] == ["device"]
     assert document["torchrun"] == "torchrun --nproc-per-node 2 train.py"
     refused = run_it("--json", "train.py")
     assert (refused.code, refused.out) == (2, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from playground.tools.bench.steps import over_links
-from playground.ui.options import RunOptions
+from playground.ui.run_options import RunOptions
 from playground.ui.session import Session
 from playground.world import UsageError
 

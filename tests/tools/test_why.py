@@ -18,8 +18,8 @@ from programs import SCRIPT
 
 from playground.explain.hang import Doing
 from playground.explain.hang.box import ANSWERS, Box, View, find_boxes
+from playground.tools.why.family import list_family
 from playground.tools.why.page import tell_more
-from playground.tools.why.unrecorded import list_family
 
 STANDS_STILL = """
 import time, torch, torch.distributed as dist

@@ -20,7 +20,7 @@ from processes import ENOUGH, is_alive
 
 from playground.base.errors import ForkServerFailed
 from playground.base.upstream import find_modules_as_here
-from playground.tools.why.unrecorded import list_family
+from playground.tools.why.family import list_family
 from playground.world.launcher import fork_client
 
 

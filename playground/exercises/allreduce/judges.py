@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -114,6 +115,23 @@ class BetweenHosts(Observer):
             self.sent += sent_by(call)
 
 
+def call_observed(
+    counter: BetweenHosts, rank: int, size: int, tensor: torch.Tensor, inner: Any, across: Any,
+    function: Callable[..., Any],
+) -> None:  # fmt: skip
+    with observing(counter):
+        function(rank, size, tensor, inner, across)
+
+
+def describe_crossing(
+    tensor: torch.Tensor, counter: BetweenHosts, limit: float
+) -> dict[str, object]:
+    """What a rank holds, and what it has sent to other hosts, where `limit` bytes are enough."""
+    is_within = counter.sent <= limit + 0.5
+    sent = f"at most {limit:.0f} bytes" if is_within else f"{counter.sent:.0f} bytes"
+    return {"tensor": tensor, "to other hosts": sent}
+
+
 def hierarchical(rank: int, size: int, seed: int) -> Cases:
     """All-reduce by way of hosts. An observer counts what leaves the host."""
     for each in (each for each in (2, 3) if size % each == 0 and each < size):
@@ -124,24 +142,11 @@ def hierarchical(rank: int, size: int, seed: int) -> Cases:
             tensor, total = give(rank), sum(give(other) for other in range(size))
             counter = BetweenHosts(each)
             limit = 2 * (hosts - 1) / hosts * tensor.nbytes / each
-
-            def run(
-                function: Callable[..., Any],
-                counter: BetweenHosts = counter,
-                given: tuple[Any, ...] = (tensor, inner[rank // each], across[rank % each]),
-            ) -> None:
-                with observing(counter):
-                    function(rank, size, *given)
-
+            given = (tensor, inner[rank // each], across[rank % each])
             yield Case(
                 f"{hosts} hosts of {each} ranks, {about}",
                 (),
-                run=run,
-                held=lambda tensor=tensor, counter=counter, limit=limit: {
-                    "tensor": tensor,
-                    "to other hosts": f"at most {limit:.0f} bytes"
-                    if counter.sent <= limit + 0.5
-                    else f"{counter.sent:.0f} bytes",
-                },
+                run=partial(call_observed, counter, rank, size, *given),
+                held=partial(describe_crossing, tensor, counter, limit),
                 expected={"tensor": total, "to other hosts": f"at most {limit:.0f} bytes"},
             )

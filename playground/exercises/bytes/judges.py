@@ -91,32 +91,31 @@ def outer_step(rank: int, size: int, seed: int) -> Cases:
                 param.grad = torch.full_like(param, -sum(ways) / size)
             optimizer.step()
             due.append([param.detach().clone() for param in params])
-
-        def run(
-            function: Callable[..., None],
-            begin: list[torch.Tensor] = begin,
-            way: float = ways[rank],
-            about: tuple[float, float] = (rate, momentum),
-        ) -> dict[str, list[list[torch.Tensor]]]:
-            shared, own = ([each.clone() for each in begin] for _ in range(2))
-            velocity = [torch.zeros_like(each) for each in begin]
-            held = dict[str, list[list[torch.Tensor]]](shared=[], params=[])
-            for _ in range(OUTER_STEPS):
-                for param in own:
-                    param += way
-                function(rank, size, shared, own, velocity, *about)
-                held["shared"].append([each.clone() for each in shared])
-                held["params"].append([each.clone() for each in own])
-            return held
-
         yield Case(
             f"rate {rate}, momentum {momentum}",
             (),
             returns={"shared": due, "params": due},
-            run=run,
+            run=partial(train_outside, rank, size, begin, ways[rank], rate, momentum),
             is_coded=False,
             most_moved=OUTER_STEPS * 2 * 7,
         )
+
+
+def train_outside(
+    rank: int, size: int, begin: list[torch.Tensor], way: float, rate: float, momentum: float,
+    function: Callable[..., None],
+) -> dict[str, list[list[torch.Tensor]]]:  # fmt: skip
+    """Outer steps, before each of which this rank's parameters change by `way`."""
+    shared, own = ([each.clone() for each in begin] for _ in range(2))
+    velocity = [torch.zeros_like(each) for each in begin]
+    held = dict[str, list[list[torch.Tensor]]](shared=[], params=[])
+    for _ in range(OUTER_STEPS):
+        for param in own:
+            param += way
+        function(rank, size, shared, own, velocity, rate, momentum)
+        held["shared"].append([each.clone() for each in shared])
+        held["params"].append([each.clone() for each in own])
+    return held
 
 
 def top_k(rank: int, size: int, seed: int) -> Cases:

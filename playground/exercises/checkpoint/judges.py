@@ -154,10 +154,7 @@ def fill_block(rank: int, size: int, seed: int) -> Cases:
                 [(shard.start, tuple(shard.block.shape)) for shard in files],
                 partial(read, files, elements),
             ),
-            held=lambda block=own.block, elements=elements: {
-                "block": block,
-                "elements read": elements[0],
-            },
+            held=partial(describe_read, own.block, elements),
             expected={
                 "block": cut(whole, *mine[rank]).block.clone(),
                 "elements read": own.block.numel(),
@@ -165,6 +162,10 @@ def fill_block(rank: int, size: int, seed: int) -> Cases:
             is_coded=False,
             most_moved=0,
         )
+
+
+def describe_read(block: torch.Tensor, elements: list[int]) -> dict[str, object]:
+    return {"block": block, "elements read": elements[0]}
 
 
 Parts = list[tuple[tuple[int, int], ...]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +14,13 @@ from playground.exercises.cases import Case, Cases, gradients
 from playground.ui.units import plural
 
 FEATURES, OUTPUTS = 3, 2
+
+
+class Forward(NamedTuple):
+    """A forward pass of a replica."""
+
+    samples: int
+    weight: torch.Tensor
 
 
 def replicas(rank: int, size: int, seed: int) -> Cases:
@@ -24,31 +32,8 @@ def replicas(rank: int, size: int, seed: int) -> Cases:
         whole, batch = copy.deepcopy(module), torch.randn(samples, FEATURES)
         due = whole(batch)
         due.square().mean().backward()
-        seen: list[tuple[int, Any]] = []
-
-        def look(
-            replica: nn.Linear, inputs: Any, _: object, seen: list[tuple[int, Any]] = seen
-        ) -> None:
-            seen.append((len(inputs[0]), replica.weight.detach()))
-
-        module.register_forward_hook(look)
-
-        def run(
-            function: Callable[..., torch.Tensor],
-            module: nn.Module = module,
-            batch: torch.Tensor = batch,
-            devices: int = devices,
-            seen: list[tuple[int, Any]] = seen,
-        ) -> object:
-            outputs = function(module, batch, devices)
-            outputs.square().mean().backward()
-            return {
-                "outputs": outputs,
-                "grad": gradients(module),
-                "samples": [length for length, _ in seen],
-                "replicas": len({weight.data_ptr() for _, weight in seen}),
-            }
-
+        seen: list[Forward] = []
+        module.register_forward_hook(partial(look, seen))
         lengths = [len(each) for each in batch.chunk(devices)]
         yield Case(
             f"{plural(samples, 'sample')}, {plural(devices, 'device')}",
@@ -60,6 +45,25 @@ def replicas(rank: int, size: int, seed: int) -> Cases:
                 "replicas": len(lengths),
             },
             is_coded=False,
-            run=run,
+            run=partial(step, module, batch, devices, seen),
             gives_rank=False,
         )
+
+
+def look(seen: list[Forward], replica: nn.Linear, inputs: Any, output: object) -> None:
+    """A hook of the module, which its replicas have, too. `seen`: forward passes so far."""
+    seen.append(Forward(len(inputs[0]), replica.weight.detach()))
+
+
+def step(
+    module: nn.Module, batch: torch.Tensor, devices: int, seen: list[Forward],
+    function: Callable[..., torch.Tensor],
+) -> dict[str, object]:  # fmt: skip
+    outputs = function(module, batch, devices)
+    outputs.square().mean().backward()
+    return {
+        "outputs": outputs,
+        "grad": gradients(module),
+        "samples": [each.samples for each in seen],
+        "replicas": len({each.weight.data_ptr() for each in seen}),
+    }

@@ -16,7 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.exercises.cases import UNEVEN, Actions, Case, Cases, gradients
+from playground.exercises.cases import (
+    UNEVEN,
+    Actions,
+    Case,
+    Cases,
+    gradients,
+    held_parameters,
+)
 from playground.ui.units import plural
 
 
@@ -37,11 +44,7 @@ def accumulate(rank: int, size: int, seed: int) -> Cases:
             plural(parts, "micro-batch", "es"),
             (model, inputs[rank], targets[rank]),
             actions=actions,
-            held=lambda model=model, synchronised=synchronised, memory=memory, actions=actions: {
-                "synchronisations": len(synchronised) + len(actions.reduced),
-                "samples in memory": describe(memory),
-                "grad": gradients(model),
-            },
+            held=partial(describe_accumulation, model, synchronised, memory, actions),
             expected={
                 "synchronisations": 1,
                 "samples in memory": "4 at most",
@@ -49,6 +52,16 @@ def accumulate(rank: int, size: int, seed: int) -> Cases:
             },
             is_coded=False,
         )
+
+
+def describe_accumulation(
+    model: nn.Module, synchronised: list[int], memory: list[int], actions: Actions
+) -> dict[str, object]:
+    return {
+        "synchronisations": len(synchronised) + len(actions.reduced),
+        "samples in memory": describe(memory),
+        "grad": gradients(model),
+    }
 
 
 def note_memory(memory: list[int], model: object, inputs: object, output: torch.Tensor) -> None:
@@ -88,14 +101,18 @@ def hook(rank: int, size: int, seed: int) -> Cases:
             about,
             (model, torch.full((size, 4), shares[rank] * (1 + 2**-12))),
             actions=actions,
-            held=lambda model=model, hooks=hooks, actions=actions: {
-                "hooks that waited": len(hooks),
-                "bytes of an element": max([2, *actions.widths]),
-                "grad": {name: param.grad for name, param in model.module.named_parameters()},
-            },
+            held=partial(describe_hooks, model.module, hooks, actions),
             expected={"hooks that waited": 0, "bytes of an element": 2, "grad": means},
             is_coded=False,
         )
+
+
+def describe_hooks(model: nn.Module, hooks: list[str], actions: Actions) -> dict[str, object]:
+    return {
+        "hooks that waited": len(hooks),
+        "bytes of an element": max([2, *actions.widths]),
+        "grad": {name: param.grad for name, param in model.named_parameters()},
+    }
 
 
 def register(
@@ -212,7 +229,7 @@ def drift(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             plural(steps, "step"),
             (model, list(batches[rank]), limit),
-            held=lambda model=model: {"parameter": [*model.parameters()]},
+            held=partial(held_parameters, model),
             expected={"parameter": [*whole.parameters()]},
             is_coded=False,
             culprit=culprit,

@@ -206,26 +206,30 @@ def reshard(rank: int, size: int, seed: int) -> Cases:
     for lengths in ([6, 6], [5, 5, 4], [7], [3, 0, 4, 4], [1, 1]):
         whole = torch.arange(sum(lengths)) + 1.0
         shards, due = whole.split(lengths), whole.tensor_split(size)[rank]
-        elements = [0]
-
-        def read(
-            shard: int,
-            start: int,
-            stop: int,
-            shards: Sequence[torch.Tensor] = shards,
-            elements: list[int] = elements,
-        ) -> torch.Tensor:
-            if not 0 <= start <= stop <= len(shards[shard]):
-                raise ValueError("there are no such elements in this shard")
-            elements[0] += stop - start
-            return shards[shard][start:stop].clone()
-
+        disk = Disk(shards)
         yield Case(
             f"shards of {', '.join(map(str, lengths))} elements",
-            (lengths, read),
+            (lengths, disk.read),
             returns=due,
-            held=lambda elements=elements: {"elements read": elements[0]},
+            held=disk.describe,
             expected={"elements read": len(due)},
             is_coded=False,
             most_moved=0,
         )
+
+
+class Disk:
+    """Shards that are read in parts. The elements that are read are counted."""
+
+    def __init__(self, shards: Sequence[torch.Tensor]) -> None:
+        self.shards = shards
+        self.elements = 0
+
+    def read(self, shard: int, start: int, stop: int) -> torch.Tensor:
+        if not 0 <= start <= stop <= len(self.shards[shard]):
+            raise ValueError("there are no such elements in this shard")
+        self.elements += stop - start
+        return self.shards[shard][start:stop].clone()
+
+    def describe(self) -> dict[str, int]:
+        return {"elements read": self.elements}

@@ -3,7 +3,8 @@ comes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -118,10 +119,7 @@ def expert_gradients(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             f"{about}{about_one}",
             (replicated, own),
-            held=lambda replicated=replicated, own=own: {
-                "replicated": [param.grad for param in replicated],
-                "expert": [param.grad for param in own],
-            },
+            held=partial(describe_gradients, replicated, own),
             expected={
                 "replicated": [torch.full((3,), total), torch.full((1,), total)],
                 "expert": due,
@@ -129,3 +127,12 @@ def expert_gradients(rank: int, size: int, seed: int) -> Cases:
             is_coded=False,
             most_moved=8 * (size - 1),
         )
+
+
+def describe_gradients(
+    replicated: Sequence[nn.Parameter], own: Sequence[nn.Parameter]
+) -> dict[str, object]:
+    return {
+        "replicated": [param.grad for param in replicated],
+        "expert": [param.grad for param in own],
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import torch
 
@@ -83,22 +84,27 @@ def slow_rank(rank: int, size: int, seed: int) -> Cases:
         shares = [[draw.randrange(2, 9) for _ in range(6)] for _ in range(size)]
         shares[culprit][draw.randrange(6)] = 100
         computed: list[int] = []
-
-        def compute(number: int, length: int, computed: list[int] = computed) -> float:
-            computed.append(number * length)
-            return float(number * length)
-
         padded = [
             sum(2 * length for length in sorted(share, reverse=True)[::2]) for share in shares
         ]
         yield Case(
             f"{len(shares[rank])} documents each",
-            (shares[rank], compute),
-            held=lambda computed=computed: {"tokens computed": sum(computed)},
+            (shares[rank], partial(compute, computed)),
+            held=partial(describe_work, computed),
             expected={"tokens computed": padded[rank]},
             is_coded=False,
             culprit=culprit,
         )
+
+
+def compute(computed: list[int], number: int, length: int) -> float:
+    """The work on `number` documents that are padded to `length`. `computed`: the tokens so far."""
+    computed.append(number * length)
+    return float(number * length)
+
+
+def describe_work(computed: list[int]) -> dict[str, int]:
+    return {"tokens computed": sum(computed)}
 
 
 def mixed_gradients(rank: int, size: int, seed: int) -> Cases:

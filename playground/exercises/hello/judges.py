@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from playground.base.upstream import default_store
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import RETURNED
+from playground.exercises.exercise import RETURNED, Place
 from playground.tap.replacement import replaced
 from playground.ui.units import plural
 from playground.world.rank.reports import report
@@ -72,7 +72,7 @@ class WatchedStore(dist.Store):
         states = [json.loads(self.states.get(str(rank))) for rank in range(self.size)]
         if all(states) and not any(self.inner.check(keys) for keys in states if keys is not True):
             at = [
-                RETURNED if keys is True else (f"waits for {', '.join(keys)}", None, 0)
+                RETURNED if keys is True else Place(f"waits for {', '.join(keys)}")
                 for keys in states
             ]
             report(standstill=dict(enumerate(at)))

@@ -40,6 +40,14 @@ def describe_reductions(elements: Sequence[int]) -> str:
     return f"of {', '.join(map(str, elements))} elements" if elements else "not called"
 
 
+def describe_flat(gradients: Sequence[torch.Tensor | None], actions: Actions) -> dict[str, object]:
+    return {"gradients": gradients, "all_reduce": describe_reductions(actions.reduced)}
+
+
+def describe_buckets(model: nn.Module, actions: Actions) -> dict[str, object]:
+    return {"grad": gradients(model), "all_reduce": describe_reductions(actions.reduced)}
+
+
 SHAPES = {
     "2 gradients of 6 and 2 elements": ((2, 3), (2,)),
     "1 gradient of 4 elements": ((2, 2),),
@@ -59,10 +67,7 @@ def flat(rank: int, size: int, seed: int) -> Cases:
             about,
             (gradients,),
             actions=actions,
-            held=lambda gradients=(*gradients,), actions=actions: {
-                "gradients": gradients,
-                "all_reduce": describe_reductions(actions.reduced),
-            },
+            held=partial(describe_flat, (*gradients,), actions),
             expected={
                 "gradients": means,
                 "all_reduce": describe_reductions([sum(each.numel() for each in means)]),
@@ -92,10 +97,7 @@ def buckets(rank: int, size: int, seed: int) -> Cases:
             about,
             (model, cap),
             actions=actions,
-            held=lambda model=model, actions=actions: {
-                "grad": gradients(model),
-                "all_reduce": describe_reductions(actions.reduced),
-            },
+            held=partial(describe_buckets, model, actions),
             expected={
                 "grad": average_gradients(size, shapes, unused),
                 "all_reduce": describe_reductions(due),
@@ -153,13 +155,7 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
             about,
             (model, loss, step),
             actions=actions,
-            held=lambda unused=unused, seen=seen, actions=actions: describe(
-                [-param for param in model],
-                gradients(model),
-                sum(actions.reduced),
-                seen if unused is None else [],
-                "left" if any(param._post_accumulate_grad_hooks for param in model) else "removed",
-            ),
+            held=partial(describe_backward, model, actions, seen if unused is None else []),
             expected=due,
         )
         hook.remove()
@@ -179,6 +175,20 @@ def look(seen: list[str], actions: Actions, gradient: object) -> None:
         seen.append(f"{SOME} {sum(actions.reduced)} of {due} elements")
     else:
         seen.append(NONE)
+
+
+def describe_backward(
+    model: nn.ParameterList, actions: Actions, seen: list[str]
+) -> dict[str, object]:
+    """What is left of a backward. `seen`: the state of all-reduces at its end."""
+    has_hooks = any(param._post_accumulate_grad_hooks for param in model)
+    return describe(
+        [-param for param in model],
+        gradients(model),
+        sum(actions.reduced),
+        seen,
+        "left" if has_hooks else "removed",
+    )
 
 
 def describe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -28,27 +29,30 @@ def master_weights(rank: int, size: int, seed: int) -> Cases:
         param = master.bfloat16()
         gradient = torch.full_like(param, own[rank])
         moved = torch.full((3,), steps * rate * sum(own) / size / (1 if large == 1 else 128))
-
-        def run(
-            function: Callable[..., None],
-            given: tuple[torch.Tensor, ...] = (param, master),
-            gradient: torch.Tensor = gradient,
-            rate: float = rate if large == 1 else rate / 128,
-        ) -> None:
-            for _ in range(steps):
-                function(rank, size, *given, gradient.clone(), rate)
-
+        slow = rate if large == 1 else rate / 128
         yield Case(
             f"{steps} steps, {about}",
             (),
-            run=run,
-            held=lambda param=param, master=master, start=start: {
-                "master moved": start - master,
-                "parameter": param,
-            },
+            run=partial(step_often, rank, size, steps, param, master, gradient, slow),
+            held=partial(describe_weights, param, master, start),
             expected={"master moved": moved, "parameter": (start - moved).bfloat16()},
             is_coded=False,
         )
+
+
+def step_often(
+    rank: int, size: int, steps: int,
+    param: torch.Tensor, master: torch.Tensor, gradient: torch.Tensor, rate: float,
+    function: Callable[..., None],
+) -> None:  # fmt: skip
+    for _ in range(steps):
+        function(rank, size, param, master, gradient.clone(), rate)
+
+
+def describe_weights(
+    param: torch.Tensor, master: torch.Tensor, start: float
+) -> dict[str, torch.Tensor]:
+    return {"master moved": start - master, "parameter": param}
 
 
 def recompute(rank: int, size: int, seed: int) -> Cases:
@@ -57,33 +61,7 @@ def recompute(rank: int, size: int, seed: int) -> Cases:
     for samples in (4, 9):
         torch.manual_seed(seed)
         layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Tanh())
-        inputs = torch.randn(samples, WIDTH)
-
-        def run(
-            function: Callable[..., torch.Tensor],
-            layers: nn.Module = layers,
-            inputs: torch.Tensor = inputs,
-        ) -> dict[str, object]:
-            layers.zero_grad()
-            torch.manual_seed(7)
-            own, kept = inputs.clone().requires_grad_(), [0]
-
-            def pack(tensor: torch.Tensor) -> torch.Tensor:
-                kept[0] += tensor.numel()
-                return tensor
-
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                outputs = function(layers, own)
-            torch.rand(())  # another layer's, say
-            outputs.backward(torch.arange(1.0, outputs.numel() + 1).view_as(outputs))
-            return {
-                "outputs": outputs.detach().clone(),
-                "gradient of the inputs": own.grad,
-                "gradients of the layers": [param.grad.clone() for param in layers.parameters()],
-                "kept": "the inputs" if kept[0] <= inputs.numel() else f"{kept[0]} numbers",
-                "next random number": torch.rand(()),
-            }
-
+        run = partial(run_layers, layers, torch.randn(samples, WIDTH))
         due = run(lambda layers, inputs: layers(inputs))
         yield Case(
             plural(samples, "sample"),
@@ -93,6 +71,31 @@ def recompute(rank: int, size: int, seed: int) -> Cases:
             run=run,
             gives_rank=False,
         )
+
+
+def run_layers(
+    layers: nn.Module, inputs: torch.Tensor, function: Callable[..., torch.Tensor]
+) -> dict[str, object]:
+    """Forward, by the function, and backward; what autograd kept between them is counted."""
+    layers.zero_grad()
+    torch.manual_seed(7)
+    own, kept = inputs.clone().requires_grad_(), [0]
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[0] += tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = function(layers, own)
+    torch.rand(())  # another layer's, say
+    outputs.backward(torch.arange(1.0, outputs.numel() + 1).view_as(outputs))
+    return {
+        "outputs": outputs.detach().clone(),
+        "gradient of the inputs": own.grad,
+        "gradients of the layers": [param.grad.clone() for param in layers.parameters()],
+        "kept": "the inputs" if kept[0] <= inputs.numel() else f"{kept[0]} numbers",
+        "next random number": torch.rand(()),
+    }
 
 
 def checkpoint_peak(rank: int, size: int, seed: int) -> Cases:

@@ -86,19 +86,7 @@ def gradient_factor(rank: int, size: int, seed: int) -> Cases:
         groups = torch.arange(size).view(dp * cp, tp).T.tolist()
         group = [dist.new_group(ranks) for ranks in groups][rank % tp]
         shards = torch.arange(1.0, dp * cp * TOKENS + 1).view(dp * cp, TOKENS)
-        own = shards[rank // tp]
-
-        def gradient(
-            divisor: float,
-            group: dist.ProcessGroup | None,
-            ranks: float = 1.0,
-            own: torch.Tensor = own,
-        ) -> torch.Tensor:
-            weight = torch.ones((), requires_grad=True)
-            (weight * own).sum().div(divisor).backward()
-            dist.all_reduce(weight.grad, group=group)
-            return weight.grad / ranks
-
+        gradient = partial(sum_gradients, shards[rank // tp])
         found = {
             "own_mean_summed": gradient(TOKENS, group),
             "all_tokens_summed": gradient(shards.numel(), group),
@@ -108,6 +96,16 @@ def gradient_factor(rank: int, size: int, seed: int) -> Cases:
         }
         counted = {name: float(each / shards.mean()) for name, each in found.items()}
         yield predict(f"dp {dp}, cp {cp}, tp {tp}", (dp, cp, tp), counted)
+
+
+def sum_gradients(
+    tokens: torch.Tensor, divisor: float, group: dist.ProcessGroup | None, ranks: float = 1.0
+) -> torch.Tensor:
+    """The gradient of a weight from this rank's tokens, added up over a group, and divided."""
+    weight = torch.ones((), requires_grad=True)
+    (weight * tokens).sum().div(divisor).backward()
+    dist.all_reduce(weight.grad, group=group)
+    return weight.grad / ranks
 
 
 def fit_the_mesh(rank: int, size: int, seed: int) -> Cases:

@@ -77,6 +77,9 @@ class Workers:
         if self.left[worker]:
             self.due[worker] = self.now + self.durations[worker - 1]
 
+    def describe(self) -> dict[str, list[str]]:
+        return {"reply": list(map(describe, sorted(self.log)))}
+
 
 def replies(durations: Sequence[float], steps: int, staleness: int) -> list[tuple[float, int, int]]:
     """When each worker is to get which parameters. Its reply number k comes at its push number k,
@@ -106,7 +109,7 @@ def stale(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             f"staleness {staleness}",
             (parameters, steps, staleness, workers),
-            held=lambda workers=workers: {"reply": list(map(describe, sorted(workers.log)))},
+            held=workers.describe,
             expected={"reply": list(map(describe, due))},
             is_coded=False,
         )

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from playground.exercises.cases import Case, Cases, gradients, predict
+from playground.exercises.cases import Case, Cases, gradients, held_gradients, predict
 from playground.exercises.layouts import POWERS, choose
 from playground.training.mesh_costs import TrainingTask, hosts_of_eight
 from playground.ui.units import plural
@@ -50,15 +50,20 @@ def gpipe(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             plural(microbatches, "microbatch", "es"),
             (stage, inputs, targets),
-            held=lambda stage=stage, order=order, forwards=microbatches: {
-                "forward": order[:forwards],
-                "backward": sorted(order[forwards:]),
-                "grad": gradients(stage),
-            },
+            held=partial(describe_order, stage, order, microbatches),
             expected={"forward": forward, "backward": backward, "grad": due},
             is_coded=False,
             most=dict.fromkeys(neighbours, inputs.numel()),
         )
+
+
+def describe_order(stage: nn.Module, order: list[str], forwards: int) -> dict[str, object]:
+    """The steps of a stage, of which the first are to be forwards, as many as are said."""
+    return {
+        "forward": order[:forwards],
+        "backward": sorted(order[forwards:]),
+        "grad": gradients(stage),
+    }
 
 
 def note(order: list[str], stage: object, args: object, output: torch.Tensor) -> None:
@@ -111,6 +116,9 @@ class StageProgram:
         if self.before >= 0:
             self.sending.append(dist.isend(features.grad, self.before))
 
+    def describe(self) -> dict[str, object]:
+        return {"order": self.order, "grad": gradients(self.stage)}
+
     def finish(self) -> None:
         for request in self.sending:
             request.wait()
@@ -139,7 +147,7 @@ def one_forward_one_backward(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             plural(microbatches, "microbatch", "es"),
             (stage, microbatches),
-            held=lambda stage=stage: {"order": stage.order, "grad": gradients(stage.stage)},
+            held=stage.describe,
             expected={"order": order, "grad": due},
             is_coded=False,
         )
@@ -167,7 +175,7 @@ def clip(rank: int, size: int, seed: int) -> Cases:
             param.grad = None if rank == without else grad.clone()
         factor = min(1.0, max_norm / norm) if norm else 1.0
         due = [None if rank == without else grad * factor for grad in everyones[rank]]
-        held, expected = partial(lambda stage: {"grad": gradients(stage)}, stage), {"grad": due}
+        held, expected = partial(held_gradients, stage), {"grad": due}
         most = 100 * (size - 1)  # some numbers, also as objects
         yield Case(
             about,

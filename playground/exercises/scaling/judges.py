@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -64,21 +65,24 @@ def lost_speedup(rank: int, size: int, seed: int) -> Cases:
             if most > max(1.1 * second, 1.1 * max(map(sum, due))):
                 break
         computed: list[int] = []
-
-        def compute(
-            number: int, lengths: list[int] = lengths, computed: list[int] = computed
-        ) -> None:
-            computed.append(lengths[number])
-
         yield Case(
             f"documents of {', '.join(map(str, lengths))} tokens",
-            ([*lengths], compute),
+            ([*lengths], partial(compute, lengths, computed)),
             sum(lengths) / max(map(sum, due)),
-            held=lambda computed=computed: {"tokens computed": sum(computed)},
+            held=partial(describe_work, computed),
             expected={"tokens computed": sum(due[rank])},
             is_coded=False,
             culprit=[sum(share) for share in faulty].index(most),
         )
+
+
+def compute(lengths: list[int], computed: list[int], number: int) -> None:
+    """The work on a document. `computed`: the tokens of those so far."""
+    computed.append(lengths[number])
+
+
+def describe_work(computed: list[int]) -> dict[str, int]:
+    return {"tokens computed": sum(computed)}
 
 
 def divide(lengths: Sequence[int], size: int, fault: int | None = None) -> list[list[int]]:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from playground.exercises.cases import Case, Cases, coded, gradients
+from playground.exercises.cases import Case, Cases, coded, held_gradients, held_parameters
 from playground.ui.units import plural
 
 
@@ -102,13 +102,17 @@ def average(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             about,
             (model,),
-            held=lambda model=model: {"grad": gradients(model), "parameter": [*model.parameters()]},
+            held=partial(describe_model, model),
             expected={
                 "grad": [sum(each) / size for each in zip(*everyones, strict=True)],
                 "parameter": before,
             },
             is_coded=False,
         )
+
+
+def describe_model(model: nn.Module) -> dict[str, object]:
+    return held_gradients(model) | held_parameters(model)
 
 
 def late_load(rank: int, size: int, seed: int) -> Cases:
@@ -151,7 +155,7 @@ def own_order(rank: int, size: int, seed: int) -> Cases:
             f"{samples} samples, {epochs} epochs",
             (samples, epochs, partial(augment, damaged, seen)),
             returns=due,
-            held=lambda seen=seen: {"calls of augment": len(seen)},
+            held=partial(describe_calls, seen),
             expected={"calls of augment": samples // size * epochs},
             is_coded=False,
             culprit=owners[0],
@@ -164,3 +168,7 @@ def augment(damaged: int, seen: list[int], number: int, generator: random.Random
     if number == damaged:
         generator.random()
     return number != damaged
+
+
+def describe_calls(seen: list[int]) -> dict[str, int]:
+    return {"calls of augment": len(seen)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,14 +39,7 @@ def mirrored(rank: int, size: int, seed: int) -> Cases:
         of_tokens, of_up, of_down = (each.grad for each in whole)
         names = ("tokens.grad", "columns.grad", "rows.grad")
         parts = (of_tokens, of_up.chunk(size, 1)[rank], of_down.chunk(size, 0)[rank])
-
-        def run(
-            function: Callable[..., torch.Tensor], given: Any = given, due: torch.Tensor = due
-        ) -> torch.Tensor:
-            found = function(rank, size, *given)
-            found.backward(due)
-            return found.detach()
-
+        run = partial(forward_and_backward, rank, size, given, due)
         about = f"{plural(length, 'token')}, {plural(features, 'feature')} on each rank"
         held = partial(gradients_of, names, given)
         expected = dict(zip(names, parts, strict=True))
@@ -62,6 +54,16 @@ def mirrored(rank: int, size: int, seed: int) -> Cases:
             run=run,
             most_moved=most,
         )
+
+
+def forward_and_backward(
+    rank: int, size: int, given: Sequence[torch.Tensor], gradient: torch.Tensor,
+    function: Callable[..., torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
+    """The output of the function, from which this gradient goes backward."""
+    output = function(rank, size, *given)
+    output.backward(gradient)
+    return output.detach()
 
 
 def gradients_of(

@@ -6,6 +6,7 @@ import copy
 import random
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from playground.training.sharding import METHODS, train
 from playground.ui.units import plural
 
 EQUAL: Shapes = ((4,),) * 4
+HELD = "gradients of 1 to 3 held when that of 0 is computed"
 OUT, EACH = 2, 3
 """Rows of a weight, and elements of each that are a rank's."""
 
@@ -33,21 +35,28 @@ def own_share(rank: int, size: int, seed: int) -> Cases:
         each = -(-elements // size)
         start = torch.arange(elements) % 7 + 2.0  # a step from zeros would show
         parameters, stepped = start.clone(), list[int]()
-
-        def step(shard: torch.Tensor, gradient: torch.Tensor, stepped: list[int] = stepped) -> None:
-            stepped.append(len(shard))
-            shard -= gradient
-
         yield Case(
             f"{elements} parameters",
-            (parameters, gradient, step),
-            held=lambda parameters=parameters, stepped=stepped, start=start: {
-                "what the step has subtracted": start - parameters,
-                "step": f"called for {', '.join(map(str, stepped)) or 'no'} elements",
-            },
+            (parameters, gradient, partial(step, stepped)),
+            held=partial(describe_step, start, parameters, stepped),
             expected={"what the step has subtracted": mean, "step": f"called for {each} elements"},
             most_moved=2 * (size - 1) * each,
         )
+
+
+def step(stepped: list[int], shard: torch.Tensor, gradient: torch.Tensor) -> None:
+    """The optimizer's. `stepped`: for how many elements it was called so far."""
+    stepped.append(len(shard))
+    shard -= gradient
+
+
+def describe_step(
+    start: torch.Tensor, parameters: torch.Tensor, stepped: list[int]
+) -> dict[str, object]:
+    return {
+        "what the step has subtracted": start - parameters,
+        "step": f"called for {', '.join(map(str, stepped)) or 'no'} elements",
+    }
 
 
 def reduce_hook(rank: int, size: int, seed: int) -> Cases:
@@ -70,26 +79,26 @@ def reduce_hook(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             about,
             (model, loss),
-            held=lambda unused=unused: {
-                "grad": gradients(model),
-                "gradients of 1 to 3 held when that of 0 is computed": [*held]
-                if unused is None
-                else [],
-                "hooks": "left"
-                if any(param._post_accumulate_grad_hooks for param in model)
-                else "removed",
-            },
+            held=partial(describe_backward, model, held if unused is None else []),
             expected={
                 "grad": [
                     mean if number % size == rank else None for number, mean in enumerate(means)
                 ],
-                "gradients of 1 to 3 held when that of 0 is computed": [owned]
-                if unused is None
-                else [],
+                HELD: [owned] if unused is None else [],
                 "hooks": "removed",
             },
             most_moved=max(others, 4 * len(EQUAL) * (size - 1) / size),
         )
+
+
+def describe_backward(model: nn.ParameterList, held: list[int]) -> dict[str, object]:
+    """What is left of a backward. `held`: gradients that were held near its end."""
+    has_hooks = any(param._post_accumulate_grad_hooks for param in model)
+    return {
+        "grad": gradients(model),
+        HELD: [*held],
+        "hooks": "left" if has_hooks else "removed",
+    }
 
 
 def gather_free(rank: int, size: int, seed: int) -> Cases:
@@ -100,24 +109,6 @@ def gather_free(rank: int, size: int, seed: int) -> Cases:
     for about, scale in (("weights of 1 to 5", 1.0), ("twice these", 2.0)):
         layer = nn.Linear(whole.shape[1], OUT, bias=False)
         shard = scale * whole.flatten().chunk(size)[rank]
-
-        def use(
-            function: Callable[..., Any], layer: nn.Linear = layer, shard: torch.Tensor = shard
-        ) -> object:
-            storage = layer.weight.untyped_storage()
-            function(torch.distributed.get_rank(), torch.distributed.get_world_size(), layer, shard)
-            freed = [storage.nbytes()]
-            inputs = torch.ones(1, layer.in_features, requires_grad=True)
-            output = layer(inputs)
-            freed.append(storage.nbytes())
-            output.sum().backward()
-            return {
-                "output": output,
-                "gradient of the input": inputs.grad,
-                "gradient of the weight": layer.weight.grad,
-                "bytes before, between, after": [*freed, storage.nbytes()],
-            }
-
         yield Case(
             about,
             (layer, shard),
@@ -127,8 +118,27 @@ def gather_free(rank: int, size: int, seed: int) -> Cases:
                 "gradient of the weight": torch.ones_like(whole),
                 "bytes before, between, after": [0, 0, 0],
             },
-            run=use,
+            run=partial(use_layer, rank, size, layer, shard),
         )
+
+
+def use_layer(
+    rank: int, size: int, layer: nn.Linear, shard: torch.Tensor, function: Callable[..., Any]
+) -> dict[str, object]:
+    """Forward and backward of a layer that the function has changed."""
+    storage = layer.weight.untyped_storage()
+    function(rank, size, layer, shard)
+    freed = [storage.nbytes()]
+    inputs = torch.ones(1, layer.in_features, requires_grad=True)
+    output = layer(inputs)
+    freed.append(storage.nbytes())
+    output.sum().backward()
+    return {
+        "output": output,
+        "gradient of the input": inputs.grad,
+        "gradient of the weight": layer.weight.grad,
+        "bytes before, between, after": [*freed, storage.nbytes()],
+    }
 
 
 def bytes_held(rank: int, size: int, seed: int) -> Cases:
@@ -148,6 +158,26 @@ ALIVE = 2
 """Activations that may be alive when a batch begins: those of the batch before."""
 
 
+class WatchedModel:
+    """A model of one weight, whose activations are followed by weak references."""
+
+    def __init__(self) -> None:
+        self.weight = torch.ones(1, requires_grad=True)
+        self.activations: list[Any] = []
+        self.most = 0
+        """Activations that were alive when a batch began, at most."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.most = max(self.most, sum(each() is not None for each in self.activations))
+        activation = self.weight * batch
+        self.activations.append(weakref.ref(activation.untyped_storage()))
+        return activation.square().sum()
+
+    def describe(self) -> dict[str, str]:
+        alive = str(self.most) if self.most > ALIVE else f"at most {ALIVE}"
+        return {"activations alive": alive}
+
+
 def leak(rank: int, size: int, seed: int) -> Cases:
     """Losses of which one rank has several above the limit. Activations are followed by weak
     references."""
@@ -156,27 +186,12 @@ def leak(rank: int, size: int, seed: int) -> Cases:
         culprit, limit = draw.randrange(size), 10.0
         spikes = [draw.randrange(4, 7) * (other == culprit) for other in range(size)]
         inputs = [torch.tensor([1.0 + 4 * (step < spikes[rank])]) for step in range(8)]
-        weight, activations, most = torch.ones(1, requires_grad=True), list[Any](), [0]
-
-        def forward(
-            batch: torch.Tensor,
-            weight: torch.Tensor = weight,
-            activations: list[Any] = activations,
-            most: list[int] = most,
-        ) -> torch.Tensor:
-            alive = sum(activation() is not None for activation in activations)
-            most[0] = max(most[0], alive)
-            activation = weight * batch
-            activations.append(weakref.ref(activation.untyped_storage()))
-            return activation.square().sum()
-
+        model = WatchedModel()
         yield Case(
             plural(len(inputs), "batch", "es"),
-            (inputs, forward, limit),
+            (inputs, model.forward, limit),
             (sum(spikes), 15.0 * sum(spikes)),
-            held=lambda most=most: {
-                "activations alive": f"{most[0]}" if most[0] > ALIVE else f"at most {ALIVE}"
-            },
+            held=model.describe,
             expected={"activations alive": f"at most {ALIVE}"},
             is_coded=False,
             culprit=culprit,

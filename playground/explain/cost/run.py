@@ -25,7 +25,7 @@ from playground.explain.cost.profile import Profile
 from playground.explain.cost.report import profile_texts
 from playground.explain.starts import folder_of_last_start, folder_of_this_start, require_own_ranks
 from playground.ui import terminal
-from playground.ui.options import check_writable
+from playground.ui.paths import check_writable
 from playground.world.command_world import Around, CommandWorld
 from playground.world.rank.assignment import call
 

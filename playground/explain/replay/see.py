@@ -27,7 +27,7 @@ from playground.explain.replay.record.run import (
     describe_run,
     note_failure,
 )
-from playground.ui.options import check_writable
+from playground.ui.paths import check_writable
 from playground.world.command_world import CommandWorld
 from playground.world.launcher.examiner import line_of
 

@@ -137,8 +137,8 @@ def find_start(seen: Averaging) -> Finding | None:
     return seen.finding(
         "M1-start", apart, "the replicas of a model differ from the start",
         seen.where(calls[0]) if calls else seen.team.facts[0].where(seen.team.first.line),
-        "the gradients are averaged, and the parameters were never equal: each rank began with "
-        "others",
+        "the parameters were never equal, as each rank made its model with others, and their "
+        "gradients are averaged",
         "broadcast the parameters of rank 0 before the first step, or seed all ranks alike before "
         "the model is made",
         level=PROBABLE,

@@ -7,7 +7,7 @@ order in each epoch, if `set_epoch` is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from playground.explain.right.facts import BUCKET, FORWARD, Draw, Look, RankFacts
@@ -46,8 +46,8 @@ def find_equal_batches(facts: Sequence[RankFacts]) -> Iterator[Finding]:
                 if all(each.has_loader for each in team.facts)
                 and (team.have_ended or len(inputs) >= FIRST_STEPS)
                 else HINT,
-                what="all ranks of a model that DistributedDataParallel wraps train on the same "
-                "batches",
+                what="all ranks train on the same batches a model that DistributedDataParallel "
+                f"wraps in {team.facts[0].where(model.line) or 'a package'}",
                 ranks=team.ranks,
                 since=min(look.step for look in whole[0].values()),
                 where=team.facts[0].where(lines[-1]) if lines else "",
@@ -297,13 +297,3 @@ def find_left_out(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             why=f"DistributedSampler has num_replicas={parts}, and there are {len(facts)} ranks",
             fix="leave out num_replicas and rank: they are the size of the world and the rank",
         )
-
-
-RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
-    find_equal_batches,
-    find_other_draws,
-    find_one_order,
-    find_padding,
-    find_repeated_shares,
-    find_left_out,
-)

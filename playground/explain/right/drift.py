@@ -145,7 +145,7 @@ class Cause:
     level: Level = SURE
 
 
-Rule = Callable[[Drift], "Cause | None"]
+FindCause = Callable[[Drift], "Cause | None"]
 """Tells a cause, if it is this one."""
 
 
@@ -491,7 +491,7 @@ def find_changed_gradient(drift: Drift) -> Cause | None:
     )
 
 
-RULES: Sequence[Rule] = (
+CAUSES: Sequence[FindCause] = (
     find_late,
     find_unfrozen,
     find_skip,
@@ -530,7 +530,9 @@ def find_drifts(facts: Sequence[RankFacts]) -> Iterator[Finding]:
                 continue
             if any(look.has_closure for look in drift.looks) or not drift.is_of_model:
                 continue
-            cause = next((found for rule in RULES if (found := rule(drift))), UNEXPLAINED)
+            cause = next(
+                (found for find_cause in CAUSES if (found := find_cause(drift))), UNEXPLAINED
+            )
             causes.setdefault((model.key, cause), []).append(drift)
     yield from (describe(cause, drifts) for (_, cause), drifts in causes.items())
     yield from find_other_orders(facts)

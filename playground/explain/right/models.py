@@ -4,7 +4,7 @@ import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from playground.explain.right.averaging import Averaging, is_drifting
 from playground.explain.right.facts import (
@@ -198,11 +198,3 @@ def reductions_before_backward(look: Look) -> list[Event]:
         each for each in look.events[:last]
         if each.kind == CALLED and each.subject == "all_reduce" and each.note == IN_GRAPH
     ]  # fmt: skip
-
-
-RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
-    find_means,
-    find_equal_masks,
-    find_statistics,
-    find_reduced_loss,
-)

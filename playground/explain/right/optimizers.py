@@ -3,7 +3,7 @@ DistributedDataParallel are summed again (O1, M11). Does not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from playground.explain.right.facts import BACKWARD, CALLED, Look, RankFacts
 from playground.explain.right.finding import HINT, PROBABLE, Finding
@@ -182,10 +182,3 @@ def find_unowned(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             fix="give the optimizer all parameters of the model, or set requires_grad to False "
             "for those that are not trained",
         )
-
-
-RULES: Sequence[Callable[[Sequence[RankFacts]], Iterator[Finding]]] = (
-    find_untrained,
-    find_twice,
-    find_unowned,
-)

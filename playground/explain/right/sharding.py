@@ -141,6 +141,3 @@ def find_saved_part(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         fix="save with torch.distributed.checkpoint on all ranks, or gather the whole state first: "
         "get_model_state_dict with full_state_dict=True",
     )
-
-
-RULES = (find_replicas_apart, find_plain, find_saved_part)

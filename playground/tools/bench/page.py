@@ -24,7 +24,8 @@ from playground.tools.bench.plot import check, plot_bandwidth
 from playground.tools.bench.results import Change, Row, average_busbw, compare, load
 from playground.tools.bench.settings import COLLECTIVES, FACTOR, BenchSettings, geometric_range
 from playground.ui import terminal
-from playground.ui.options import Group, flags, refuse
+from playground.ui.commands import Group
+from playground.ui.options import flags, refuse
 from playground.ui.session import Session, session_command, to_document
 from playground.ui.tables import Column, Rows, Texts, named_numbers, tabulate
 from playground.ui.text import bad, good, heading, prose

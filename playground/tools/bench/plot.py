@@ -10,7 +10,7 @@ from playground.base.errors import UsageError
 from playground.base.files import writing
 from playground.tools.bench.results import Row
 from playground.tools.bench.settings import MEMORY
-from playground.ui.options import check_writable
+from playground.ui.paths import check_writable
 from playground.ui.units import format_bytes
 
 SUFFIXES = (".svg", ".png")

@@ -25,7 +25,8 @@ from playground.training.step_settings import (
     StepSettings,
     candidates,
 )
-from playground.ui.options import COMMON, flags, only_with
+from playground.ui.options import flags, only_with
+from playground.ui.run_options import COMMON
 from playground.ui.session import Session, session_command
 from playground.ui.tables import Column, Table, Text, Texts, named_numbers, tabulate
 from playground.ui.text import good, prose

@@ -1,46 +1,13 @@
-"""Findings, and how checks are run; the four tiers of checks lie beside this. Does not import
-torch."""
+"""Is this machine, are these hosts, is this script fit for distributed training?
 
-from __future__ import annotations
+Each tier gathers facts, and its checks find faults in them. Begin with `checks`, then `page`.
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
-
-from playground.base.errors import PlaygroundError
-
-ERROR, WARNING = "error", "warning"
-"""Severities: distributed training fails or is wrong; it is slower or less robust than it could
-be."""
-
-
-class Undecided(PlaygroundError):
-    """What was examined was stopped before it could be judged."""
-
-    exit_code = 3
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong, in one line each: what was seen, the rule, and the fix."""
-
-    severity: str
-    saw: str
-    rule: str
-    fix: str
-    check: str = ""
-    """Name of the check that found it: "host-name" of `check_host_name`."""
-
-
-error, warning = partial(Fault, ERROR), partial(Fault, WARNING)
-
-Check = Callable[[Any], Iterable[Fault]]
-"""From the facts of a tier to what is wrong with them."""
-
-
-def run_checks(checks: Iterable[Check], facts: object) -> Iterator[Fault]:
-    """Run the checks on the facts."""
-    for check in checks:
-        name = check.__name__.removeprefix("check_").replace("_", "-")
-        yield from (replace(finding, check=name) for finding in check(facts))
+    checks         what a check is, how it is run, and the faults that it finds
+    machine        the first tier: this machine, without torch
+    software       the second: torch, in a process of its own
+    hosts          the third: the connections between hosts
+    script         a script for torchrun, which runs on 2 ranks and on 3
+    looked_at      what the runs of a script have shown to the checks
+    data_parallel/ what a training in one process lacks for data parallelism, by its text
+    page           the command `doctor`
+"""

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from playground.base.errors import UsageError
-from playground.tools.doctor import Fault, error
+from playground.tools.doctor.checks import Fault, error
 from playground.tools.doctor.machine import resolve
 from playground.world.rendezvous.rendezvous import is_loopback
 

@@ -1,6 +1,6 @@
 """The first tier: this machine, examined without torch.
 
-`MachineFacts()` holds the facts; a check is a function from the facts to findings.
+`MachineFacts()` holds the facts; a check is a function from the facts to faults.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fcntl import ioctl
 
-from playground.tools.doctor import Fault, error, warning
+from playground.tools.doctor.checks import Fault, error, warning
 from playground.ui.units import format_bytes
 from playground.world.backends import BACKENDS
 from playground.world.rendezvous.rendezvous import LOOPBACK_INTERFACE, is_loopback

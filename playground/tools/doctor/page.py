@@ -14,21 +14,14 @@ import click
 from playground.base.errors import PlaygroundError, UsageError
 from playground.base.flags import flag, like
 from playground.tools import TOOLS
-from playground.tools.doctor import (
-    ERROR,
-    Check,
-    Fault,
-    Undecided,
-    hosts,
-    machine,
-    run_checks,
-    script,
-    software,
-)
-from playground.tools.doctor.data_parallel import Plan
+from playground.tools.doctor import hosts, machine, script, software
+from playground.tools.doctor.checks import ERROR, Check, Fault, Undecided, run_checks
 from playground.tools.doctor.data_parallel.edits import show_edits
+from playground.tools.doctor.data_parallel.parts import Plan
 from playground.tools.doctor.data_parallel.plan import plan_of_half, plan_of_text
-from playground.ui.options import RunOptions, pack_options, tell_misplaced
+from playground.ui.misplaced import tell_misplaced
+from playground.ui.options import pack_options
+from playground.ui.run_options import RunOptions
 from playground.ui.session import Session, session_command
 from playground.ui.text import Prose, bad, good, prose
 from playground.ui.units import plural
@@ -75,34 +68,34 @@ class DoctorSettings:
         return found
 
 
-def count(findings: Sequence[Fault], number: int) -> str:
-    """How many checks there were, and how many findings of each severity."""
-    errors = sum(each.severity == ERROR for each in findings)
-    found = {"error": errors, "warning": len(findings) - errors}
+def count(faults: Sequence[Fault], number: int) -> str:
+    """How many checks there were, and how many faults of each severity."""
+    errors = sum(each.severity == ERROR for each in faults)
+    found = {"error": errors, "warning": len(faults) - errors}
     amounts = [plural(amount, what) for what, amount in found.items() if amount]
     return f"{plural(number, 'check')}, {', '.join(amounts) or 'nothing found'}"
 
 
-def finding_text(finding: Fault) -> Prose:
-    severity = bad(finding.severity) if finding.severity == ERROR else finding.severity
-    lines = f", {finding.check}: {finding.saw}\n    rule: {finding.rule}\n    fix: {finding.fix}"
+def fault_text(fault: Fault) -> Prose:
+    severity = bad(fault.severity) if fault.severity == ERROR else fault.severity
+    lines = f", {fault.check}: {fault.saw}\n    rule: {fault.rule}\n    fix: {fault.fix}"
     return prose("  ", severity, lines)
 
 
 def examine(
     session: Session, settings: DoctorSettings, tiers: Sequence[str], words: Sequence[str]
 ) -> tuple[list[Fault], dict[str, object]]:
-    """Examine tier by tier, and say what each has found: this machine, its torch, a script with its
-    arguments (`words`), the other hosts. Returns all findings, and the facts of each tier."""
-    findings, facts = list[Fault](), dict[str, object]()
+    """Examine tier by tier, and say what is wrong in each: this machine, its torch, a script with
+    its arguments (`words`), the other hosts. Returns all faults, and the facts of each tier."""
+    faults, facts = list[Fault](), dict[str, object]()
 
     def conclude(tier: str, found: object, summary: str = "", looks: Iterable[str] = ()) -> None:
         new = [*run_checks(TIERS[tier], found)]
         facts[tier] = found
-        findings.extend(new)
+        faults.extend(new)
         session.say(
             f"{tier}: {count(new, len(TIERS[tier]))}" + (f" ({summary})" if summary else ""),
-            *map(finding_text, new),
+            *map(fault_text, new),
             *looks,
         )
 
@@ -127,7 +120,7 @@ def examine(
             session.bar.show("waiting for the other hosts")
             met = hosts.meet(listener, settings.hosts, settings.timeout)
         conclude("hosts", met, hosts.summarize(met))
-    return findings, facts
+    return faults, facts
 
 
 def say_plan(session: Session, found: Plan, title: str) -> None:
@@ -146,7 +139,7 @@ def examine_text(session: Session, path: Path, found: Plan) -> NoReturn:
     """Say what a training lacks whose processes do not meet. Raises `PlaygroundError`."""
     title = f"{path.name} trains in each process apart. By its text, it needs, in this order:"
     say_plan(session, found, title)
-    session.print_document({}, findings=[], plan=found, after=found.after)
+    session.print_document({}, faults=[], plan=found, after=found.after)
     raise PlaygroundError(
         f"{path} is not data parallel: {', '.join(found.lacks)}. With these lines, try python -m "
         f"playground run -n 2 {path}, and python -m playground doctor {path} again"
@@ -168,7 +161,7 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
     then on 3, unseen, in a copy of the working folder. Of a training in one process it says what
     data parallelism needs, line by line: that is read, and not run.
 
-    Of each finding: what was seen, the rule, and the fix. Exit code 1 if one is an error; 3 if
+    Of each fault: what was seen, the rule, and the fix. Exit code 1 if one is an error; 3 if
     there is none, and a run of the script was stopped after --seconds.
 
     \b
@@ -197,9 +190,9 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
     if words and (found := plan_of_text(Path(words[0]))):
         examine_text(session, Path(words[0]), found)
     tiers = [settings.check] if settings.check else tiers
-    findings, facts = examine(session, settings, tiers, words)
-    session.print_document({}, findings=findings, **facts)
-    if checks := dict.fromkeys(each.check for each in findings if each.severity == ERROR):
+    faults, facts = examine(session, settings, tiers, words)
+    session.print_document({}, faults=faults, **facts)
+    if checks := dict.fromkeys(each.check for each in faults if each.severity == ERROR):
         raise PlaygroundError(f"not fit for distributed training: {', '.join(checks)}")
     ran = facts.get("script")
     if isinstance(ran, script.ScriptFacts) and ran.is_undecided:
@@ -209,5 +202,5 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
             "--seconds, before the name of the script"
         )
     none = good("None of the faults that these checks look for was found.")
-    verdict = f"{plural(len(findings), 'warning')}, no error." if findings else none
+    verdict = f"{plural(len(faults), 'warning')}, no error." if faults else none
     session.say("", prose(verdict, " What was not called was not looked at." if words else ""))

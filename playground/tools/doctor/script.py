@@ -41,11 +41,11 @@ from playground.explain.hang.diagnosis import diagnose
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.wording import Diagnosis
 from playground.explain.right.checked import Checked
-from playground.explain.right.finding import Finding as Mistake
+from playground.explain.right.finding import Finding
 from playground.explain.right.reading import read_ranks
 from playground.explain.right.rules import find_mistakes
 from playground.explain.starts import folder_of_last_start
-from playground.tools.doctor import Fault, error, run_checks, warning
+from playground.tools.doctor.checks import Fault, error, run_checks, warning
 from playground.tools.doctor.looked_at import LookedAt, describe_looks, say_looks
 from playground.ui.units import format_bytes
 from playground.world.backends import BACKENDS, LEAVE_OUT
@@ -84,7 +84,7 @@ class ScriptRun:
     diagnosis explains."""
     diagnosis: Diagnosis | None
     """Why ranks wait, or what they called differently, if it is known."""
-    mistakes: Sequence[Mistake]
+    mistakes: Sequence[Finding]
     """What is silently wrong."""
     looked_at: LookedAt
     stands: str = ""
@@ -222,7 +222,7 @@ def run_script(
     has_returned = is_stopped = False
     failed: RankFailed | RankTimeout | None = None
     why = None
-    logging.getLogger("playground").addHandler(quiet)  # a mismatch is a finding
+    logging.getLogger("playground").addHandler(quiet)  # a mismatch is a fault
     try:
         launch(
             Checked(run_on_rank, seen),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from playground.base.errors import PlaygroundError
 from playground.base.remote import remote
-from playground.tools.doctor import Fault, error, warning
+from playground.tools.doctor.checks import Fault, error, warning
 from playground.ui.units import plural
 from playground.world.backends import get_backend
 from playground.world.backends.nccl import driver_supports

@@ -19,7 +19,6 @@ from playground.explain.right.run import find_mistakes_of
 from playground.tools import TOOLS
 from playground.tools.failures.programs import (
     ERRORS,
-    EXPECTED_BY_MODULE,
     FAILURE,
     PROGRAMS,
     SILENT,
@@ -27,7 +26,7 @@ from playground.tools.failures.programs import (
     find,
     read_body,
 )
-from playground.ui.options import ALL, OneOf
+from playground.ui.option_types import ALL, OneOf
 from playground.ui.session import Session, run_to_its_end, session_command
 from playground.ui.tables import RANK_COLUMN, Column, Table, Texts
 from playground.ui.text import bad, good, heading, prose
@@ -69,7 +68,7 @@ class Outcome:
 def run(world: CommandWorld, name: str) -> Outcome:
     """Run a program, recorded if that is wanted, and then its cure, in a folder of their own."""
     expected = PROGRAMS[name]
-    is_checked = name in EXPECTED_BY_MODULE["silent"]
+    is_checked = expected.is_silent_training
     with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
         timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
         program = find(name)
@@ -202,7 +201,7 @@ def outcome_texts(outcome: Outcome) -> Texts:
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in shown), rows=rows)
     name = outcome.error or "A warning"
     first, _, rest = outcome.told.partition(":")
-    if outcome.name in EXPECTED_BY_MODULE["silent"]:
+    if PROGRAMS[outcome.name].is_silent_training:
         name = "No error is raised. With --check hints"
     said: Texts = ["No error is raised."]
     if first == name.lower():  # what is said begins with it

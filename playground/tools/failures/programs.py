@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from playground.base.errors import Deadlock, RankFailed, RankTimeout
 from playground.base.remote import Remote, file_of, remote
@@ -14,6 +14,8 @@ DEADLOCK = "deadlock"
 TIMEOUT = "timeout"
 FAILURE = "failure"
 SILENT = "wrong values"
+SILENT_TRAINING = "silent"
+"""The module of the programs that are checked for silent mistakes."""
 ERRORS = {DEADLOCK: Deadlock, TIMEOUT: RankTimeout, FAILURE: RankFailed}
 """Exceptions that `launch` raises, by symptom: of several that fit, the first."""
 Ranks = Callable[[int], Sequence[int]]
@@ -51,6 +53,13 @@ class Expected:
     """The ranks that are named; of a failure, those that may be the first to fail."""
     restarts: int = 0
     """How often the cure is restarted."""
+    module: str = ""
+    """The file of the program, beside this one."""
+
+    @property
+    def is_silent_training(self) -> bool:
+        """Whether only a check of its training tells what is wrong."""
+        return self.module == SILENT_TRAINING
 
 
 EXPECTED_BY_MODULE = {
@@ -77,7 +86,7 @@ EXPECTED_BY_MODULE = {
         "all-download": Expected(SILENT, on_all(lambda n: 4000)),
         "nan": Expected(SILENT, on_all(lambda n: (n * (n + 1) / 2 - 2) / (n - 1))),
     },
-    "silent": {
+    SILENT_TRAINING: {
         "bypassed-wrapper": Expected(SILENT, on_all(lambda n: 0.0), "D1-bypass"),
         "no-sync-last": Expected(SILENT, on_all(lambda n: 0.0), "D2-nosync-last"),
         "unfrozen-late": Expected(SILENT, on_all(lambda n: 0.0), "D3-unfrozen"),
@@ -100,14 +109,16 @@ EXPECTED_BY_MODULE = {
 }  # fmt: skip
 """Expectations of the programs of each module on n ranks, by the name that the command takes."""
 PROGRAMS = {
-    name: expected for rows in EXPECTED_BY_MODULE.values() for name, expected in rows.items()
+    name: replace(expected, module=module)
+    for module, rows in EXPECTED_BY_MODULE.items()
+    for name, expected in rows.items()
 }
 
 
 def find(name: str, suffix: str = "") -> Remote:
     """The function of a program; with the suffix "_cured", of its cure."""
-    module = next(module for module, rows in EXPECTED_BY_MODULE.items() if name in rows)
-    return remote(f"playground.tools.failures.{module}:{name.replace('-', '_')}{suffix}")
+    function = f"{name.replace('-', '_')}{suffix}"
+    return remote(f"playground.tools.failures.{PROGRAMS[name].module}:{function}")
 
 
 def read_body(function: Remote) -> dict[int, str]:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from playground.tools import TOOLS
-from playground.tools.doctor.page import finding_text
+from playground.tools.doctor.page import fault_text
 from playground.tools.doctor.script import TEXT_CHECKS, check_text
 from playground.ui.session import Session
 from playground.world.program import Program
@@ -23,16 +23,16 @@ def say_what_would_run(
     """Say what `run` would run, the command of torchrun that does the same, and what is found in
     the text of the script, which is in `file` if it can be read."""
     kind = "an interpreter of its own" if spawn else "a fork of one that has torch"
-    findings = check_text(file) if file else []
+    faults = check_text(file) if file else []
     names = (check.__name__.removeprefix("check_") for check in TEXT_CHECKS)
     checks = ", ".join(names).replace("_", " ")
-    found = f"{len(findings)} found something" if findings else "nothing found"
+    found = f"{len(faults)} found something" if faults else "nothing found"
     session.say(
         f"{TOOLS['run'].name}: {session.world.size} ranks, each {kind}, in {os.getcwd()}",
         f"  {shlex.join(program.words)}",
         f"as does: {torchrun}",
         f"{len(TEXT_CHECKS)} checks of its text ({checks}): {found}",
-        *map(finding_text, findings),
+        *map(fault_text, faults),
         NOT_LOOKED_AT,
     )
-    session.print_document({}, torchrun=torchrun, folder=os.getcwd(), findings=findings)
+    session.print_document({}, torchrun=torchrun, folder=os.getcwd(), faults=faults)

@@ -16,7 +16,8 @@ from playground.base.constants import Constant, Constants, Value
 from playground.base.errors import UsageError
 from playground.base.flags import flag, flags_of
 from playground.explain.right import CERTAIN, CHECKS
-from playground.ui.options import FILE, flags, options
+from playground.ui.option_types import FILE
+from playground.ui.options import flags, options
 from playground.world.launcher.output import EVERY_RANK, FIRST_RANK
 from playground.world.launcher.rounds import ROUNDS
 

@@ -21,7 +21,8 @@ from playground.tools.run.options import (
     set_option,
 )
 from playground.tools.run.start import prepare_start, run_on_ranks, share_imports, warm_up
-from playground.ui.options import pack_options, refuse, tell_misplaced
+from playground.ui.misplaced import tell_misplaced
+from playground.ui.options import pack_options, refuse
 from playground.ui.session import Session, session_command
 from playground.world.program import Program, parse_program, path_of_new_interpreter
 
@@ -124,8 +125,8 @@ def command(
     is_ours = prepare_start(session, asked)
     if is_ours and not settings.spawn:
         warm_up(session, asked)
-        for finding in CHECK_TEXT(file) if file else []:
-            if finding.check == "set-order":
-                note = f"{finding.saw}, which forks share: --spawn gives each rank its own"
+        for fault in CHECK_TEXT(file) if file else []:
+            if fault.check == "set-order":
+                note = f"{fault.saw}, which forks share: --spawn gives each rank its own"
                 click.echo(f"playground: {note}", err=True)
     run_on_ranks(session, program, asked, spawn=settings.spawn, grace=settings.grace)

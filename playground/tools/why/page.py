@@ -17,7 +17,8 @@ from playground.base.untrusted import printable
 from playground.explain.hang import UNASKED, Doing, RankState, diagnosis
 from playground.explain.hang.box import View, find_boxes, is_box
 from playground.tools import TOOLS
-from playground.tools.why.unrecorded import BETWEEN_LOOKS, describe_unrecorded, list_family
+from playground.tools.why.family import list_family
+from playground.tools.why.unrecorded import BETWEEN_LOOKS, describe_unrecorded
 from playground.ui.session import Session, session_command, to_document
 
 NOT_FORMED = "no rank has formed a process group, or called an operation of one"

@@ -1,4 +1,4 @@
-"""Ranks that keep no flight recorder, and the processes of a run. Does not import torch."""
+"""Ranks that keep no flight recorder, by what the system says of them. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.base.process_status import process_status
-from playground.world.rank.process import find_lifelines
+from playground.tools.why.family import list_family
 
 BETWEEN_LOOKS = 0.3
 """Seconds: a rank that makes no progress meanwhile stands still."""
@@ -79,21 +79,3 @@ def describe_activity(before: Sequence[bytes], now: Sequence[bytes]) -> str:
         return "is stopped"
     ticks = sum(map(int, now[11:13])) - sum(map(int, before[11:13]))
     return "computes" if ticks >= COMPUTING else "waits"
-
-
-def list_family(pid: int) -> Iterator[int]:
-    """A process, and those that it has started: its fork server, too, which is no child of it, but
-    ends with it."""
-    children: dict[int, list[int]] = {}
-    needing: dict[str, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (status := process_status(int(entry))):
-            children.setdefault(int(status[1]), []).append(int(entry))
-            for pipe in find_lifelines(int(entry))[1]:
-                needing.setdefault(pipe, []).append(int(entry))
-    family = [pid]
-    for member in family:
-        yield member
-        kept = [other for pipe in find_lifelines(member)[0] for other in needing.get(pipe, [])]
-        new = dict.fromkeys([*children.get(member, []), *kept])
-        family += [other for other in new if other not in family]

@@ -2,53 +2,16 @@
 the lines to change. The text is read, and not run. Does not import torch.
 
 Where the text has another shape than is known here, the part is said to be unknown, with what it
-has to do, and nothing is changed.
+has to do, and nothing is changed. Begin with `plan`.
+
+    plan     from the text of a script to the parts that it lacks
+    parts    a part, and whether it is there
+    edits    changes of a text
+    text     what the text shows: where a name leads, what a loop takes its batches from
+    script   what several parts ask of a script
+    start    parts: the process group, and the device
+    data     each rank's share of a batch, another order in each epoch
+    batches  shares of batches that no plain DataLoader makes
+    model    the wrapper
+    results  what one rank prints and saves, what ranks add up, what they read
 """
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-
-from playground.tools.doctor.data_parallel.edits import Edit, apply_edits
-
-
-class Status(StrEnum):
-    """Whether a part is there, is missing, is not needed, or the text does not tell."""
-
-    THERE, MISSING, NOT_NEEDED, UNKNOWN = "there", "missing", "not needed", "unknown"
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of data parallelism."""
-
-    name: str
-    status: Status
-    saw: str
-    """What was seen, and why it has to change."""
-    edits: Sequence[Edit] = ()
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a script has, and what it lacks."""
-
-    source: str
-    parts: Sequence[Part]
-
-    @property
-    def edits(self) -> list[Edit]:
-        return [edit for part in self.parts for edit in part.edits]
-
-    @property
-    def after(self) -> str:
-        """The script with all changes."""
-        return apply_edits(self.source, self.edits)
-
-    @property
-    def lacks(self) -> list[str]:
-        """The names of the parts that are missing, or unknown."""
-        return [each.name for each in self.parts if each.status in (Status.MISSING, Status.UNKNOWN)]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from playground.tools.doctor.data_parallel import Part, Status
 from playground.tools.doctor.data_parallel.batches import (
     DRAWS,
     find_division_of_drawn,
@@ -16,6 +15,7 @@ from playground.tools.doctor.data_parallel.batches import (
     share_unpacked,
 )
 from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
+from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import Script
 
 NAME = "sampler"

@@ -6,8 +6,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from playground.tools.doctor.data_parallel import Part, Status
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, replace_node
+from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import Script
 from playground.tools.doctor.data_parallel.text import Function, walk_own
 

@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
-from playground.tools.doctor.data_parallel import Plan, Status
 from playground.tools.doctor.data_parallel.data import find_sampler, find_set_epoch
 from playground.tools.doctor.data_parallel.model import find_model
+from playground.tools.doctor.data_parallel.parts import Plan, Status
 from playground.tools.doctor.data_parallel.results import (
     FIRST,
     find_first_rank,

@@ -7,7 +7,6 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from playground.tools.doctor.data_parallel import Part, Status
 from playground.tools.doctor.data_parallel.edits import (
     Edit,
     add_after,
@@ -15,6 +14,7 @@ from playground.tools.doctor.data_parallel.edits import (
     put_under,
     replace_node,
 )
+from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import Script
 from playground.tools.doctor.data_parallel.text import Function, find_results
 

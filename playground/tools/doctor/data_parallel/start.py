@@ -7,8 +7,8 @@ import ast
 import re
 from collections.abc import Collection
 
-from playground.tools.doctor.data_parallel import Part, Status
 from playground.tools.doctor.data_parallel.edits import add_after, add_before, replace_node
+from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import OF_DDP, Script
 
 OF_SAMPLER = "torch.utils.data.DistributedSampler"

@@ -23,13 +23,13 @@ function formatValues(values, most = 4) {
 
 /** What a message carries: its values if they are known, and its size. */
 function formatCargo(run, place) {
-  const values = run.values(place), bytes = formatBytes(run.what(place)[BYTES]);
+  const values = run.values(place), bytes = formatBytes(run.what(place).bytes);
   return values ? `${bytes} ${formatValues(values)}` : bytes;
 }
 
 /** The rank of the event that this one's wait is for, or null. */
 function awaitedRank(run, wait) {
-  return wait[1] === null ? null : run.rankOf[wait[1]];
+  return wait.awaited === null ? null : run.rankOf[wait.awaited];
 }
 
 /** What the causes of waits say of the rank that is waited for. */
@@ -40,7 +40,7 @@ const CAUSES = {
 
 /** Why a rank waits, in a few words. `hasCome`: whether the other end of its message has been called. */
 function formatWait(run, wait, hasCome = false) {
-  const rank = awaitedRank(run, wait), cause = run.causes[wait[2]];
+  const rank = awaitedRank(run, wait), {cause} = wait;
   if (rank === null) return "waits";
   return `waits for rank ${rank}${CAUSES[hasCome && cause !== "last to come" ? "transfer" : cause]}`;
 }
@@ -49,11 +49,11 @@ function formatWait(run, wait, hasCome = false) {
 function formatDoing(run, clock, rank, time) {
   const [place] = run.stack(clock, rank, time);
   if (place === undefined) return "";
-  const [kind, name, , , , , peer] = run.what(place);
+  const {kind, name, peer} = run.what(place);
   const wait = run.waits[run.waitOf.get(place)];
   if (run.isAlone(place)) return `${name} of this rank only`;
   if (wait) {
-    const hasCome = wait[1] !== null && run.begin[clock][wait[1]] <= time, why = formatWait(run, wait, hasCome);
+    const hasCome = wait.awaited !== null && run.begin[clock][wait.awaited] <= time, why = formatWait(run, wait, hasCome);
     return kind === "wait" ? why : `${name}: ${why}`;
   }
   if (kind === "bucket") return `all_reduce of ${name}`;
@@ -63,19 +63,19 @@ function formatDoing(run, clock, rank, time) {
 }
 
 function formatSource(run, place) {
-  const [file, line] = run.sources[place];
+  const {file, line} = run.sources[place];
   return `${file}:${line}`;
 }
 
 /** The address of the line on a page with its code, if there is one. */
 function addressOf(run, place) {
-  const [file, line] = run.sources[place];
+  const {file, line} = run.sources[place];
   return run.pages[file] && `${run.pages[file]}${line}`;
 }
 
 /** One line of the program, without the space around it. */
 function lineOf(run, place) {
-  const [file, line] = run.sources[place];
+  const {file, line} = run.sources[place];
   return (run.texts[file] || "").split("\n")[line - 1]?.trim() ?? "";
 }
 

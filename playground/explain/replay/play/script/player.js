@@ -58,7 +58,7 @@ class View {
     this.stage.show(clock, time, isMoving);
     this.timeline.show(clock, time, from, to);
     this.ranks.show(clock, time, this.selected);
-    this.source.show(clock, time, this.selected, this.chosen < 0 ? null : this.run.what(this.chosen)[SOURCE]);
+    this.source.show(clock, time, this.selected, this.chosen < 0 ? null : this.run.what(this.chosen).source);
   }
 
   select(rank) {

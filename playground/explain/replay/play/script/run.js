@@ -1,5 +1,14 @@
-/** What all events that are repeated have in common has these places (play/columns.py). */
-const KIND = 0, NAME = 1, LANE = 2, STYLE = 3, TOP = 4, WAITED_FOR = 5, PEER = 6, BYTES = 7, SHAPE = 8, SOURCE = 9, GROUP = 10;
+/** The page has rows without names (play/columns.py); these functions make objects of them. */
+const toWhat = ([kind, name, lane, style, top, isWaitedFor, peer, bytes, shape, source, group]) =>
+  ({kind, name, lane, style, top, isWaitedFor, peer, bytes, shape, source, group});
+const toSource = ([file, line, name]) => ({file, line, name});
+const toLane = ([rank, name, top, height]) => ({rank, name, top, height});
+const toChange = ([place, isAtEnd, vector]) => ({place, isAtEnd, vector});
+/** A wait: its event, the event of another rank that it is for, or null, the cause, and how late that one was. */
+const toWait = (causes) => ([place, awaited, cause, late]) => ({place, awaited, cause: causes[cause], late});
+/** What caused a wait: the waits after it, and the work that ends the chain, if it is known. */
+const toChain = (causes) => ([waits, place, from, to, isRecorded]) =>
+  ({waits: waits.map(toWait(causes)), work: place === undefined ? null : {place, from, to, isRecorded}});
 
 /** The place of the last of `count` ascending numbers that is not above `limit`; -1 if all are. */
 function lastUpTo(count, at, limit) {
@@ -27,6 +36,12 @@ class Run {
 
   constructor(data, columns) {
     Object.assign(this, data);
+    this.whats = data.whats.map(toWhat);
+    this.sources = data.sources.map(toSource);
+    this.lanes = data.lanes.map(toLane);
+    this.holdings = data.holdings.map((changes) => changes.map(toChange));
+    this.waits = data.waits.map(toWait(data.causes));
+    this.chains = data.chains.map(toChain(data.causes));
     this.size = columns.reduce((sum, {what}) => sum + what.length, 0);
     const times = () => ({real: new Float64Array(this.size), logical: new Float64Array(this.size)});
     this.begin = times();
@@ -40,7 +55,7 @@ class Run {
     columns.forEach((each, index) => { place = this.unpack(each, index, place); });
     this.vectors = data.vectors.map((vector) => vector.map(Number));
     this.valuesOf = new Map(data.valuesOf);
-    this.waitOf = new Map(data.waits.map((wait, index) => [wait[0], index]));
+    this.waitOf = new Map(this.waits.map((wait, index) => [wait.place, index]));
     this.unpackArrows(data.arrows);
     this.length = {real: data.end, logical: data.steps + 1};
   }
@@ -58,7 +73,7 @@ class Run {
       this.begin.logical[place] = step;
       this.finish.real[place] = columns.long[i] < 0 ? Infinity : start + columns.long[i];
       this.finish.logical[place] = columns.steps[i] < 0 ? Infinity : step + columns.steps[i];
-      if (this.what(place)[LANE] === "main") this.main[index].push(place);
+      if (this.what(place).lane === "main") this.main[index].push(place);
     }
     return place;
   }
@@ -85,10 +100,10 @@ class Run {
   firstTrainingStep() {
     const steps = [];
     for (let place = 0; place < this.size; place++) {
-      const [kind, name] = this.what(place);
+      const {kind, name} = this.what(place);
       if (kind === "phase" && name.endsWith("training step")) steps.push(place);
     }
-    return steps.find((place) => this.what(place)[NAME] !== "training step") ?? steps[0];
+    return steps.find((place) => this.what(place).name !== "training step") ?? steps[0];
   }
 
   what(place) { return this.whats[this.whatOf[place]]; }
@@ -120,27 +135,27 @@ class Run {
   stack(clock, rank, time) {
     const found = [];
     for (let place = this.lastBegun(clock, rank, time); place >= 0; place = this.up[place]) {
-      if (this.isActive(clock, place, time) && !this.what(place)[WAITED_FOR]) found.push(place);
+      if (this.isActive(clock, place, time) && !this.what(place).isWaitedFor) found.push(place);
     }
     return found;
   }
 
-  /** The last change of what the rank holds: its event, whether at the end of that, and the place of the values; undefined before the first. */
+  /** The last change of what the rank holds; undefined before the first. */
   lastChange(clock, rank, time) {
     const changes = this.holdings[rank];
-    return changes[lastUpTo(changes.length, (i) => (changes[i][1] ? this.finish : this.begin)[clock][changes[i][0]], time)];
+    return changes[lastUpTo(changes.length, (i) => (changes[i].isAtEnd ? this.finish : this.begin)[clock][changes[i].place], time)];
   }
 
   /** What the rank holds: numbers, null where there was no room for them, undefined where nothing is known. */
   held(clock, rank, time) {
     const change = this.lastChange(clock, rank, time);
-    return change && (change[2] === null ? null : this.vectors[change[2]]);
+    return change && (change.vector === null ? null : this.vectors[change.vector]);
   }
 
   /** The name of the collective whose result the rank holds; empty if it is no collective's. */
   resultOf(clock, rank, time) {
-    const [place, isEnd] = this.lastChange(clock, rank, time) ?? [];
-    return isEnd && this.what(place)[KIND] === "collective" ? this.what(place)[NAME] : "";
+    const {place, isAtEnd} = this.lastChange(clock, rank, time) ?? {};
+    return isAtEnd && this.what(place).kind === "collective" ? this.what(place).name : "";
   }
 
   /** The values of an event, or undefined. */
@@ -151,16 +166,16 @@ class Run {
 
   /** The place of the line at which a rank is: that of the innermost event that has one. */
   sourceAt(clock, rank, time) {
-    const around = this.stack(clock, rank, time).find((place) => this.what(place)[SOURCE] !== null);
-    if (around !== undefined) return this.what(around)[SOURCE];
+    const around = this.stack(clock, rank, time).find((place) => this.what(place).source !== null);
+    if (around !== undefined) return this.what(around).source;
     for (let place = this.lastBegun(clock, rank, time); place >= this.firsts[rank]; place--) {
-      if (this.what(place)[SOURCE] !== null) return this.what(place)[SOURCE];
+      if (this.what(place).source !== null) return this.what(place).source;
     }
     return null;
   }
 
   /** Whether an event is a collective of a group of one rank, which waits for nobody. */
-  isAlone(place) { return this.what(place)[GROUP].length === 1; }
+  isAlone(place) { return this.what(place).group.length === 1; }
 
   /** The collectives of the backend that ranks are in, and DDP's buckets: each with its name, its bytes, its group and those
    * ranks. A group of one rank exchanges nothing, and is left out. */
@@ -168,7 +183,7 @@ class Run {
     const found = new Map();
     this.ranks.forEach((_, rank) => {
       for (const place of this.stack(clock, rank, time)) {
-        const [kind, name, , , , , , bytes, , , group] = this.what(place);
+        const {kind, name, bytes, group} = this.what(place);
         if ((kind !== "collective" && kind !== "bucket") || this.isAlone(place)) continue;
         const key = `${name} ${bytes} ${group}`, called = kind === "bucket" ? `all_reduce of ${name}` : name;
         if (!found.has(key)) found.set(key, {name: called, bytes, group, ranks: []});

@@ -20,20 +20,20 @@ class Source {
     const place = places[selected];
     write(this.heading, place === null ? `Rank ${selected}: no line is recorded` : this.title(selected, place));
     if (place === null) return;
-    this.open(this.run.sources[place][0]);
+    this.open(this.run.sources[place].file);
     const lines = new Map();
     places.forEach((each, rank) => {
-      if (each === null || this.run.sources[each][0] !== this.file) return;
-      const line = this.run.sources[each][1];
+      if (each === null || this.run.sources[each].file !== this.file) return;
+      const {line} = this.run.sources[each];
       lines.set(line, [...(lines.get(line) ?? []), this.run.ranks[rank].rank]);
     });
     for (const [line, ranks] of lines) this.mark(line, ranks);
     this.markPage(places);
-    this.scroll(this.run.sources[place][1]);
+    this.scroll(this.run.sources[place].line);
   }
 
   title(rank, place) {
-    const [file, line, name] = this.run.sources[place];
+    const {file, line, name} = this.run.sources[place];
     return `Rank ${rank}: ${file}:${line} in ${name}`;
   }
 

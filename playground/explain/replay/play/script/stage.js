@@ -1,4 +1,4 @@
-const WIDE_CELL = 36, NARROW_CELL = 30, LETTER = 7.3, NARROW = 600, ROW_HEIGHT = 20, MOST_WITH_VALUES = 16, MOST_LIT = 200, LABEL_HEIGHT = 16, ALONG = [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8];
+const WIDE_CELL = 36, NARROW_CELL = 30, LOW = 110, HIGH = 240, HIGH_NARROW = 200, HIGHEST = 420, LETTER = 7.3, NARROW = 600, ROW_HEIGHT = 20, MOST_WITH_VALUES = 16, MOST_LIT = 200, LABEL_HEIGHT = 16, ALONG = [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8];
 
 /** The ranks around a table, what each holds, and the messages that are under way between them. */
 class Stage {
@@ -25,7 +25,8 @@ class Stage {
     this.cell = Math.max(width < NARROW ? NARROW_CELL : WIDE_CELL, LETTER * this.letters + 4);
     const room = width / (count > 4 ? 3.2 : 2.7) / this.cell;
     this.cells = isCrowded ? 0 : Math.min(this.longest, Math.max(1, Math.floor(room)));
-    const height = Math.max(count > 2 ? 240 : 110, Math.min(420, count > 2 ? width * 0.55 : 110));
+    const least = width < NARROW ? HIGH_NARROW : HIGH;
+    const height = count > 2 ? Math.max(least, Math.min(HIGHEST, width * 0.55)) : LOW;
     this.size = [width, height];
     this.place();
     while (this.cells > 0 && this.doBoxesMeet()) {
@@ -118,7 +119,7 @@ class Stage {
 
   showRank(clock, rank, time) {
     const box = this.boxes.children[rank], [place] = this.run.stack(clock, rank, time);
-    const style = place === undefined ? "" : this.run.what(place)[STYLE];
+    const style = place === undefined ? "" : this.run.what(place).style;
     box.firstChild.style.fill = style ? `var(--${style.replaceAll(" ", "-")})` : "";
     const values = this.run.held(clock, rank, time) ?? [];
     for (let i = 0; i < this.cells; i++) {
@@ -166,7 +167,7 @@ class Stage {
     arrows.forEach((arrow, index) => {
       const label = this.lit.get(arrow).children[2], sent = this.run.sent[arrow];
       const others = [...taken, ...lines.filter((_, each) => each !== index).flat()];
-      const texts = [formatCargo(this.run, sent), formatBytes(this.run.what(sent)[BYTES])];
+      const texts = [formatCargo(this.run, sent), formatBytes(this.run.what(sent).bytes)];
       const found = texts.flatMap((text) => this.placesFor(text, this.lit.get(arrow).curve)).find((place) => !others.some((other) => overlap(place, other)));
       write(label, found?.text ?? "");
       if (!found) return;

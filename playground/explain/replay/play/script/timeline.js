@@ -10,7 +10,7 @@ class Timeline {
       pointerup: (event) => this.release(event)});
     this.root = element("div", {class: "timeline"}, this.back, this.front);
     this.height = run.height + AXIS + GAP_BELOW;
-    this.tops = new Map(run.lanes.map(([rank, lane, top, height]) => [`${rank} ${lane}`, {top, height}]));
+    this.tops = new Map(run.lanes.map((lane) => [`${lane.rank} ${lane.name}`, lane]));
   }
 
   layOut(width) {
@@ -50,11 +50,11 @@ class Timeline {
 
   drawBack() {
     const context = this.context(this.back);
-    for (const [rank, lane, top, height] of this.run.lanes) {
+    for (const {rank, name, top, height} of this.run.lanes) {
       context.fillStyle = this.colours("idle");
       context.fillRect(LABELS, top, this.width - LABELS, height);
       context.fillStyle = this.colours("ink");
-      context.fillText(lane === "main" ? `rank ${this.run.ranks[rank].rank}` : ` ${lane}`, 0, top + height / 2, LABELS - 4);
+      context.fillText(name === "main" ? `rank ${this.run.ranks[rank].rank}` : ` ${name}`, 0, top + height / 2, LABELS - 4);
     }
     context.save();
     context.beginPath();
@@ -73,26 +73,26 @@ class Timeline {
     for (let place = first; place < end && begin[place] <= this.to; place++) {
       if (finish[place] < this.from) continue;
       const what = run.what(place);
-      if (!what[STYLE]) continue;
+      if (!what.style) continue;
       const left = Math.max(this.x(begin[place]), LABELS - 2), right = Math.min(this.x(finish[place]), this.width + 2);
-      if (right < (filled.get(what[TOP]) ?? -1) + 1 && place !== this.chosen) continue;
-      filled.set(what[TOP], Math.max(right, left + 1));
+      if (right < (filled.get(what.top) ?? -1) + 1 && place !== this.chosen) continue;
+      filled.set(what.top, Math.max(right, left + 1));
       this.drawBar(context, place, what, left, Math.max(right - left, 1));
     }
   }
 
   drawBar(context, place, what, left, width) {
-    context.fillStyle = this.colours(what[STYLE].replaceAll(" ", "-"));
-    context.fillRect(left, what[TOP], width, this.run.bar);
+    context.fillStyle = this.colours(what.style.replaceAll(" ", "-"));
+    context.fillRect(left, what.top, width, this.run.bar);
     if (width > 3) {
       context.strokeStyle = this.colours(place === this.chosen ? "ink" : "muted");
       context.lineWidth = place === this.chosen ? 3 : 0.5;
-      context.strokeRect(left, what[TOP] + 0.5, width, this.run.bar - 1);
+      context.strokeRect(left, what.top + 0.5, width, this.run.bar - 1);
     }
-    const room = Math.floor((width - 4) / 7.3), name = what[NAME];
+    const room = Math.floor((width - 4) / 7.3), name = what.name;
     if (room > 2) {
       context.fillStyle = this.colours("ink");
-      context.fillText(name.length > room ? `${name.slice(0, room - 1)}…` : name, left + 3, what[TOP] + this.run.bar / 2 + 1);
+      context.fillText(name.length > room ? `${name.slice(0, room - 1)}…` : name, left + 3, what.top + this.run.bar / 2 + 1);
     }
   }
 
@@ -169,7 +169,7 @@ class Timeline {
     for (let place = 0; place < run.size; place++) {
       if (run.begin[clock][place] > to || run.finish[clock][place] < from) continue;
       const what = run.what(place), long = run.finish[clock][place] - run.begin[clock][place];
-      if (!what[STYLE] || y < what[TOP] || y >= what[TOP] + run.bar || long >= least) continue;
+      if (!what.style || y < what.top || y >= what.top + run.bar || long >= least) continue;
       [found, least] = [place, long];
     }
     return found;

@@ -24,13 +24,13 @@ class Waits {
   }
 
   describe(wait) {
-    const {run} = this, place = wait[0], long = run.finish.real[place] - run.begin.real[place];
-    const late = wait[3] ? `, ${formatTime(wait[3])} of it until that rank came` : "";
+    const {run} = this, place = wait.place, long = run.finish.real[place] - run.begin.real[place];
+    const late = wait.late ? `, ${formatTime(wait.late)} of it until that rank came` : "";
     return `rank ${run.rankOf[place]} ${formatWait(run, wait)}: ${formatTime(long)}${late}${this.where(place)}`;
   }
 
   where(place) {
-    const source = this.run.what(place)[SOURCE];
+    const source = this.run.what(place).source;
     return source === null ? "" : `, ${formatSource(this.run, source)}`;
   }
 
@@ -38,14 +38,14 @@ class Waits {
   explain(index) {
     const wait = this.run.waits[index], chain = this.run.chains[index];
     this.root.closest("details").open = true;
-    this.visit(wait[0]);
-    const links = [this.link(this.describe(wait), wait[0])];
+    this.visit(wait.place);
+    const links = [this.link(this.describe(wait), wait.place)];
     let end = "The chains of the longest waits are in this page; of this one there is none.";
     if (chain) {
-      const [waits, place, from, to, isRecorded] = chain;
-      for (const each of waits) links.push(this.link(this.describe(each), each[0]));
-      if (place !== undefined) links.push(this.link(this.describeCause(place, to - from, isRecorded), place, "cause"));
-      end = place === undefined ? this.describeEnd(waits.at(-1) ?? wait) : "";
+      const {waits, work} = chain;
+      for (const each of waits) links.push(this.link(this.describe(each), each.place));
+      if (work) links.push(this.link(this.describeCause(work), work.place, "cause"));
+      end = work ? "" : this.describeEnd(waits.at(-1) ?? wait);
     }
     this.chain.replaceChildren(...links);
     this.answer.replaceChildren(element("p", {class: "title"}, "What caused it"), this.chain, element("p", {}, end));
@@ -57,10 +57,10 @@ class Waits {
     return element("li", {class: name}, element("button", {click: () => this.visit(place)}, text));
   }
 
-  describeCause(place, long, isRecorded) {
-    const rank = this.run.rankOf[place], name = this.run.what(place)[NAME];
+  describeCause({place, from, to, isRecorded}) {
+    const rank = this.run.rankOf[place], name = this.run.what(place).name;
     const what = isRecorded ? `in ${name}` : `with what is not recorded, before ${name}`;
-    return `rank ${rank} was busy for ${formatTime(long)} ${what}${this.where(place)}`;
+    return `rank ${rank} was busy for ${formatTime(to - from)} ${what}${this.where(place)}`;
   }
 
   describeEnd(wait) {

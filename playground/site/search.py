@@ -1,8 +1,10 @@
-"""What a search lists first where a reader types what goes wrong. Does not import torch."""
+"""What a search finds, and lists first where a reader types what goes wrong. Does not import
+torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from playground.base.errors import PlaygroundError
 
@@ -33,10 +35,19 @@ SYMPTOMS = {
 search lists them first."""
 
 
-def place_symptoms(sections: Sequence[Sequence[str]]) -> list[list[list[str] | list[int]]]:
-    """For each of `SYMPTOMS` its words, and the numbers of its sections among these, each of which
-    begins with its address. Raises `PlaygroundError` if there is no such section."""
-    numbers = {address: number for number, (address, *_) in enumerate(sections)}
+@dataclass
+class Section:
+    """A section of a page, as a search knows it."""
+
+    address: str
+    title: str
+    words: str = ""
+
+
+def place_symptoms(sections: Sequence[Section]) -> list[list[list[str] | list[int]]]:
+    """For each of `SYMPTOMS` its words, and the numbers of its sections among these. Raises
+    `PlaygroundError` if there is no such section."""
+    numbers = {section.address: number for number, section in enumerate(sections)}
     named = [address for addresses in SYMPTOMS.values() for address in addresses]
     if missing := [address for address in named if address not in numbers]:
         raise PlaygroundError(f"a search would lead to {', '.join(missing)}: no such section")

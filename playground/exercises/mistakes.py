@@ -1,0 +1,133 @@
+"""The name of a mistake: of the exercise's catalogued ones, that which does the same. Does not
+import torch.
+
+One is named if it does the same on all cases in the world that failed, and in one world more. What
+a learner wrote has processes of its own in each world; what the catalogue holds may share a world
+that is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from playground.exercises.attempt import (
+    ANOTHER_ORDER,
+    ONLY_MEMBERS,
+    SHORT_CUT,
+    Attempt,
+    Solution,
+    attempt,
+)
+from playground.exercises.exercise import DEADLOCK, FAIL, Exercise, Mistake
+from playground.exercises.file_checks import NOT_WRITTEN
+from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
+from playground.exercises.observation import (
+    Failure,
+    count_elements,
+    find_difference,
+    find_failure,
+)
+
+NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER
+PROBABLY = "probably: "
+ALL_THEY_DID, RESULTS, FIRST_RESULT = range(3)
+"""By what two worlds are compared: by all that their ranks did, by the results, by those of the
+first case that failed."""
+
+
+@functools.lru_cache(256)
+def attempt_mistake(
+    exercise: Exercise, text: str, before: tuple[Solution, ...], size: int, seed: int
+) -> Attempt:
+    """The attempt of a catalogued mistake. It runs once per world size: all wrong solutions of a
+    class are compared with the same one."""
+    return attempt(Solution(exercise, text, exercise.file), before, size, seed)
+
+
+def name_mistake(
+    solution: Solution, before: Sequence[Solution], seed: int, made: Attempt, found: Failure
+) -> Failure:
+    """The failure `found`, which has ended `made`, with the name of the catalogued mistake that
+    does the same there and in one world more. If there is none, with "probably": one that has the
+    same results in the world that failed, else what the failure looks like, else one that has the
+    same result in the case that failed."""
+    if found.mistake in NAMED or found.words == NOT_WRITTEN:
+        return found
+
+    def run(mistake: Mistake, size: int) -> Attempt:
+        return attempt_mistake(solution.exercise, mistake.text, tuple(before), size, seed)
+
+    tried = {
+        mistake: run(mistake, made.size)
+        for mistake in solution.exercise.mistakes
+        if mistake.status == found.status and mistake.name not in NAMED
+    }
+    alike = [mistake for mistake, other in tried.items() if is_alike(made, other)]
+    # That one is even if the first was odd, as what ranks do in pairs depends on it, and large.
+    # Further ones only tell apart mistakes that do the same in both.
+    others = {*solution.exercise.worlds} - {made.size}
+    for size in sorted(others, key=lambda size: ((size - made.size) % 2, size), reverse=True):
+        if not alike:
+            break
+        there = attempt(solution, before, size, seed)
+        alike = [mistake for mistake in alike if is_alike(there, run(mistake, size))]
+        if len(alike) == 1:
+            break
+    if alike:
+        return replace(found, mistake=alike[0].name, says=alike[0].says)
+    if found.mistake:
+        return found
+    same_results, same_first = (
+        [
+            replace(found, mistake=f"{PROBABLY}{mistake.name}", says=mistake.says)
+            for mistake, other in tried.items()
+            if is_alike(made, other, by)
+        ]
+        for by in (RESULTS, FIRST_RESULT)
+    )
+    guess = guess_mistake(made, found)
+    looks = [replace(found, mistake=f"{PROBABLY}{guess}")] if guess else []
+    return [*same_results[:1], *looks, *same_first[:1], found][0]
+
+
+def guess_mistake(made: Attempt, failure: Failure) -> str:
+    """What a failure looks like; empty if like nothing known."""
+    if failure.status == DEADLOCK:
+        return guess_by_places(made.at, made.size)
+    if failure.status == FAIL:
+        return guess_by_values(made.observed.get(made.case, {}))
+    return guess_by_words(failure.words)
+
+
+def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
+    """Whether the ranks of two worlds did the same in the cases that failed; or only had the same
+    results, or that of the first one."""
+    if not (one.failure and other.failure):
+        return one.failure is other.failure
+    status = one.failure.status
+    if (status, one.case) != (other.failure.status, other.case):
+        return False
+    if status == DEADLOCK:
+        return one.places == other.places
+    # which rank is the first to send to one that is not there differs from run to run
+    if status != FAIL:
+        words = {re.sub(r"no rank \d+", "", each.words) for each in (one.failure, other.failure)}
+        return len(words) == 1
+    for case in (
+        one.observed.keys()
+        & other.observed.keys()
+        & ({one.case} if by == FIRST_RESULT else {*one.observed})
+    ):
+        fails = [bool(find_failure(each.observed[case], each.size)) for each in (one, other)]
+        for rank, mine in one.observed[case].items() if any(fails) else ():
+            theirs = other.observed[case].get(rank)
+            if theirs is None or not all(fails) or find_difference(mine.held, theirs.held):
+                return False
+            if [each.rule for each in mine.problems] != [each.rule for each in theirs.problems]:
+                return False
+            if by == ALL_THEY_DID and count_elements(mine.sent) != count_elements(theirs.sent):
+                return False
+    return True
