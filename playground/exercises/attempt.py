@@ -200,7 +200,7 @@ def attempt(
     except RankTimeout:  # a rank that computes without end has reported it
         failure = made.find_standstill()
     except RankFailed as error:
-        ask = "; do tensors that meet in a message or a collective have the same size?"
+        ask = "; do tensors that meet in a message or a collective have the same size and dtype?"
         words = f"{error.reason}{ask * ('SIGABRT' in error.reason)}"
         killed = Failure(status=ERROR, rank=error.rank, words=words)
         failure = Failure(status=BLOCKED, words=error.headline) if error.traceback else killed

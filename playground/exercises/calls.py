@@ -58,7 +58,7 @@ def send(
     return Request(record, work, "isend", peer, line, tensor, copy, held) if is_async else work
 
 
-def receive(
+def recv(
     record: Transcript,
     real: Any,
     tensor: Any,
@@ -113,8 +113,8 @@ def call(record: Transcript, real: Any, *args: Any, **kwargs: Any) -> Any:
 OWN_WAYS: dict[str, Callable[..., Any]] = {
     "send": send,
     "isend": send,
-    "recv": receive,
-    "irecv": receive,
+    "recv": recv,
+    "irecv": recv,
     "all_reduce": all_reduce,
     "new_group": new_group,
 }

@@ -36,6 +36,7 @@ SLIPS_OF_FLOATS: dict[str, Callable[[float, int], float]] = {
 no means."""
 SIGNS = {
     r"no rank -?\d+ in a world": "a neighbour beyond the first or the last rank",
+    r"Pair is not connected.*\[none\]": "a rank sends to itself, or receives from itself",
     r"[Ss]plit|same size|SIGABRT|size mismatch|must match|Check failed: \w*[Ss]hape": (
         "sizes that meet differ"
     ),
@@ -108,7 +109,7 @@ def guess_by_values(observed: Mapping[int, Observation]) -> str:
             else "elements are lost"
         )
     if all(any(is_same(mine, each) for each in observed[rank].given) for rank, mine, _ in wrong):
-        return "nothing has come: it holds what was given"
+        return "nothing is written into it: it holds what was given"
     if any(seen.is_shared for seen in observed.values()):
         return "one tensor for all: they are the same memory"
     numbers = guess_by_numbers(wrong, len(observed))

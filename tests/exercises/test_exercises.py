@@ -8,9 +8,12 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +46,7 @@ from playground.exercises.exercise import (
     patch,
 )
 from playground.exercises.layouts import Layout, cost_of
+from playground.exercises.limits import solving
 from playground.exercises.mistakes import NAMED, attempt_mistake
 from playground.exercises.observation import explain_digits
 from playground.exercises.scaling import judges as scaling
@@ -52,6 +56,7 @@ from playground.site.chapters import CHAPTERS
 from playground.training import mesh_costs as costs
 from playground.ui import terminal
 from playground.world.launcher import pool as kept
+from playground.world.rank.reports import Event, hearing, report
 from playground.world.simulated_gpu.environment import GPUS
 
 ALL = list(CATALOGUE.values())
@@ -69,7 +74,7 @@ def read_solutions(name: str) -> list[tuple[Exercise, str, str]]:
 
 OTHERS, WRONG = read_solutions("right_solutions.md"), read_solutions("wrong_solutions.md")
 IMPORTS = """\
-import copy, datetime, math, threading
+import copy, datetime, math, os, threading
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -249,6 +254,24 @@ def test_a_mistake_is_called_by_its_name(exercise: Exercise, name: str) -> None:
     verdict = judge(exercise, mistake.text)
     assert (verdict.mistake, verdict.status) == (name, mistake.status), tell_lines(verdict)
     assert len(tell_lines(verdict)) <= 12
+
+
+def test_a_look_at_a_solution_waits_for_no_report_of_its_own_thread() -> None:
+    line, took = threading.Lock(), list[bool]()
+
+    def send(event: Event) -> None:
+        took.append(line.acquire(blocking=False))
+        if took[-1]:
+            signal.raise_signal(signal.SIGALRM)  # as the timer does, at any place
+            line.release()
+
+    with hearing(send), solving(Transcript("swap.py", 2, ())):
+        end = time.process_time() + 10 * TICK / 100
+        while time.process_time() < end:  # a look is reported where the solution has computed
+            pass
+        report(at=("send", 1, 1))
+    assert took
+    assert all(took)
 
 
 def test_an_exercise_on_gpus_is_refused_in_one_line_where_there_are_none(

@@ -46,6 +46,7 @@ def zigzag(rank: int, size: int, seed: int) -> Cases:
                 "positions on no rank": "none",
                 "positions on several ranks": "none",
                 "runs of positions": "at most 2 on each rank",
+                "order on each rank": "ascending",
                 "pairs": [length * (length + 1) // 2 // size] * size,
             },
             is_coded=False,
@@ -73,6 +74,7 @@ def look_at_positions(length: int, everyones: list[list[list[int]]]) -> dict[str
             position for position, times in Counter(all_of_them).items() if times > 1
         ),
         "runs of positions": "at most 2 on each rank" if runs <= 2 else f"{runs}",
+        "order on each rank": "ascending" if found == [*map(sorted, found)] else "another",
         "pairs": [sum(position + 1 for position in each) for each in found],
     }
 

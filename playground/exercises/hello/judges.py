@@ -22,11 +22,14 @@ from playground.world.rank.reports import report
 
 def whoami(rank: int, size: int, seed: int) -> Cases:
     """Who am I: what the process group knows, and what only the environment says."""
-    kept = {name: os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    kept = dict(os.environ)
     try:
         for ranks in (1, 2):
-            os.environ.update(LOCAL_RANK=str(rank % ranks), LOCAL_WORLD_SIZE=str(ranks))
-            returns = {"rank": rank, "size": size, "node": rank // ranks}
+            node = rank // ranks  # which torchrun calls the group rank
+            os.environ.update(
+                LOCAL_RANK=str(rank % ranks), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK=str(node)
+            )
+            returns = {"rank": rank, "size": size, "node": node}
             yield Case(
                 f"{plural(ranks, 'rank')} per node",
                 (),
@@ -35,13 +38,19 @@ def whoami(rank: int, size: int, seed: int) -> Cases:
                 gives_rank=False,
             )
     finally:
+        os.environ.clear()
         os.environ.update(kept)
+
+
+LATE = 1.0
+"""Seconds that rank 0 waits for the others at most, before it writes."""
 
 
 class WatchedStore(dist.Store):
     """The world's store, for one attempt: a wait that cannot end is a deadlock. It is proved where
     every process waits or has returned, and what is waited for is still not there after that was
-    seen."""
+    seen. Rank 0 writes when the others wait or have returned, so that they read what an earlier
+    attempt has left in every run, if they can."""
 
     def __init__(self, rank: int, size: int, attempt: int) -> None:
         super().__init__()
@@ -56,6 +65,17 @@ class WatchedStore(dist.Store):
         """Write what this process does: it waits for keys, runs (False), or has returned (True)."""
         self.states.set(str(self.rank), json.dumps(waits_for))
 
+    def set(self, key: str, value: str) -> None:
+        end = time.monotonic() + LATE
+        while self.rank == 0 and not all(self.read_states()[1:]) and time.monotonic() < end:
+            report()  # a sign of life
+            time.sleep(0.01)
+        self.inner.set(key, value)
+
+    def read_states(self) -> list[Any]:
+        """What each process has noted."""
+        return [json.loads(self.states.get(str(rank))) for rank in range(self.size)]
+
     def get(self, key: str) -> bytes:
         self.wait([key])
         return self.inner.get(key)
@@ -69,7 +89,7 @@ class WatchedStore(dist.Store):
         self.note(False)
 
     def find_standstill(self) -> None:
-        states = [json.loads(self.states.get(str(rank))) for rank in range(self.size)]
+        states = self.read_states()
         if all(states) and not any(self.inner.check(keys) for keys in states if keys is not True):
             at = [
                 RETURNED if keys is True else Place(f"waits for {', '.join(keys)}")
@@ -84,7 +104,6 @@ def hand_on(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "set",
     "add",
     "check",
     "compare_set",
@@ -158,6 +177,8 @@ def look(rank: int, results: list[tuple[list[Any], str]]) -> object:
     number, mine = everyones[rank]
     # Not which ranks lack some: that differs from run to run.
     found = "all" if all({*each} == {*addresses} for _, each in everyones) else "not all"
+    if any(each not in addresses for _, theirs in everyones for each in theirs):
+        found = "others, such as an earlier attempt's"
     if any(isinstance(each, bytes) for each in mine):
         found = "bytes"
     is_own = number in range(len(mine)) and mine[number] == addresses[rank]

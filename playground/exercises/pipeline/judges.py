@@ -92,7 +92,8 @@ class StageProgram:
     def forward(self, m: int) -> None:
         self.order.append(f"F{m}")
         if not 0 <= m < len(self.inputs):
-            raise IndexError(f"forward({m}): there are {len(self.inputs)} microbatches")
+            there = plural(len(self.inputs), "microbatch", "es")
+            raise IndexError(f"forward({m}): the batch has {there}")
         features = self.inputs[m]
         if self.before >= 0:
             dist.recv(features, self.before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,14 +25,27 @@ HUNG_UP = "hung up"
 """What the launcher reports of a rank whose program has closed the line, or has ended its process
 before it has returned: it may have had more to report."""
 _listeners: list[Callable[[Event], None]] = []
+_reporting = set[int]()
+"""Threads that report now."""
 os.register_at_fork(after_in_child=_listeners.clear)  # a child of a rank is not the rank
 
 
 def report(**event: Any) -> None:
     """Tell whoever started this rank how far it is (also: that it is alive). Does nothing without a
     listener."""
-    for listener in _listeners:
-        listener(event)
+    thread = threading.get_ident()
+    _reporting.add(thread)
+    try:
+        for listener in _listeners:
+            listener(event)
+    finally:
+        _reporting.discard(thread)
+
+
+def is_reporting() -> bool:
+    """Whether this thread reports now. A signal's handler that has interrupted it may not: it would
+    wait for the line, which this thread holds."""
+    return threading.get_ident() in _reporting
 
 
 def report_to(listener: Callable[[Event], None]) -> None:
