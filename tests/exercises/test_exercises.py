@@ -281,6 +281,47 @@ def test_a_notebook_is_told_that_its_process_began_without_gpus(
     assert verdict.words.endswith(": give the command check own_gpu.py in a shell")
 
 
+WAITS_FOR_ALL = """
+import torch
+
+def missing_wait(rank, size, gradient, handle, side):
+    handle.wait()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        gradient /= size
+    torch.cuda.synchronize()
+
+def read_too_early(losses, queue_step):
+    here = torch.zeros(losses.shape, pin_memory=True)
+    here.copy_(losses, non_blocking=True)
+    queue_step()
+    torch.cuda.synchronize()
+    return here.tolist()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "text", "notes"),
+    [
+        ("missing-wait", WAITS_FOR_ALL, "Python has waited for the GPU"),
+        ("read-too-early", WAITS_FOR_ALL, "Python has waited for the next step, too"),
+        (
+            "read-too-early",
+            "def read_too_early(losses, queue_step):\n"
+            "    values = losses.tolist()\n    queue_step()\n    return values\n",
+            "Python has waited for the losses before it queued the next step",
+        ),
+    ],
+)
+def test_more_than_the_necessary_wait_is_right_and_told(name: str, text: str, notes: str) -> None:
+    exercise = CATALOGUE[name]
+    verdict = judge(exercise, text, exercise.worlds[0])
+    assert verdict.status == PASS, tell_lines(verdict)
+    assert [line.partition(notes)[1] for line in verdict.notes] == [notes]
+    assert judge(exercise, exercise.solution, exercise.worlds[0]).notes == ()
+
+
 def test_every_exercise_has_its_parts() -> None:
     for exercise in ALL:
         assert len(exercise.hints) == 3
