@@ -414,6 +414,8 @@ CATALOGUE = {
         Exercise("mesh/two_by_two", (4, 6, 2), minutes=30),
         Exercise("mesh/gradient_factor", (4, 2, 6), PREDICT, minutes=15),
         Exercise("mesh/fit_the_mesh", (1,), CHOOSE, minutes=20),
+        Exercise("gpus/missing_wait", (2,), gpus=2, minutes=15),
+        Exercise("gpus/read_too_early", (1,), gpus=1, minutes=10),
         Exercise("gpus/own_gpu", (4, 2), gpus=2, minutes=5),
         Exercise("gpus/wrong_device", (4,), FIND, gpus=2, minutes=10),
         Exercise("gpus/does_it_fit", (1,), PREDICT, preload=(COMPILER,), gpus=2, minutes=15),

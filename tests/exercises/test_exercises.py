@@ -50,6 +50,7 @@ from playground.exercises.limits import solving
 from playground.exercises.mistakes import NAMED, attempt_mistake
 from playground.exercises.observation import explain_digits
 from playground.exercises.scaling import judges as scaling
+from playground.exercises.transcript import TICK, Transcript
 from playground.exercises.verdict import Verdict, check_solution, tell_lines
 from playground.exercises.workbook import Workbook, progress_file
 from playground.site.chapters import CHAPTERS
@@ -296,6 +297,47 @@ def test_a_notebook_is_told_that_its_process_began_without_gpus(
     verdict = judge(own, own.solution)
     assert verdict.status == BLOCKED
     assert verdict.words.endswith(": give the command check own_gpu.py in a shell")
+
+
+WAITS_FOR_ALL = """
+import torch
+
+def missing_wait(rank, size, gradient, handle, side):
+    handle.wait()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        gradient /= size
+    torch.cuda.synchronize()
+
+def read_too_early(losses, queue_step):
+    here = torch.zeros(losses.shape, pin_memory=True)
+    here.copy_(losses, non_blocking=True)
+    queue_step()
+    torch.cuda.synchronize()
+    return here.tolist()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "text", "notes"),
+    [
+        ("missing-wait", WAITS_FOR_ALL, "Python has waited for the GPU"),
+        ("read-too-early", WAITS_FOR_ALL, "Python has waited for the next step, too"),
+        (
+            "read-too-early",
+            "def read_too_early(losses, queue_step):\n"
+            "    values = losses.tolist()\n    queue_step()\n    return values\n",
+            "Python has waited for the losses before it queued the next step",
+        ),
+    ],
+)
+def test_more_than_the_necessary_wait_is_right_and_told(name: str, text: str, notes: str) -> None:
+    exercise = CATALOGUE[name]
+    verdict = judge(exercise, text, exercise.worlds[0])
+    assert verdict.status == PASS, tell_lines(verdict)
+    assert [line.partition(notes)[1] for line in verdict.notes] == [notes]
+    assert judge(exercise, exercise.solution, exercise.worlds[0]).notes == ()
 
 
 def test_every_exercise_has_its_parts() -> None:

@@ -66,6 +66,18 @@ print("restarts:", os.environ["TORCHELASTIC_RESTART_COUNT"], total.tolist())
 dist.destroy_process_group()
 """
 )
+WAITS = (
+    HEAD
+    + """
+work = dist.all_reduce(total, async_op=True)
+if "wait" in sys.argv:
+    work.wait()
+print(total.tolist())
+work.wait()
+torch.cuda.synchronize()
+dist.destroy_process_group()
+"""
+)
 STANDS = (
     HEAD
     + """
@@ -155,6 +167,34 @@ def test_what_is_wrong_on_gpus_is_told(run_on: Run, save: Save, fault: str) -> N
     ran = run_on("run", "-n", 2, "--gpus", 2, "--timeout", 15, save(script))
     assert (ran.code, ran.out) == (1, "")
     assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [(("--check", "strict"), 1, 2), ((), 0, 2), (("--check", "strict", "wait"), 0, 0)],
+    ids=["strict", "certain", "strict and right"],
+)
+def test_a_missing_wait_fails_a_strict_run_alone(
+    words: tuple[str, ...], code: int, told: int, run_on: Run, save: Save
+) -> None:
+    options = [word for word in words if word != "wait"]
+    script = [save(WAITS), *words[len(options) :]]
+    ran = run_on("run", "-n", 2, "--gpus", 2, *options, *script)
+    assert (ran.code, ran.err.count("a wait is missing")) == (code, told), ran.err
+    assert ran.out.count("[6.0, 6.0]" if not told else "[3.0, 3.0]") == 2
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize(("mode", "fails"), [("strict", True), ("certain", False)])
+def test_under_torchrun_rank_0_fails_for_a_missing_wait(mode: str, fails: bool, save: Save) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    words = ["-m", "playground", "run", "--gpus", "2", "--check", mode, save(WAITS)]
+    ran = subprocess.run(
+        [*torchrun, *words], env=os.environ | NONE, capture_output=True, text=True,
+        timeout=LIMIT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (ran.returncode != 0) == fails, ran.stderr
+    assert ran.stderr.count("a wait is missing") == 2
 
 
 @pytest.mark.stress

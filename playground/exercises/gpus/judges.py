@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from playground.exercises.cases import Case, Cases, predict
 from playground.ui.units import plural
+from playground.world.simulated_gpu.races import count_races, races_since
 
 LOCAL = "LOCAL_RANK"
 FLOAT = 4
 """Bytes."""
+ORDERED = "each operation waits for what it needs"
+MORE = "right, but more than necessary: Python has waited for"
+PROBE = "aten::neg"
+"""What the judge calls to find out which streams wait for what."""
 
 
 def own_gpu(rank: int, size: int, seed: int) -> Cases:
@@ -103,3 +109,134 @@ def train(layers: int, width: int, samples: int) -> tuple[int, int]:
         sum(each.nbytes for each in (*held, *moments)),
         torch.cuda.max_memory_allocated() - before,
     )
+
+
+def missing_wait(rank: int, size: int, seed: int) -> Cases:
+    """The gradient is the first half of what is summed. Reads of the other half tell which streams
+    wait for the sum."""
+    torch.cuda.set_device(rank)
+    group = dist.new_group(backend="nccl")
+    for elements, value in ((3, 2.0), (1, 5.0), (1000, -4.0)):
+        mean = torch.full((elements,), value * (size + 1) / 2)
+        both = torch.full((2 * elements,), value * (rank + 1), device="cuda")
+        torch.cuda.synchronize()
+        handle = dist.all_reduce(both, group=group, async_op=True)
+        assert handle is not None
+        notes: list[str] = []
+
+        def run(
+            function: Callable[..., object],
+            both: torch.Tensor = both,
+            handle: dist.Work = handle,
+            mean: torch.Tensor = mean,
+            notes: list[str] = notes,
+        ) -> dict[str, object]:
+            gradient, rest = both.chunk(2)
+            current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            missing = races_of(lambda: function(rank, size, gradient, handle, side))
+            missing += [
+                race.replace(PROBE, "the caller's read") for race in probe(current, gradient.neg)
+            ]
+            names = {"the current stream": current, "side": side, "Python": torch.cuda.Stream()}
+            waiting = [name for name, stream in names.items() if not probe(stream, rest.neg)]
+            handle.wait()
+            torch.cuda.synchronize()
+            if missing:
+                by = " and ".join(waiting) or "nobody"
+                return {"waits": f"{tell(missing)}; {by} waits for the sum", "gradient": mean}
+            if "Python" in waiting:
+                notes[:] = [f"{MORE} the GPU; wait() and wait_stream() hold back streams only"]
+            return {"waits": ORDERED, "gradient": gradient.cpu()}
+
+        yield Case(
+            plural(elements, "element"),
+            (),
+            {"waits": ORDERED, "gradient": mean},
+            run=run,
+            is_coded=False,
+            gives_rank=False,
+            notes=notes,
+        )
+    dist.destroy_process_group(group)
+    torch.cuda.set_device(0)
+
+
+def read_too_early(rank: int, size: int, seed: int) -> Cases:
+    """Operations in another stream, which waits for nothing, tell what Python has waited for."""
+    for elements in (4, 1, 600):
+        numbers = [0.5 * (1 + place) for place in range(elements)]
+        due = {"waits": ORDERED, "losses": numbers, "steps queued": 1}
+        notes: list[str] = []
+
+        def run(
+            function: Callable[..., object],
+            due: dict[str, object] = due,
+            notes: list[str] = notes,
+            numbers: Sequence[float] = numbers,
+        ) -> dict[str, object]:
+            halves = torch.tensor(numbers, device="cuda") * 2
+            step, other = torch.zeros(1, device="cuda"), torch.cuda.Stream()
+            torch.cuda.synchronize()
+            losses = halves / 2
+            returned, is_ahead = list[object](), list[bool]()
+
+            def queue_step() -> None:
+                is_ahead.append(bool(probe(other, losses.neg)))
+                step.add_(1)
+
+            missing = races_of(lambda: returned.append(function(losses, queue_step)))
+            accesses = {"losses": losses.neg, "step": step.neg, "copy": losses.neg_}
+            waited = {name: not probe(other, access) for name, access in accesses.items()}
+            torch.cuda.synchronize()
+            held = {**due, "losses": returned[0], "steps queued": len(is_ahead)}
+            if missing:
+                names = " and ".join(name for name, is_done in waited.items() if is_done)
+                waits = f"{tell(missing)}; Python waits for: {names or 'nothing'}"
+                return {**held, "waits": waits, "losses": numbers}
+            if waited["step"]:
+                notes[:] = [f"{MORE} the next step, too"]
+            elif is_ahead == [False]:
+                notes[:] = [f"{MORE} the losses before it queued the next step"]
+            return held
+
+        yield Case(
+            plural(elements, "loss", "es"),
+            (),
+            due,
+            run=run,
+            is_coded=False,
+            gives_rank=False,
+            notes=notes,
+        )
+
+
+def races_of(act: Callable[[], object]) -> list[str]:
+    """The missing waits of what this calls, but for those of probes inside: `aten::add after
+    ncclAllReduce`."""
+    before = count_races()
+    act()
+    return [race for race in races_since(before) if not race.startswith(PROBE)]
+
+
+def probe(stream: torch.cuda.Stream, access: Callable[[], object]) -> list[str]:
+    """What this access, in that stream, is not ordered after. Nobody is told."""
+    before, kept = count_races(), os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        with torch.cuda.stream(stream):
+            access()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+    return races_since(before)
+
+
+def tell(races: Iterable[str]) -> str:
+    """The missing waits in words."""
+    once = dict.fromkeys(races)
+    words = (
+        race.replace("the host", "Python").replace(" after ", " does not wait for ")
+        for race in once
+    )
+    return ", ".join(words)

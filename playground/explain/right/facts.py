@@ -319,6 +319,8 @@ class RankFacts:
     """Whether `steps` has all of them."""
     has_messages: bool = False
     """Whether it has sent or received: then ranks may agree otherwise than by collectives."""
+    races: int = 0
+    """How many waits were missing on simulated GPUs: each was told when it was found."""
     has_threads: bool = False
     """Whether other threads than the main one communicate, step or run backward passes."""
 

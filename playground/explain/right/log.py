@@ -6,14 +6,15 @@ import struct
 
 from playground.base.event_log import Format
 
-STATE, FULL = range(2)
-"""The log's words: how the program ended, and whether there was no room for all that was seen."""
+STATE, FULL, RACES = range(3)
+"""The log's words: how the program ended, whether there was no room for all that was seen, and how
+many waits were missing on simulated GPUs."""
 RUNNING, ENDED, FAILED = range(3)
 """Values of `STATE`."""
 STEP = struct.Struct("<qqq")
 """A step of an optimizer: the optimizer's number, its clock, and the mark."""
 FORMAT = Format(
-    title=b"plgright", record=STEP, mark=struct.Struct("<16xq"), capacity=2**15, words=2,
+    title=b"plgright", record=STEP, mark=struct.Struct("<16xq"), capacity=2**15, words=3,
     text=2**21,
 )  # fmt: skip
 LINE, OPTIMIZER, MODEL, LATE, LOOK, FINAL = (

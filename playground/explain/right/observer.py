@@ -14,10 +14,11 @@ from pathlib import Path
 from playground.explain.right.calls_seen import CallWatcher
 from playground.explain.right.data_seen import DataWatcher
 from playground.explain.right.files_seen import FileWatcher
-from playground.explain.right.log import ENDED, FAILED, file_name
+from playground.explain.right.log import ENDED, FAILED, RACES, file_name
 from playground.explain.right.training_seen import Between, TrainingWatcher
 from playground.explain.right.watcher import Notes, RankLog
 from playground.tap import observing
+from playground.world.simulated_gpu.races import count_races
 
 _notes: list[Notes] = []
 """Those of this process, if any."""
@@ -52,6 +53,7 @@ def checked(folder: Path, rank: int) -> Iterator[None]:
     finally:
         _notes.clear()
         training.finish(state)
+        notes.log.state[RACES] = count_races()
         notes.finish(state)
 
 

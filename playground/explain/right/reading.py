@@ -104,13 +104,14 @@ def read_rank(log: Path, rank: int) -> RankFacts:
 
 def read_facts(reader: LogReader, rank: int) -> RankFacts:
     """Raises `ValueError`, `TypeError`, `LookupError` or `struct.error` for what no rank writes."""
-    state, full, *_ = struct.unpack_from("<2q", reader.read_words())
-    facts = RankFacts(rank, RUNNING if full else state, is_full=bool(full))
+    state, full, races = struct.unpack_from("<3q", reader.read_words())
+    facts = RankFacts(rank, RUNNING if full else state, is_full=bool(full), races=races)
     optimizers: list[Optimizer] = []
     for subject, thing in read_lines(reader.read_text()):
         fields = expect_list(thing)
         if subject == UNKNOWN:
-            return RankFacts(rank, state, expect_text(fields[0]), is_full=bool(full))
+            unknown = expect_text(fields[0])
+            return RankFacts(rank, state, unknown, is_full=bool(full), races=races)
         if subject == BATCH and not fields:
             facts = replace(facts, has_loader=True)
         elif subject == THREADS:

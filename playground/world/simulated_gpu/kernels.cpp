@@ -60,12 +60,12 @@ struct AsInItsOwnThread {
   c10::WarningUtils::WarningHandlerGuard warnings{&silent};
 };
 
-// The one device of all arguments. Single numbers may be on the CPU, as everywhere in torch; indices too.
+// The one device of all arguments. Single numbers may be on the CPU, as everywhere in torch; so may the indices of x[indices].
 c10::Device device_of(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args) {
   std::optional<c10::Device> device, other;
   for (const IValue& arg : args) {
     for (const at::Tensor& tensor : tensors_of(arg)) {
-      if (tensor.is_cpu() && (tensor.dim() == 0 || op.schema().name().find("index") != std::string::npos)) continue;
+      if (tensor.is_cpu() && (tensor.dim() == 0 || arg.isOptionalTensorList())) continue;
       if (tensor.is_meta()) continue;
       auto& which = device && *device != tensor.device() ? other : device;
       which = tensor.device();

@@ -4,6 +4,7 @@
 // stream until the receiver has taken it, a receive until the sender has come, unless they are issued as one group. What
 // does not match on all ranks, or waits for a rank that has died, waits until the communicator is aborted. Two ranks
 // share a device only where NCCL_MULTI_RANK_GPU_ENABLE is set.
+#include "lines.h"
 #include "runtime.h"
 
 #include <c10/util/BFloat16.h>
@@ -348,22 +349,77 @@ Access access_to(const void* data, size_t bytes, bool writes) {
   return {begin, begin + bytes, writes};
 }
 
+// What NCCL takes is memory of the communicator's GPU, or pinned: NCCL itself checks this if NCCL_CHECK_POINTERS is set, and
+// a real GPU else stops at an illegal address, later.
+ncclResult_t check(const char* call, const Access& bytes, ncclComm* comm) {
+  cudaPointerAttributes memory;
+  if (bytes.begin == bytes.end) return ncclSuccess;
+  cudaPointerGetAttributes(&memory, reinterpret_cast<const void*>(bytes.begin));
+  const std::string buffer = std::string(call) + " : " + (bytes.writes ? "recvbuff" : "sendbuff");
+  if (memory.type == cudaMemoryTypeUnregistered) return wrong(ncclInvalidArgument, buffer + " is in the memory of the CPU");
+  if (memory.type == cudaMemoryTypeDevice && memory.device != comm->device)
+    return wrong(ncclInvalidArgument, buffer + " is on device " + std::to_string(memory.device) + ", and the communicator is of device " +
+                                          std::to_string(comm->device));
+  return ncclSuccess;
+}
+
 struct Grouped {
   ncclComm* comm;
   cudaStream_t stream;
   std::vector<Message> messages;
 };
 
+// Calls of groups that have not ended, of all threads: who leaves then is told that they never began.
+struct Unbegun {
+  const int* depth;  // the thread's
+  const char* call;
+  Place place;
+};
+std::mutex unbegun_lock;
+std::vector<Unbegun>& unbegun() {
+  static auto* all = new std::vector<Unbegun>;
+  return *all;
+}
+
 thread_local int depth = 0;
 thread_local std::vector<Grouped> grouped;
 thread_local std::vector<std::function<void()>> collectives;  // of the group: they begin at its end
 
+void tell_unbegun() {
+  std::vector<Unbegun> all;
+  {
+    std::lock_guard<std::mutex> lock(unbegun_lock);
+    std::swap(all, unbegun());
+  }
+  const char* rank = getenv("RANK");
+  for (const Unbegun& one : all) {
+    std::string text = std::string("simulated GPU: ") + (rank ? "rank " + std::string(rank) + ": " : "") + "a group of NCCL calls has no end: " +
+                       one.call + " at " + text_of(one.place) + " has never begun.\n";
+    fputs(text.c_str(), stderr);
+  }
+}
+
+void await_end(const char* call) {
+  static std::once_flag first;
+  std::call_once(first, [] { atexit(tell_unbegun); });
+  const Place place = find_place();
+  std::lock_guard<std::mutex> lock(unbegun_lock);
+  unbegun().push_back({&depth, call, place});
+}
+
+void end_all() {
+  std::lock_guard<std::mutex> lock(unbegun_lock);
+  std::erase_if(unbegun(), [](const Unbegun& one) { return one.depth == &depth; });
+}
+
 ncclResult_t add_message(Message message, ncclComm* comm, cudaStream_t stream) {
   if (message.peer < 0 || message.peer >= comm->size) return wrong(ncclInvalidArgument, "invalid peer");
+  if (auto error = check(message.sends ? "ncclSend" : "ncclRecv", access_to(message.data, message.bytes, !message.sends), comm)) return error;
   ncclGroupStart();
   auto found = std::find_if(grouped.begin(), grouped.end(), [&](Grouped& one) { return one.comm == comm && one.stream == stream; });
   if (found == grouped.end()) found = grouped.insert(found, {comm, stream, {}});
   found->messages.push_back(message);
+  if (depth > 1) await_end(message.sends ? "ncclSend" : "ncclRecv");
   return ncclGroupEnd();
 }
 
@@ -373,10 +429,13 @@ ncclResult_t add_collective(Kind kind, const void* input, size_t in, void* outpu
   Operation operation{NAMES[kind], {}, [=](size_t) { return std::to_string(out) + " bytes"; }};
   if (kind != BROADCAST || comm->rank == root) operation.accesses.push_back(access_to(input, in, false));
   if (kind != REDUCE || comm->rank == root) operation.accesses.push_back(access_to(output, out, true));
+  for (const Access& bytes : operation.accesses)
+    if (auto error = check(NAMES[kind], bytes, comm)) return error;
   ncclGroupStart();
   collectives.push_back([=] {
     issue(comm, stream, [=] { run_collective(comm, {kind, dtype, op, root, 0}, input, in, output, out, dtype); }, operation);
   });
+  if (depth > 1) await_end(NAMES[kind]);
   return ncclGroupEnd();
 }
 
@@ -444,6 +503,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* co
 
 // A communicator that is destroyed waits for its peers, as NCCL's proxy threads do.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  tell_unbegun();
   if (comm->aborted) return ncclSuccess;
   wait_until_done(comm);
   Header goodbye{GOODBYE, 0, 0, 0, 0};
@@ -456,6 +516,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 ncclResult_t ncclCommFinalize(ncclComm_t comm) { return wait_until_done(comm), ncclSuccess; }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  tell_unbegun();
   comm->aborted = true;
   wait_until_done(comm);
   close_all(comm);
@@ -470,12 +531,16 @@ ncclResult_t ncclCommRegister(const ncclComm_t, void*, size_t, void** handle) { 
 ncclResult_t ncclCommDeregister(const ncclComm_t, void*) { return ncclSuccess; }
 ncclResult_t ncclMemAlloc(void** pointer, size_t size) { return cudaMalloc(pointer, size) ? ncclUnhandledCudaError : ncclSuccess; }
 ncclResult_t ncclMemFree(void* pointer) { return cudaFree(pointer) ? ncclUnhandledCudaError : ncclSuccess; }
-const char* ncclGetErrorString(ncclResult_t result) { return result == ncclInvalidUsage ? "invalid usage" : "an error of the simulated NCCL"; }
+const char* ncclGetErrorString(ncclResult_t result) {
+  return result == ncclInvalidUsage ? "invalid usage" : result == ncclInvalidArgument ? "invalid argument" : "an error of the simulated NCCL";
+}
 const char* ncclGetLastError(ncclComm_t) { return last_error; }
 
 ncclResult_t ncclGroupStart() { return ++depth, ncclSuccess; }
 ncclResult_t ncclGroupEnd() {
+  if (!depth) return wrong(ncclInvalidUsage, "ncclGroupEnd: not in a group call.");
   if (--depth) return ncclSuccess;
+  end_all();
   for (auto& begin : std::exchange(collectives, {})) begin();
   for (Grouped& one : std::exchange(grouped, {})) {
     Operation operation{one.messages[0].sends ? "ncclSend" : "ncclRecv", {}, [&](size_t i) { return std::to_string(one.messages[i].bytes) + " bytes"; }};

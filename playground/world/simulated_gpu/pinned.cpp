@@ -59,8 +59,9 @@ void stopped(int signal, siginfo_t* info, void* context) {
     for (const Guard& one : guards()) {
       if (!has_page(one)) continue;
       is_guarded = true;
-      if (!in_work && one.begin <= address && address < one.end)
-        races.push_back({"the host", (one.may_read ? "writes " : "uses ") + one.tensor + " in pinned memory", {}, one.name, one.place, !one.may_read});
+      if (in_work || address < one.begin || one.end <= address) continue;
+      races.push_back({"the host", (one.may_read ? "writes " : "uses ") + one.tensor + " in pinned memory", {}, one.name, one.place, !one.may_read});
+      remember(races.back());
     }
     lift(has_page);
   }

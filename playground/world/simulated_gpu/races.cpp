@@ -2,8 +2,10 @@
 // those of them that the clock of its stream does not cover.
 #include "races.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -11,7 +13,7 @@
 
 namespace {
 
-const size_t MOST = 100;  // races that a process tells
+const size_t MOST = 100, MOST_KEPT = 10'000;  // races that a process tells, and of which it knows what they were
 
 struct Mark {
   Work work;
@@ -79,7 +81,31 @@ std::pair<Marked, bool> unordered(const Access& access, const Clock& clock) {
   return {};
 }
 
+// Those that were found first, each in a few words, and the number of all. A race of the host is found by a signal's handler.
+struct Found {
+  std::atomic<size_t> count = 0;
+  std::deque<std::string> first;
+};
+Found& found_so_far() {
+  static auto* all = new Found;
+  return *all;
+}
+
 }  // namespace
+
+void remember(const Race& race) {
+  auto& all = found_so_far();
+  if (all.count++ < MOST_KEPT) all.first.push_back(race.later + " after " + race.earlier);
+}
+
+extern "C" size_t simulated_gpu_races() { return found_so_far().count; }
+
+// What is known of a race in a few words, by its number: "aten::add after ncclAllReduce". Null if too many were before it.
+extern "C" const char* simulated_gpu_race(size_t number) {
+  Lock lock(streams().lock);
+  auto& first = found_so_far().first;
+  return number < first.size() ? first[number].c_str() : nullptr;
+}
 
 std::vector<Race> find_races(const Operation& operation, const Work& work, const Place& place, const Clock& clock) {
   std::vector<Race> found;
@@ -92,6 +118,7 @@ std::vector<Race> find_races(const Operation& operation, const Work& work, const
                                      : (access.writes ? "writes " : "reads ") + operation.describe(access.tensor);
     found.push_back({operation.name, what, place, earlier->name, earlier->place, has_written});
   }
+  for (const Race& one : found) remember(one);
   for (const Access& access : operation.accesses)
     if (!access.writes && access.begin < access.end) read(access.begin, access.end, mark);
   for (const Access& access : operation.accesses)

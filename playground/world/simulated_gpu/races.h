@@ -25,5 +25,8 @@ std::vector<Race> find_races(const Operation& operation, const Work& work, const
 // Memory that is given back has been neither read nor written. The caller holds the lock of the streams.
 void forget(uintptr_t begin, uintptr_t end);
 
+// Count a race. The caller holds the lock of the streams.
+void remember(const Race& race);
+
 // Say it on stderr, once.
 void tell(const Race& race);
