@@ -118,7 +118,7 @@ def test_the_rank_that_stops_early_is_named(run_cli: Run) -> None:
 def test_a_program_that_is_not_there_is_refused_in_a_line(run_cli: Run) -> None:
     ran = run_cli("failures", "--program", "stop_erly")
     assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
-    assert "there is no program stop_erly: choose one of compare, right, bypass_ddp" in ran.err
+    assert "there is no program stop_erly: did you mean stop_early?" in ran.err
 
 
 CHANGES = {

@@ -319,7 +319,8 @@ NEW_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 RESTARTED = re.compile(r"rank \d of \d was killed by SIGKILL; restart \d")
 """What the command says on stderr when it starts the ranks of a lesson again."""
 ABOUT_DATA = "looking for MNIST", "data"
-"""What the command says on stderr of a lesson that needs data: how these lines begin."""
+"""What the command says on stderr of a lesson that needs data, after what the lesson is about: how
+these lines begin."""
 ROUNDING = 1e-16
 """A difference that is as good as none."""
 
@@ -394,8 +395,11 @@ def test_command_chapter_and_torchrun_print_one_text(
     exact = lesson.name not in VARIES
     words, shown = shown_in_chapter(lesson)
     ran = run_cli(lesson.name, *words, *["--check", "off"] * (lesson.name in WRONG_ON_PURPOSE))
-    about_data = [line for line in ran.err.splitlines() if line.startswith(ABOUT_DATA)]
-    assert [line.split(":")[0] for line in about_data] == [*ABOUT_DATA] * lesson.needs_mnist
+    about_data = [
+        line for line in ran.err.splitlines() if line.startswith((f"{lesson.name}: ", *ABOUT_DATA))
+    ]
+    told = [lesson.name, *ABOUT_DATA] * lesson.needs_mnist
+    assert [line.split(":")[0] for line in about_data] == told
     heard = [
         line
         for line in ran.err.splitlines()

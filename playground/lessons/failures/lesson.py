@@ -1,9 +1,8 @@
 """Five programs train a wrong model, in four ranks wait in vain, and one is only slow.
 
 `right` trains a small network on all ranks with DistributedDataParallel. The five functions after
-it do the same with one mistake. They raise no error, and their loss falls. Two numbers show the
-mistake: the largest difference from the parameters of rank 0, and from those of one process. The
-others are run by name: `python -m playground failures --program stop_early`, or set PROGRAM.
+it make one mistake each. They raise no error, and their loss falls. Two numbers show the mistake:
+the largest difference from rank 0, and from one process. Run one of the others by --program NAME.
 
     python -m playground failures
     torchrun --nproc-per-node 4 lesson.py
@@ -17,6 +16,7 @@ others are run by name: `python -m playground failures --program stop_early`, or
 """
 
 import time
+from difflib import get_close_matches
 
 import torch
 import torch.distributed as dist
@@ -196,7 +196,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     programs = {program.__name__: program for program in (*TRAIN, *WAIT)}
     names = ("compare", *programs)
-    assert PROGRAM in names, f"there is no program {PROGRAM}: choose one of {', '.join(names)}"
+    nearest = get_close_matches(PROGRAM, names, 1, cutoff=0)[0]
+    assert PROGRAM in names, f"there is no program {PROGRAM}: did you mean {nearest}?"
     trainings = [program for program in TRAIN if PROGRAM in ("compare", program.__name__)]
     if trainings:
         compare(dist.get_rank(), dist.get_world_size(), trainings)

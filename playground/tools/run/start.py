@@ -169,6 +169,8 @@ def run_lesson(
             fork_client.preload(VISION)
         warm_up(session, asked)
     if lesson.needs_mnist:
+        if session.world.is_main:  # the search for data may take a while
+            click.echo(f"{lesson.name}: {lesson.teaches}", err=True)
         prepare_data(session)
     run_on_ranks(session, program, asked)
 

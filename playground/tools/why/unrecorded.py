@@ -78,4 +78,5 @@ def describe_activity(before: Sequence[bytes], now: Sequence[bytes]) -> str:
     if now[0] == b"T":
         return "is stopped"
     ticks = sum(map(int, now[11:13])) - sum(map(int, before[11:13]))
-    return "computes" if ticks >= COMPUTING else "waits"
+    is_runnable = before[0] == now[0] == b"R"  # on a busy machine it may have no core meanwhile
+    return "computes" if is_runnable or ticks >= COMPUTING else "waits"
