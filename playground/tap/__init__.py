@@ -18,7 +18,7 @@ where it happens:
 
 The thread is the current one, and the program's line is found from there by
 `explain.hang.sources`. The flight recorder has to be faster than that, and is told in another way:
-see `Recorder`. What DistributedDataParallel averages in C++ calls no method of Python's: only
+see `FastObserver`. What DistributedDataParallel averages in C++ calls no method of Python's: only
 an observer that `looks_inside` is told of it, see `native`. What a training program does besides,
 with its models and its data, an observer that `looks_at_training` is told.
 """

@@ -1,4 +1,5 @@
-"""Who is told of calls: an `Observer` of all that is known of them, a `Recorder` of the least."""
+"""Who is told of calls: an `Observer` of all that is known of them, a `FastObserver` of the
+least."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ class Observer:
         open."""
 
 
-class Recorder:
+class FastObserver:
     """Is told of each call nearest to torch's own method, and has to be fast: it is asked once what
     to call in the method's place. This one records nothing."""
 

@@ -20,7 +20,7 @@ from playground.tap import native
 from playground.tap.call import Call
 from playground.tap.inside import Inside
 from playground.tap.methods import MESSAGES, METHODS, by_position
-from playground.tap.observer import Observer, Recorder
+from playground.tap.observer import FastObserver, Observer
 from playground.tap.replacement import Replacement, Wrap, calling
 from playground.tap.training import Training
 
@@ -39,7 +39,7 @@ class Tap:
     """Tells observers and the recorder. It is in place as long as there is one."""
 
     def __init__(self) -> None:
-        self.recorder: Recorder | None = None
+        self.recorder: FastObserver | None = None
         self.all: tuple[Observer, ...] = ()
         self.observers: tuple[Observer, ...] = ()
         """Those that look at calls."""
@@ -103,7 +103,7 @@ class Tap:
         self.training.observers = tuple(each for each in observers if each.looks_at_training)
         self.put_in_place(self.wanted)
 
-    def record(self, recorder: Recorder | None) -> None:
+    def record(self, recorder: FastObserver | None) -> None:
         if recorder is self.recorder:
             return
         self.put_in_place([])  # what is in place has asked the one before
@@ -138,7 +138,7 @@ class Tap:
 
     def wrap_operation(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
         """What stands in the place of a method of `ProcessGroup`."""
-        recorded = (self.recorder or Recorder()).wrap_operation(method, real)
+        recorded = (self.recorder or FastObserver()).wrap_operation(method, real)
 
         @wraps(real)
         def operation(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +206,7 @@ class Tap:
 
     def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """What stands in the place of `Work.wait`."""
-        recorded = (self.recorder or Recorder()).wrap_wait(real)
+        recorded = (self.recorder or FastObserver()).wrap_wait(real)
 
         @wraps(real)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -297,7 +297,7 @@ def observing(observer: Observer) -> Iterator[None]:
         _tap.discard(observer)
 
 
-def record(recorder: Recorder) -> None:
+def record(recorder: FastObserver) -> None:
     """From now on, tell this recorder."""
     with _tap.one_at_a_time:
         _tap.record(recorder)

@@ -225,6 +225,7 @@ REPLACED = [
     (DistributedDataParallel, "_sync_buffers"),
     (dist.Reducer, "_rebuild_buckets"),
     (dist.distributed_c10d, "_new_group_with_tag"),
+    (dist.distributed_c10d, "_register_process_group"),
 ]
 """What the tap and the flight recorder replace."""
 

@@ -65,7 +65,7 @@ def test_a_rank_that_asks_a_person_is_waited_for(question: str | None, is_due: b
         )  # fmt: skip
         while process_status(process.pid)[:1] != [b"S"]:
             time.sleep(0.01)
-        stands = standstill.Standstill([rank])
+        stands = standstill.StandstillWatch([rank])
         looks = []
         for _ in range(3):
             looks.append(stands.look())
@@ -77,7 +77,7 @@ def test_a_rank_that_asks_a_person_is_waited_for(question: str | None, is_due: b
 def test_a_rank_that_has_computed_does_not_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it sleeps whenever the launcher looks."""
     ticks = iter([[0], [10**6], [10**6], [10**6]])
-    monkeypatch.setattr(standstill.Standstill, "count_ticks", lambda _: next(ticks))
+    monkeypatch.setattr(standstill.StandstillWatch, "count_ticks", lambda _: next(ticks))
     with subprocess.Popen(["sleep", "100"]) as process:
         box = SimpleNamespace(calls=(1, 0, 0), waits=True)
         rank: Any = SimpleNamespace(
@@ -85,7 +85,7 @@ def test_a_rank_that_has_computed_does_not_stand_still(monkeypatch: pytest.Monke
         )
         while process_status(process.pid)[:1] != [b"S"]:
             time.sleep(0.01)
-        stands, looks = standstill.Standstill([rank]), []
+        stands, looks = standstill.StandstillWatch([rank]), []
         for _ in range(5):
             looks.append(stands.look())
             stands.since -= 100
@@ -94,7 +94,7 @@ def test_a_rank_that_has_computed_does_not_stand_still(monkeypatch: pytest.Monke
 
 
 def test_what_is_told_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    stands = standstill.Standstill([])
+    stands = standstill.StandstillWatch([])
     first, second = (diagnose(run([receive(peer, 3)], [], [])) for peer in (1, 2))
     assert first
     assert second

@@ -166,7 +166,7 @@ class Hooks(FlightRecorder):
         self.box = None
 
     def wrap_operation(self, method: str, real: Callable[..., Any]) -> Recorded:
-        """What makes a call of this method, and records it: see `Recorder`."""
+        """What makes a call of this method, and records it: see `FastObserver`."""
         is_message, is_twice = method in MESSAGES, method in TWICE
         read = self.message_reader(method) if is_message else self.collective_reader(method)
 

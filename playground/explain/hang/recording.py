@@ -29,7 +29,7 @@ from playground.explain.hang.box import GPU, MAIN, Box, Description, Known
 from playground.explain.hang.queues import Queues
 from playground.explain.hang.states import BACKWARD, BUCKETS, COLLECTIVE, HOST, STRANGERS, Gpu
 from playground.tap import number_of, ranks_of
-from playground.tap.observer import Recorder
+from playground.tap.observer import FastObserver
 from playground.tap.tap import record_also
 
 ZERO = timedelta(0)
@@ -48,7 +48,7 @@ class Tally:
     """The places of its counts in the box."""
 
 
-class FlightRecorder(Recorder):
+class FlightRecorder(FastObserver):
     """Operations of this process are written to `box`, if there is one."""
 
     def __init__(self) -> None:

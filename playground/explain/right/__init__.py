@@ -16,6 +16,7 @@ In a rank, what is seen and written:
     calls_seen        tensors of calls, until these are over
     source            what the program's source says of a call
     training_records  what is kept between two looks
+    parameter_names   names of parameters, and which of them a call takes
     fingerprint       fingerprints of tensors
     log               the log
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ReferenceType
 
 from playground.base.event_log import NONE
 from playground.explain.right.log import Prints, is_looked_at
+
+MOST_EVENTS = 256
+"""How many events are remembered. Of an optimizer that steps more rarely, the events are not known
+whole."""
 
 
 @dataclass(eq=False, slots=True)
@@ -28,6 +33,38 @@ class Seen:
     prints: Prints = field(default_factory=list)
     generator: int = 0
     values: list[float] = field(default_factory=list)
+
+
+class Events:
+    """The latest events, in their order."""
+
+    def __init__(self) -> None:
+        self.latest: deque[Seen] = deque(maxlen=MOST_EVENTS)
+        self.count = 0
+        """How many there were."""
+        self.blind = 0
+        """The number of the event after the last one that was not looked at."""
+
+    def add(self, event: Seen, *, is_seen: bool) -> None:
+        """`is_seen`: whether somebody looks at events now."""
+        self.latest.append(event)
+        self.count += 1
+        if not is_seen:
+            self.blind = self.count
+
+    def miss(self) -> None:
+        """From now on, calls are not told: the events until the next step are not whole."""
+        self.count += 1
+        self.blind = self.count
+
+    def list_since(self, number: int) -> list[Seen]:
+        """The events from this number on, of those that are kept."""
+        dropped = self.count - len(self.latest)
+        return [*self.latest][max(0, number - dropped) :]
+
+    def are_whole_since(self, number: int) -> bool:
+        """Whether all events from this number on are kept, and were looked at."""
+        return self.count - number <= MOST_EVENTS and self.blind <= number
 
 
 @dataclass(eq=False, slots=True)

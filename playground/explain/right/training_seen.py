@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -56,7 +55,8 @@ from playground.explain.right.log import (
     RESTORED,
     UNOWNED,
 )
-from playground.explain.right.training_records import Pending, Seen, Stepping, Wrapped
+from playground.explain.right.parameter_names import ParameterNames, parameters_of
+from playground.explain.right.training_records import Events, Pending, Seen, Stepping, Wrapped
 from playground.explain.right.watcher import (
     Notes,
     SeesCalls,
@@ -68,12 +68,6 @@ from playground.explain.right.watcher import (
 )
 from playground.tap import Call, Observer, observing, ranks_of
 
-MOST_EVENTS = 256
-"""How many events are remembered. Of an optimizer that steps more rarely, the events are not known
-whole."""
-MOST_REBUILT = 64
-"""How often, between two steps, the tensors of calls are looked for among gradients that have come
-meanwhile."""
 INTERNAL = {"foreach", "fused", "initial_lr", "params", "differentiable", "capturable"}
 """Settings of an optimizer that change nothing, or its result by rounding alone."""
 
@@ -90,8 +84,6 @@ class TrainingWatcher(Watcher):
         """By id, as long as they are alive."""
         self.made: dict[str, int] = {}
         """How many models were wrapped, by the name of their group."""
-        self.names: dict[int, tuple[ReferenceType[Any], str]] = {}
-        """The parameters of wrapped models and their names, by id."""
         self.largest = 0
         """The number of elements of the largest parameter that was seen."""
         self.optimizers: WeakKeyDictionary[Any, Stepping] = WeakKeyDictionary()
@@ -99,16 +91,8 @@ class TrainingWatcher(Watcher):
         """How many optimizers have made a step."""
         self.looking: set[int] = set()
         """The numbers of optimizers whose next step is looked at."""
-        self.events: deque[Seen] = deque(maxlen=MOST_EVENTS)
-        self.count = 0
-        """How many events there were."""
-        self.blind = 0
-        """The number of the event after the last one that was not looked at."""
-        self.places: dict[int, tuple[Any, bool, str]] | None = None
-        """The parameters of optimizers, by the address of their gradients' storage, for which the
-        flag is true, and of their own: as it was when the last backward pass or step ended."""
-        self.rebuilt = 0
-        """How often that was found anew since the last step."""
+        self.names = ParameterNames(self.optimizers)
+        self.events = Events()
         self.stack: list[Any] = []
         """The optimizers that are stepping, the innermost last."""
         self.inside = contextlib.ExitStack()
@@ -141,38 +125,7 @@ class TrainingWatcher(Watcher):
 
     def note(self, event: Seen) -> None:
         event.line = self.find_line()
-        self.events.append(event)
-        self.count += 1
-        if not self.is_looking:
-            self.blind = self.count
-
-    def find_tensors(self, tensors: Sequence[Any]) -> tuple[frozenset[str], frozenset[str]]:
-        """The names of the parameters whose gradients, and of those which, are among these."""
-        addresses = {address_of(each) for each in tensors} - {0}
-        found = self.look_up(addresses)
-        if len(found) < len(addresses) and self.rebuilt < MOST_REBUILT:
-            self.places = None
-            self.rebuilt += 1
-            found = self.look_up(addresses)
-        gradients = frozenset(name for is_gradient, name in found if is_gradient)
-        return gradients, frozenset(name for is_gradient, name in found if not is_gradient)
-
-    def look_up(self, addresses: set[int]) -> list[tuple[bool, str]]:
-        if self.places is None:
-            self.places = {}
-            for optimizer, known in self.optimizers.items():
-                for place, param in enumerate(parameters_of(optimizer)):
-                    name = self.name_of(param) or f"{known.number}/{place}"
-                    self.places[address_of(param)] = param, False, name
-                    if param.grad is not None:
-                        self.places[address_of(param.grad)] = param, True, name
-        found = []
-        for address in addresses & self.places.keys():
-            param, is_gradient, name = self.places[address]
-            held = param.grad if is_gradient else param
-            if held is not None and address_of(held) == address:
-                found.append((is_gradient, name))
-        return found
+        self.events.add(event, is_seen=self.is_looking)
 
     # Models
 
@@ -187,9 +140,11 @@ class TrainingWatcher(Watcher):
         ignored = {*model.parameters_to_ignore}
         wrapped = Wrapped(ref(model), key, ref(group), ignored)
         self.models[id(model)] = wrapped
-        found = [each for each in model.module.named_parameters() if each[0] not in ignored]
+        found = [
+            (each, param) for each, param in model.module.named_parameters() if each not in ignored
+        ]
         for each, param in found:
-            self.names[id(param)] = ref(param), f"{key}/{each}"
+            self.names.add(param, f"{key}/{each}")
         self.notes.log.tell(
             MODEL, key, list(ranks_of(group)), [each for each, _ in found],
             [param.requires_grad for _, param in found],
@@ -215,20 +170,14 @@ class TrainingWatcher(Watcher):
 
     def drop_dead(self) -> None:
         self.models = {key: each for key, each in self.models.items() if each.model() is not None}
-        self.names = {
-            key: (param, name) for key, (param, name) in self.names.items() if param() is not None
-        }
+        self.names.drop_dead()
 
     def find_late(self, module: nn.Module, wrapped: Wrapped) -> None:
         """Name the parameters that the module did not have when it was wrapped."""
         for name, param in module.named_parameters():
-            if self.name_of(param) is None and name not in wrapped.ignored:
-                self.names[id(param)] = ref(param), f"{wrapped.key}/{name}"
+            if self.names.find(param) is None and name not in wrapped.ignored:
+                self.names.add(param, f"{wrapped.key}/{name}")
                 self.notes.log.tell(LATE, wrapped.key, name, self.find_line())
-
-    def name_of(self, param: Any) -> str | None:
-        known, name = self.names.get(id(param), (None, None))
-        return name if known is not None and known() is param else None
 
     @guarded
     def model_loaded(self, module: nn.Module) -> None:
@@ -238,8 +187,8 @@ class TrainingWatcher(Watcher):
             self.notes.log.tell(RESTORED)
         if not self.stepped:
             self.restored |= {address_of(each): ref(each) for each in params}
-        names = {name for param in params if (name := self.name_of(param))}
-        _, taken = self.find_tensors(params)
+        names = {name for param in params if (name := self.names.find(param))}
+        _, taken = self.names.find_tensors(params)
         names |= taken
         if names:
             self.look_at_next(LOADED, 0)
@@ -257,7 +206,7 @@ class TrainingWatcher(Watcher):
         if not self.clocks:
             return
         before = self.clocks.pop()
-        self.places = None
+        self.names.forget_places()
         advanced = False
         if self.is_looking:
             advanced = any(before.get(key) != now for key, now in self.read_clocks().items())
@@ -297,7 +246,7 @@ class TrainingWatcher(Watcher):
         if self.is_looking:
             if size == 1 and any(each.grad_fn is not None for each in call.inputs):
                 seen.note = IN_GRAPH
-            seen.gradients, seen.parameters = self.find_tensors(tensors)
+            seen.gradients, seen.parameters = self.names.find_tensors(tensors)
             if len(seen.gradients) == len(call.inputs) == 1:
                 seen.values = read_values(call.inputs[0])
         self.note(seen)
@@ -313,11 +262,6 @@ class TrainingWatcher(Watcher):
                 self.notes.log.tell(OVERWRITTEN, call.peer, self.notes.write_line())
                 self.restored.clear()
                 return
-
-    def miss_calls(self) -> None:
-        """From now on, calls are not told: the events until the next step are not whole."""
-        self.count += 1
-        self.blind = self.count
 
     # What DistributedDataParallel averages
 
@@ -361,14 +305,16 @@ class TrainingWatcher(Watcher):
         known.pending = None
         params = parameters_of(optimizer)
         if known.is_next_looked_at or self.was_written(known, params):
-            names = self.names_of(known, params)
+            names = self.names.list_all(known, params)
             known.pending = Pending(
                 before=[find_fingerprint(param) for param in params],
                 gradients=[print_of_gradient(param) for param in params],
                 values=[read_values(param) for param in params[:MOST_VALUES]],
                 settings=[settings_of(group) for group in optimizer.param_groups],
-                events=[self.describe(event, names) for event in self.events_since(known.since)],
-                is_whole=self.count - known.since <= MOST_EVENTS and self.blind <= known.since,
+                events=[
+                    self.describe(event, names) for event in self.events.list_since(known.since)
+                ],
+                is_whole=self.events.are_whole_since(known.since),
                 line=self.find_line(),
                 trains=any(param.requires_grad for param in params),
                 gradient_values=values_of_gradients(params),
@@ -395,7 +341,7 @@ class TrainingWatcher(Watcher):
     def add_optimizer(self, optimizer: Any, known: Stepping | None) -> Stepping:
         """Know a new optimizer, or one whose parameters may have been wrapped since."""
         params = parameters_of(optimizer)
-        keys = [name.rpartition("/")[0] for param in params if (name := self.name_of(param))]
+        keys = [name.rpartition("/")[0] for param in params if (name := self.names.find(param))]
         groups = [each.group for each in self.models.values() if each.key in keys[:1]]
         world = ref(dist.group.WORLD) if dist.is_initialized() else None
         group, models = groups[0] if groups else world, self.count_models()
@@ -410,10 +356,6 @@ class TrainingWatcher(Watcher):
         self.largest = max([self.largest, *(param.numel() for param in params)])
         return known
 
-    def events_since(self, number: int) -> list[Seen]:
-        kept = self.count - len(self.events)
-        return [*self.events][max(0, number - kept) :]
-
     def describe(self, event: Seen, names: Sequence[str]) -> tuple[object, ...]:
         """An event as it is written."""
         gradients = [place for place, name in enumerate(names) if name in event.gradients]
@@ -422,11 +364,6 @@ class TrainingWatcher(Watcher):
             event.kind, event.subject, event.flag, event.note, gradients, parameters, event.size,
             event.ranks, event.line, event.prints, event.generator, event.values,
         )  # fmt: skip
-
-    def names_of(self, known: Stepping, params: Sequence[Any]) -> list[str]:
-        return [
-            self.name_of(param) or f"{known.number}/{place}" for place, param in enumerate(params)
-        ]
 
     @guarded
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -443,9 +380,8 @@ class TrainingWatcher(Watcher):
             value for param in parameters_of(optimizer)[:1] for value in read_values(param)
         ]
         known.count += 1
-        self.places = None
-        self.rebuilt = 0
-        known.since = self.count
+        self.names.begin_step()
+        known.since = self.events.count
         known.pending = None
         known.is_forced = False
         known.raw = []
@@ -464,7 +400,7 @@ class TrainingWatcher(Watcher):
         params = parameters_of(optimizer)
         if len(params) != len(look.before):
             return
-        names = self.names_of(known, params)
+        names = self.names.list_all(known, params)
         group = known.group() if known.group else None
         version = self.notes.log.optimizers[
             known.number, f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
@@ -529,18 +465,16 @@ class TrainingWatcher(Watcher):
     def tell_end(self) -> None:
         """The program has ended: tell the last values of its parameters."""
         found: dict[str, int | None] = {}
-        for param, name in self.names.values():
-            if (alive := param()) is not None:
-                found[name] = find_fingerprint(alive)
+        for param, name in self.names.list_alive():
+            found[name] = find_fingerprint(param)
         for optimizer, known in self.optimizers.items():
             for place, each in enumerate(parameters_of(optimizer)):
-                if self.name_of(each) is None:
+                if self.names.find(each) is None:
                     found[f"{known.number}/{place}"] = find_fingerprint(each)
         self.notes.log.tell(FINAL, *found.items())
         owned = {id(each) for optimizer in self.optimizers for each in parameters_of(optimizer)}
-        for param, name in self.names.values():
-            held = param()
-            if held is not None and held.grad is not None and id(held) not in owned:
+        for param, name in self.names.list_alive():
+            if param.grad is not None and id(param) not in owned:
                 self.notes.log.tell(UNOWNED, name)
 
     def finish(self, state: int) -> None:
@@ -566,7 +500,7 @@ class Between(SeesCalls):
 
     def end(self) -> None:
         super().end()
-        self.watcher.miss_calls()
+        self.watcher.events.miss()
 
 
 class Inside(Observer):
@@ -582,10 +516,6 @@ class Inside(Observer):
         # on a GPU it is a thread of autograd's that calls
         if call.in_cpp and threading.get_ident() == self.watcher.notes.thread:
             self.watcher.bucket_begun(call)
-
-
-def parameters_of(optimizer: Any) -> list[Any]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def drops_out(model: nn.Module) -> bool:

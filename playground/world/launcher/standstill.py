@@ -45,7 +45,7 @@ SURE = Kind.UNWAITED, Kind.TOO_FEW
 
 
 @dataclass
-class Standstill:
+class StandstillWatch:
     """What is known of how long the ranks of a world have stood still, and of what was told."""
 
     ranks: Sequence[RankHandle]

@@ -28,7 +28,7 @@ from playground.explain.hang.activity import BETWEEN_LOOKS, compare
 from playground.world.launcher.examiner import Examiner
 from playground.world.launcher.fork_client import LOST_BY_THE_SERVER, START_LIMIT
 from playground.world.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandle, describe_exit
-from playground.world.launcher.standstill import Standstill
+from playground.world.launcher.standstill import StandstillWatch
 from playground.world.rank.assignment import Order
 from playground.world.rank.preemption import PreemptionNotice
 from playground.world.rank.reports import Event, Progress
@@ -68,7 +68,7 @@ class WorldWatch:
         self.silence = 0.0
         """Seconds since a rank was last heard."""
         self.examiner = Examiner(self.ranks)
-        self.standstill = Standstill(self.ranks)
+        self.standstill = StandstillWatch(self.ranks)
 
     def run(self) -> None:
         """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are
