@@ -149,7 +149,8 @@ def show_next() -> None:
     """Where the learner is on the path, and what comes next: lines that can be pasted."""
     work, every = find_workbook(), [*CATALOGUE.values()]
     passed = [each for each in every if each.name in work.passed]
-    where, steps = f"All {len(every)} exercises have passed.", {}
+    elsewhere = f", in {work.name}" * (work.folder != Path.cwd())
+    where, steps = f"All {len(every)} exercises have passed{elsewhere}.", {}
     if following := work.find_next(every[0]):
         lesson = following.lesson
         number = PLACES.index(lesson) + 1
@@ -157,10 +158,11 @@ def show_next() -> None:
         done, own = (sum(each.lesson == lesson for each in group) for group in (passed, every))
         where = (
             f"{place}, {lesson}: {done} of its {own} exercises "
-            f"{'has' if done == 1 else 'have'} passed, {len(passed)} of all {len(every)}."
+            f"{'has' if done == 1 else 'have'} passed, {len(passed)} of all {len(every)}"
+            f"{elsewhere}."
         )
         steps = {
-            f"{OURS} read {lesson}": f"the {'' if done else 'next '}lesson",
+            f"{OURS} read {lesson}": "its chapter",
             f"{work.way_in}{OURS} exercise {following.name}": "the next exercise",
         }
     steps |= {f"{OURS} play": "to try things out", f"{OURS} --help": "all there is"}

@@ -55,12 +55,13 @@ CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^]]+)\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)")
 """A link that leads to a file here; its text, and the file."""
 OUTCOME = re.compile(
-    r"^( *)<details><summary>(?:Outcome|Answer)</summary>$(.*?)^ *</details>$",
+    r"^( *)<details><summary>(Outcome|Answer)</summary>$(.*?)^ *</details>$",
     re.DOTALL | re.MULTILINE,
 )
 
 
-ANSWERED = "*Outcome*"
+ANSWERED = "*Outcome:*", "*Answer:*"
+"""What stands before the outcomes and answers that are shown."""
 NEXT = re.compile(r"^(?:Previous: .* · )?Next: \[[^]]*\]\(([^)]*)\)$", re.MULTILINE)
 """The last line of a chapter, with the folder of the next one."""
 
@@ -69,7 +70,7 @@ def chapter_text(chapter: str, answers: bool = False) -> str:
     """A chapter as Markdown for a terminal: links say what to type, and the outcomes of what to try
     are left out unless `answers`."""
     text = OUTCOME.sub(
-        rf"\1{ANSWERED}\2" if answers else f"\\1(Outcome: `read {chapter} --answers`)",
+        r"\n\1*\2:*\3" if answers else f"\\1(\\2: `python -m playground read {chapter} --answers`)",
         PAGES[chapter].read_text(encoding="utf-8"),
     )
     text = NEXT.sub(partial(next_text, PAGES[chapter].parent), text)
@@ -95,10 +96,14 @@ def link_text(chapter: Path, link: re.Match[str]) -> str:
     return f"{text} ({where})"
 
 
+def has_outcomes(text: str) -> bool:
+    return any(word in text for word in ANSWERED)
+
+
 def keep_outcomes(text: str) -> str:
     """The sections of a chapter that say what comes of what there is to try."""
     title, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
-    kept = [each for each in sections if ANSWERED in each]
+    kept = [each for each in sections if has_outcomes(each)]
     return "".join([title.partition("\n")[0] + "\n\n", *kept])
 
 
@@ -119,7 +124,7 @@ class ReadOptions:
 def command(chapter: str, answers: bool) -> None:
     markdown = chapter_text(chapter, answers)
     if answers:
-        if ANSWERED not in markdown:
+        if not has_outcomes(markdown):
             raise UsageError(f"--answers: {chapter} has no outcomes: leave it out")
         markdown = keep_outcomes(markdown)
     text = render_markdown(markdown, terminal.width())

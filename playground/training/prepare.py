@@ -166,8 +166,7 @@ def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Prepare
     raise NoData(
         f"MNIST is not in {data_dir} and could not be fetched ({'; '.join(problems)}): set "
         f"{MIRROR} to a folder or address that holds {', '.join(name + '.gz' for name in MNIST)}",
-        why=f"MNIST could not be fetched: {problems[0]}; {MIRROR} may name a folder or address "
-        "that has it",
+        why=f"MNIST could not be fetched: {problems[0]}",
     )
 
 

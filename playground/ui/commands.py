@@ -5,19 +5,29 @@ from __future__ import annotations
 import click
 
 HEADINGS = {
-    "Training": ("batch_size",),
     "Ranks": ("size", "backend", "gpus", "gpu_memory", "timeout", "seed", "restarts"),
+    "Options": (),
+    "Training": ("batch_size",),
     "Data": ("dataset", "limit"),
     "Output": ("wide", "as_json", "output", "output_dir", "see", "plot", "--help"),
 }
-"""Options that several commands have, under their headings in --help."""
-SIZES = "--ranks", "--size", "--processes", "--nproc", "--nproc-per-node", "--np", "--nprocs"
+"""Options that several commands have, under their headings in --help. "Options" are all others."""
+SIZES = (
+    "--rank",
+    "--ranks",
+    "--size",
+    "--processes",
+    "--nproc",
+    "--nproc-per-node",
+    "--np",
+    "--nprocs",
+)
 MEANT = {"--record": "--see", **dict.fromkeys(SIZES, "-n")}
 """Names under which options are looked for; those of other programs for the number of ranks."""
 
 
 class Command(click.Command):
-    """A command whose --help has its own options first, then those of `HEADINGS`."""
+    """A command whose --help has its options under `HEADINGS`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -42,7 +52,7 @@ class Command(click.Command):
         }
         shared = {name for names in HEADINGS.values() for name in names}
         own = {"Options": [name for name in records if name not in shared]}
-        for heading, names in {**own, **HEADINGS}.items():
+        for heading, names in {**HEADINGS, **own}.items():
             if rows := [records[name] for name in records if name in names]:
                 with formatter.section(heading):
                     formatter.write_dl(rows)

@@ -68,10 +68,11 @@ def test_the_data_is_there_before_ranks_start(
     monkeypatch.setenv(prepare.MIRROR, str(tmp_path))
     ran = ask("numbers", "--no-test", "--batch-sizes", "2,3")
     assert (ran.code, ran.out) == (0, "600 images, (2, 3) at a time\n" * 2)
-    about, looking, found = ran.err.splitlines()
+    about, looking, found, differ = ran.err.splitlines()
     assert about.startswith("numbers: ")
     assert looking == "looking for MNIST"
     assert found.startswith("data: digits (600 + 200 images; MNIST could not be fetched: ")
+    assert prepare.MIRROR in differ
 
 
 LOADED = """

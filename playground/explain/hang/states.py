@@ -147,7 +147,7 @@ class Kind(StrEnum):
     )
     ENDED = (
         "a rank that has finished",
-        "make the same number of calls on all ranks, or use `with model.join():`",
+        "make the same number of calls on all ranks; for DDP, `with model.join():` fills them in",
     )
     ABSENT = (
         "a rank that does not take part",

@@ -117,7 +117,7 @@ def type_of_value(value: Value) -> click.ParamType[Any]:
     if isinstance(value, tuple):
         return Numbers(click.INT if all(isinstance(each, int) for each in value) else click.FLOAT)
     if isinstance(value, int):
-        return click.INT
+        return click.IntRange(min=0) if value >= 0 else click.INT  # a count, a rank or a seed
     return click.FLOAT if isinstance(value, float) else click.STRING
 
 

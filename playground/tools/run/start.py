@@ -184,3 +184,9 @@ def prepare_data(session: Session) -> None:
     os.environ[prepare.DATA_DIR] = str(data.torchvision_root)
     if session.world.is_main:
         click.echo(f"data: {data}", err=True)
+        if data.name != "mnist":
+            click.echo(
+                f"These digits are drawn: losses and accuracies differ from the texts, which have "
+                f"MNIST's. {prepare.MIRROR} may name a folder or an address that has MNIST.",
+                err=True,
+            )
