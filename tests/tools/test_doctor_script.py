@@ -23,7 +23,8 @@ from playground.base.process_status import process_status
 from playground.explain.hang import Kind
 from playground.tools.doctor.checks import ERROR, WARNING, Fault, Undecided, run_checks
 from playground.tools.doctor.looked_at import LookedAt, say_looks
-from playground.tools.doctor.script import CHECKS, ScriptFacts, examine, sets_walked
+from playground.tools.doctor.script import CHECKS, ScriptFacts, examine
+from playground.tools.doctor.set_order import sets_walked
 from playground.world.backends import LEAVE_OUT
 
 HEAD = """
@@ -235,7 +236,7 @@ def test_a_script_that_hangs_is_stopped_when_its_time_is_up(tmp_path: Path) -> N
 
 RUNS_ON = """
 import subprocess
-from playground.tools.doctor.script import TIME_LIMIT
+from playground.tools.doctor.script_run import TIME_LIMIT
 from playground.world.rank.reports import report
 child = subprocess.Popen(["sleep", "1000"])
 open(f"{sys.argv[1]}/{rank}", "w").write(str(child.pid))
@@ -299,7 +300,7 @@ def test_a_script_overwrites_no_file_of_the_user_s(
 def test_a_folder_too_large_to_copy_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("playground.tools.doctor.script.COPIED", 2)
+    monkeypatch.setattr("playground.tools.doctor.script_run.COPIED", 2)
     with pytest.raises(UsageError, match="which has more than 2 B: name data by"):
         find_in(tmp_path, TRAINING)
 
