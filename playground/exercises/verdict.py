@@ -42,6 +42,7 @@ from playground.exercises.gpus_of_check import find_missing_gpus
 from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
 from playground.exercises.observation import (
     RESULT,
+    SENDS_TOO_MUCH,
     Failure,
     Observation,
     count_elements,
@@ -470,6 +471,10 @@ def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
             if [each[0] for each in mine.problems] != [each[0] for each in theirs.problems]:
                 return False
             if by == ALL_THEY_DID and count_elements(mine.sent) != count_elements(theirs.sent):
+                return False
+            # what is wrong is how much was sent, by whatever they called
+            is_too_much = one.failure.mistake == SENDS_TOO_MUCH
+            if is_too_much and round(mine.moved) != round(theirs.moved):
                 return False
     return True
 
