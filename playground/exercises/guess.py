@@ -40,6 +40,7 @@ SIGNS = {
     r"[Ss]plit|same size|SIGABRT|size mismatch|must match|Check failed: \w*[Ss]hape": (
         "sizes that meet differ"
     ),
+    "storage of size 0": "a tensor is used whose memory has been freed",
     "NoneType": "a rank that has no value is not provided for",
     "out of (range|bounds)": "an index beyond the end, where a share is smaller or empty",
 }

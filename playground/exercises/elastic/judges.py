@@ -107,6 +107,8 @@ def live(rank: int, seed: int, solve: Callable[..., object], taken: list[int]) -
     batches = torch.arange(STEPS * 6).reshape(STEPS, 2, 3).double().cos()
 
     def train(step: int) -> None:
+        if not 0 <= step < STEPS:
+            raise IndexError(f"train({step}): the steps are 0, …, {STEPS - 1}")
         taken.append(step)
         optimizer.zero_grad()
         (model(batches[step]) - rank).square().mean().backward()

@@ -101,6 +101,11 @@ def token_traffic(rank: int, size: int, seed: int) -> Cases:
         yield predict(about, (counts.tolist(), WIDTH), counted)
 
 
+def grads_or_zeros(params: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """Zeros for none: both are right where no token came."""
+    return [torch.zeros_like(each) if each.grad is None else each.grad for each in params]
+
+
 def expert_gradients(rank: int, size: int, seed: int) -> Cases:
     """Gradients as backward leaves them: replicated ones have a digit for each rank, and those of
     experts are complete."""
@@ -114,7 +119,7 @@ def expert_gradients(rank: int, size: int, seed: int) -> Cases:
         if without is not None and rank % 2:
             own[without].grad = None
         total = sum(10.0**other for other in range(size))
-        due = [None if param.grad is None else param.grad / size for param in own]
+        due = [grad / size for grad in grads_or_zeros(own)]
         about_one = "" if without is None else ", one without tokens on odd ranks"
         yield Case(
             f"{about}{about_one}",
@@ -134,5 +139,5 @@ def describe_gradients(
 ) -> dict[str, object]:
     return {
         "replicated": [param.grad for param in replicated],
-        "expert": [param.grad for param in own],
+        "expert": grads_or_zeros(own),
     }

@@ -92,7 +92,7 @@ def run_layers(
     return {
         "outputs": outputs.detach().clone(),
         "gradient of the inputs": own.grad,
-        "gradients of the layers": [param.grad.clone() for param in layers.parameters()],
+        "gradients of the layers": [param.grad for param in layers.parameters()],
         "kept": "the inputs" if kept[0] <= inputs.numel() else f"{kept[0]} numbers",
         "next random number": torch.rand(()),
     }

@@ -171,9 +171,18 @@ def measure(method, rank, size):
     return weight, curve
 
 
+def differ_between_ranks(weight):
+    """Whether a rank's weight is not that of rank 0. All ranks call this."""
+    of_rank_0 = weight.clone()
+    dist.broadcast(of_rank_0, src=0)
+    difference = (weight - of_rank_0).abs().max()
+    dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+    return difference.item() > 1e-9
+
+
 def run(rank, size):
     libraries = {data_parallel: ddp, power_sgd: ddp_power_sgd}
-    wrong = []
+    wrong, different, worse = [], [], []
     for method in (alone, data_parallel, local_sgd, diloco, top_k, power_sgd):
         weight, curve = measure(method, rank, size)
         kb, ms, loss = next((each for each in curve if each[-1] < TARGET), curve[-1])
@@ -186,7 +195,15 @@ def run(rank, size):
                 wrong.append(method.__name__)
         if rank == 0:
             print(text)
+        if method is alone:
+            loss_alone = curve[-1][-1]
+        elif size > 1 and not curve[-1][-1] < loss_alone:
+            worse.append(method.__name__)
+        if method is not alone and STEPS % H == 0 and differ_between_ranks(weight):
+            different.append(method.__name__)
     assert not wrong, f"not the training of the library: {', '.join(wrong)}"
+    assert not different, f"the ranks end with different weights: {', '.join(different)}"
+    assert not worse, f"no better than a rank that trains alone: {', '.join(worse)}"
 
 
 if __name__ == "__main__":

@@ -63,8 +63,10 @@ def accuracy(model, data, rank, size):
     model.eval()
     correct = (model(images).argmax(1) == labels).sum()
     model.train()
-    dist.all_reduce(correct)
-    return correct.item() / len(data)
+    counts = torch.tensor([correct, len(images)])
+    dist.all_reduce(counts)
+    assert counts[1] == len(data), "accuracy: not every sample is counted once"
+    return counts[0].item() / len(data)
 
 
 def save(model, optimizer, epoch):

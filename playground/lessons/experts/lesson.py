@@ -177,7 +177,7 @@ def train(model, balance, ranks, sum_over_ranks):
 def compare(apply_experts, baseline, balance):
     """Train N ranks, and one process with all experts on the batches of all ranks.
 
-    Return the largest difference of a parameter.
+    Return the largest difference of a parameter, and how full the fullest expert is.
     """
     expected = make_model(baseline)
     train(expected, balance, range(dist.get_world_size()), lambda tensor: None)
@@ -188,24 +188,27 @@ def compare(apply_experts, baseline, balance):
     pairs = zip(model.parameters(), expected.parameters(), strict=True)
     difference = torch.stack([(p - q).detach().abs().max() for p, q in pairs]).max()
     dist.all_reduce(difference, op=dist.ReduceOp.MAX)
+    counts, kept = torch.stack([layer.counts for layer in layers]).unbind(1)  # of both layers
+    fullest = (counts.max() / counts.mean()).item()
     if dist.get_rank() == 0:
-        counts, kept = torch.stack([layer.counts for layer in layers]).unbind(1)  # of both layers
         print(
             f"{apply_experts.__name__:15} balance {balance:.2f}, "
-            f"fullest {counts.max() / counts.mean():.2f}, "
+            f"fullest {fullest:.2f}, "
             f"dropped {100 * (1 - kept.sum() / counts.sum()):.1f}%, difference {difference:.0e}"
         )
-    return difference.item()
+    return difference.item(), fullest
 
 
 def run(rank, size):
     assert EXPERTS % size == 0, f"{EXPERTS} experts cannot be divided among {size} ranks"
-    differences = []
+    rows = []
     for balance in (0, BALANCE):
-        differences.append(compare(expert_parallel, one_process, balance))
-        differences.append(compare(with_capacity, one_process_with_capacity, balance))
-    is_right = all(difference < 1e-9 for difference in differences)
+        rows.append(compare(expert_parallel, one_process, balance))
+        rows.append(compare(with_capacity, one_process_with_capacity, balance))
+    is_right = all(difference < 1e-9 for difference, _ in rows)
     assert is_right, "not the training of one process: compare the differences"
+    is_balanced = rows[2][1] <= rows[0][1]
+    assert is_balanced, "the bias makes the fullest expert fuller"
 
 
 if __name__ == "__main__":

@@ -105,13 +105,19 @@ def bytes_held(model, optimizer):
 
 
 def draw_step(block_class, batch):
-    """Print a line after each forward and each backward of a block, and one after the step."""
+    """Print a line after each forward and each backward of a block, and one after the step.
+
+    Returns the most bytes held after any of them.
+    """
     say(f"a step with {block_class.__name__}:")
     model = make_model(block_class)
     optimizer = torch.optim.Adam(model.parameters())
 
+    totals = []
+
     def draw(event):
         counts = bytes_held(model, optimizer)
+        totals.append(sum(counts))
         bar = "".join(
             kind * round(count / LETTER) for kind, count in zip("PGOA", counts, strict=True)
         )
@@ -127,6 +133,7 @@ def draw_step(block_class, batch):
         next_token_loss(model, batch).backward()
     optimizer.step()
     draw("step")
+    return max(totals)
 
 
 class Recompute(torch.autograd.Function):
@@ -204,7 +211,11 @@ def train(model, compute_loss, batch):
         loss.backward()
         average([param.grad for param in model.parameters()])
         optimizer.step()
-    changed = (parameters_to_vector(model.parameters()) != start).double().mean()
+    params = parameters_to_vector(model.parameters()).detach()
+    of_rank_0 = params.clone()
+    dist.broadcast(of_rank_0, src=0)
+    assert torch.equal(params, of_rank_0), "the ranks have trained different models"
+    changed = (params != start).double().mean()
     held = sum(bytes_held(model, optimizer))  # kept is empty: no hooks; the first graph is gone
     return loss, changed, held / start.numel(), kept_bytes
 
@@ -239,10 +250,10 @@ def run(rank, size):
         )
         if not difference < 1e-9:
             wrong.append(block_class.__name__)
-    draw_step(Block, part)
-    draw_step(RecomputedBlock, part)
+    most, most_recomputed = draw_step(Block, part), draw_step(RecomputedBlock, part)
     compare_dtypes(part)
     assert not wrong, f"not the gradients of one process: {', '.join(wrong)}"
+    assert most_recomputed < most, "RecomputedBlock holds no less than Block"
 
 
 if __name__ == "__main__":

@@ -253,6 +253,7 @@ def print_place(rank, shape):
         f"library {'same' if by_library == groups else by_library}",
         sep=", ",
     )
+    assert by_library == groups, "not the groups of PyTorch's mesh"
 
 
 def run(rank, size):

@@ -58,6 +58,7 @@ class Server:
         self.pushes = dict.fromkeys(range(1, size), 0)  # gradients received, by worker
         self.sent_at = {}  # by worker that computes: the number of steps when its copy was sent
         self.staleness = []  # of each gradient
+        self.lead = 0  # the most gradients that a worker was ahead of the slowest at its reply
         for worker in self.pushes:
             self.reply(worker)
 
@@ -73,6 +74,7 @@ class Server:
         """Send a worker a copy of the parameters. It computes its next gradient."""
         dist.send_object_list([self.parameters.weight], dst=worker, group=self.group)
         self.sent_at[worker] = self.parameters.steps
+        self.lead = max(self.lead, self.pushes[worker] - min(self.pushes.values()))
 
     def stop(self):
         """End the workers. The gradients that some of them still compute are not used."""
@@ -192,6 +194,8 @@ def run(rank, size):
             if mode is synchronous:
                 difference = (server.parameters.weight - expected.weight).abs().max()
     assert rank > 0 or difference < 1e-9, "synchronous: not the training of all_reduce"
+    # the last server is that of bounded
+    assert rank > 0 or server.lead <= AHEAD, "bounded: a worker was too far ahead at its reply"
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def run(rank, size):
     token_loss(model(batch[:, :-1]), batch[:, 1:]).backward()
     expected = gradients(model[part])
     groups = {"forward": dist.new_group(), "backward": dist.new_group()}
-    wrong = []
+    wrong, shares = [], {}
     for schedule in (naive, gpipe, one_forward_one_backward, library):
         stage = Stage(make_model()[part], batch, groups)
         schedule(stage)
@@ -200,6 +200,7 @@ def run(rank, size):
         if rank == 0:
             rows = draw(orders)
             idle = "".join(rows).count(".") / len("".join(rows))
+            shares[schedule] = idle
             print(
                 f"{schedule.__name__}: {idle:.0%} of slots idle, "
                 f"largest difference {difference:.0e}"
@@ -213,6 +214,9 @@ def run(rank, size):
         if not difference < 1e-9:
             wrong.append(schedule.__name__)
     assert not wrong, f"not the gradients of one process: {', '.join(wrong)}"
+    if rank == 0:
+        is_as_good = shares[one_forward_one_backward] <= shares[gpipe]
+        assert is_as_good, "one_forward_one_backward is idle for longer than gpipe"
 
 
 if __name__ == "__main__":

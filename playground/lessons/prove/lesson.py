@@ -183,6 +183,7 @@ def noise_scale(model, rank, size, batches):
     dist.all_reduce(small)
     signal = (size * large - small) / (size - 1)
     noise = (small - large) * BATCH_SIZE * size / (size - 1)
+    assert min(signal, noise) > 0, "noise_scale: a squared length is negative"
     return (noise / signal).item()
 
 

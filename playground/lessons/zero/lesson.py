@@ -20,6 +20,8 @@ Sources: Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, and Zhao et al., P
 VLDB 2023, arXiv 2304.11277.
 """
 
+from itertools import pairwise
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -206,13 +208,14 @@ def run(rank, size):
     # T = 24 divides every parameter's first dimension, which fully_shard cuts
     assert T % size == 0, f"shards must be equal: choose a number of ranks that divides {T}"
     batches = [make_batch(BATCH_SIZE, seed=step * size + rank) for step in range(STEPS)]
-    expected, wrong = None, []
+    expected, wrong, totals = None, [], []
     if rank == 0:
         print("KiB             parameters   gradients   optimizer   largest difference")
     for train in (data_parallel, zero1, zero2, zero3, fsdp):
         torch.manual_seed(1234)  # the same parameters on every rank, and for every method
         model = GPT()
         held = train(model, batches)
+        totals.append(sum(held))
         params = parameters_to_vector(model.parameters()).detach()
         expected = params if expected is None else expected
         difference = (params - expected).abs().max()
@@ -223,6 +226,8 @@ def run(rank, size):
         if not difference < 1e-9:
             wrong.append(train.__name__)
     assert not wrong, f"not the training of data_parallel: {', '.join(wrong)}"
+    is_less = all(after < before for before, after in pairwise(totals[:4]))  # from stage to stage
+    assert is_less or size == 1, "a stage of ZeRO holds no less than the one before"
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ def snapshot(
     bit, wherever the process was killed before.
 
     folder: where snapshots are written, by all ranks.
-    train(step): take step number `step` of `model` by `optimizer`. It draws
-    random numbers from torch's generator.
+    train(step): take step number `step` = 0, …, `steps` - 1 of `model` by
+    `optimizer`. It draws random numbers from torch's generator.
     """
     # write this
     file, step = folder / f"rank{rank}.pt", 0
