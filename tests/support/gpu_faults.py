@@ -216,7 +216,11 @@ FAULTS = [
     Fault(concatenate_with_another_gpu, TWO_DEVICES, SAME),
     Fault(index_the_cpu_by_a_gpu, TWO_DEVICES, SAME),
     Fault(forget_buffers, TWO_DEVICES, SAME),
-    Fault(move_parameters_away_from_their_state, TWO_DEVICES, SAME),
+    Fault(
+        move_parameters_away_from_their_state,
+        TWO_DEVICES,
+        "Tensors of the same index must be on the same device",
+    ),
     Fault(reduce_on_another_rank_s_gpu, ANOTHER_GPU, NOT_BOUND),
     Fault(broadcast_on_another_rank_s_gpu, ANOTHER_GPU, NOT_BOUND),
     Fault(gather_into_another_rank_s_gpu, ANOTHER_GPU, "recvbuff is on device"),
@@ -322,12 +326,10 @@ def roots_have_more(rank: int, size: int) -> None:
 
 
 def groups_with_their_ends(rank: int, size: int) -> None:
-    group: Any = dist.group.WORLD
     one, other = ones(), ones() * 2
-    group._start_coalescing(torch.device("cuda", rank))
-    dist.all_reduce(one)
-    dist.all_reduce(other)
-    group._end_coalescing(torch.device("cuda", rank)).wait()
+    with dist.distributed_c10d._coalescing_manager(device=torch.device("cuda", rank)):
+        dist.all_reduce(one)
+        dist.all_reduce(other)
     assert (one + other).tolist() == [6.0] * 4
 
 

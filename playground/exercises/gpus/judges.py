@@ -142,8 +142,8 @@ def missing_wait(rank: int, size: int, seed: int) -> Cases:
             handle.wait()
             torch.cuda.synchronize()
             if missing:
-                by = " and ".join(waiting) or "nobody"
-                return {"waits": f"{tell(missing)}; {by} waits for the sum", "gradient": mean}
+                waits = f"{tell(missing)}; the sum is awaited by {', '.join(waiting) or 'nobody'}"
+                return {"waits": waits, "gradient": mean}
             if "Python" in waiting:
                 notes[:] = [f"{MORE} the GPU; wait() and wait_stream() hold back streams only"]
             return {"waits": ORDERED, "gradient": gradient.cpu()}
@@ -190,10 +190,10 @@ def read_too_early(rank: int, size: int, seed: int) -> Cases:
             torch.cuda.synchronize()
             held = {**due, "losses": returned[0], "steps queued": len(is_ahead)}
             if missing:
-                names = " and ".join(name for name, is_done in waited.items() if is_done)
+                names = ", ".join(name for name, is_done in waited.items() if is_done)
                 waits = f"{tell(missing)}; Python waits for: {names or 'nothing'}"
                 return {**held, "waits": waits, "losses": numbers}
-            if waited["step"]:
+            if is_ahead and waited["step"]:
                 notes[:] = [f"{MORE} the next step, too"]
             elif is_ahead == [False]:
                 notes[:] = [f"{MORE} the losses before it queued the next step"]

@@ -9,7 +9,7 @@ def missing_wait(
     handle: dist.Work,
     side: torch.cuda.Stream,
 ) -> None:
-    """Divide the sum of all gradients by the number of ranks, in the stream side.
+    """Divide the sum of the gradients by the number of ranks, in `side`.
 
     handle: the all-reduce that sums `gradient` over all ranks in place.
     The caller reads `gradient` afterwards, in the current stream.

@@ -3,7 +3,10 @@ from collections.abc import Callable
 import torch
 
 
-def read_too_early(losses: torch.Tensor, queue_step: Callable[[], None]) -> list[float]:
+def read_too_early(
+    losses: torch.Tensor,
+    queue_step: Callable[[], None],
+) -> list[float]:
     """Copy losses to the host, queue the next step, and return the losses.
 
     losses: a float32 tensor on the GPU, which the current stream computes.
