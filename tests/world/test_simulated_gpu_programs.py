@@ -83,6 +83,10 @@ x = torch.ones(3, device="cuda")
             "simulated GPU: CUDA graphs are not simulated: run the script without torch.cuda.graph",
         ),
         (
+            "torch.cuda.make_graphed_callables(torch.nn.Linear(3, 3, device='cuda'), (x,))",
+            "run the script without torch.cuda.graph and torch.cuda.make_graphed_callables",
+        ),
+        (
             "torch._cslt_compress(x)",
             "NotImplementedError: simulated GPU: aten::_cslt_compress is not simulated, as the CPU "
             "has no kernel for it",
@@ -116,6 +120,7 @@ x = torch.ones(3, device="cuda")
     ],
     ids=[
         "graphs",
+        "graphed callables",
         "an operator",
         "torch.compile",
         "a format",

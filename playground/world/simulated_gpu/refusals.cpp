@@ -68,7 +68,7 @@ cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t, c
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* function, void**) { refuse_kernel(function); }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
-  return refuse("CUDA graphs are not simulated: run the script without torch.cuda.graph");
+  return refuse("CUDA graphs are not simulated: run the script without torch.cuda.graph and torch.cuda.make_graphed_callables");
 }
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) {
   return refuse("a tensor on a GPU cannot be shared with another process: share it on the CPU, or send it with torch.distributed");
