@@ -195,9 +195,8 @@ if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)  # so that rounding hides no difference
     dist.init_process_group("gloo")
     programs = {program.__name__: program for program in (*TRAIN, *WAIT)}
-    names = ("compare", *programs)
-    nearest = get_close_matches(PROGRAM, names, 1, cutoff=0)[0]
-    assert PROGRAM in names, f"there is no program {PROGRAM}: did you mean {nearest}?"
+    nearest = get_close_matches(PROGRAM, ("compare", *programs), 1, cutoff=0)[0]
+    assert nearest == PROGRAM, f"there is no program {PROGRAM}: did you mean {nearest}?"
     trainings = [program for program in TRAIN if PROGRAM in ("compare", program.__name__)]
     if trainings:
         compare(dist.get_rank(), dist.get_world_size(), trainings)
