@@ -41,7 +41,7 @@ LIBRARIES = {
         f"-Wl,-soname,{CUDA}",
     ],
     KERNELS: [
-        "-O0",
+        "-O1",
         "kernels.cpp",
         "composed.cpp",
         "attention.cpp",

@@ -154,14 +154,14 @@ bool deterministic() { return at::globalContext().deterministicCuDNN() || at::gl
 // The first launch of a kernel loads it, and loading waits until the device is idle.
 void load(const c10::OperatorHandle& op, c10::ArrayRef<IValue> args, c10::Device device) {
   static std::mutex lock;
-  static std::set<std::pair<std::string, int>> loaded;
+  static std::set<std::pair<const c10::FunctionSchema*, int>> loaded;
   int dtype = -1;
   if (op.schema().name() == "aten::_local_scalar_dense") return;  // a copy
   for (const IValue& arg : args)
     for (const at::Tensor& tensor : tensors_of(arg)) dtype = std::max(dtype, int(tensor.scalar_type()));
   {
     std::lock_guard<std::mutex> guard(lock);
-    if (!loaded.emplace(toString(op.operator_name()), dtype).second) return;
+    if (!loaded.emplace(&op.schema(), dtype).second) return;
   }
   if (LAZY_LOADING) wait_until_loadable(device.index());
 }
