@@ -75,6 +75,8 @@ class Place(NamedTuple):
 
 
 RETURNED, COMPUTES = Place("has returned"), Place("computes")
+AWAITS = "waits for "
+"""Before the keys of a store that a rank waits for, in the name of its place."""
 MESSAGES = ("send", "recv", "isend", "irecv")  # all that batch_isend_irecv calls
 COLLECTIVES = (
     "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather",

@@ -766,6 +766,14 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert Workbook(folder).state(COLUMN) == "begun"
 
 
+def test_a_file_that_is_another_program_is_told(folder: Path, run_cli: Run) -> None:
+    (folder / "swap.py").write_text("print('both send first')\n")
+    told = " ".join(run_cli("exercise", "swap").out.split())
+    assert "swap.py is here already and stays as it is. It has no function swap: if it is" in told
+    (folder / "swap.py").write_text(SWAP.stub)
+    assert "It has no function" not in run_cli("exercise", "swap").out
+
+
 def test_the_list_fits_a_narrow_terminal(
     folder: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
