@@ -231,4 +231,4 @@ def share(rank: int, size: int, seed: int) -> Cases:
         for other in range(size):
             ends.append(ends[-1] + (samples - ends[-1] + size - other - 1) // (size - other))
         about, due = plural(samples, "sample"), (ends[rank], ends[rank + 1])
-        yield Case(about, (samples,), returns=due, is_coded=False)
+        yield Case(about, (samples,), returns=due, names=("begin", "end"), is_coded=False)
