@@ -32,7 +32,7 @@ def test_alone_it_says_where_the_learner_is_and_what_comes_next(
     assert run_cli().out.splitlines() == [
         f"Lesson 1 of {len(PATH)}, hello: 0 of its 3 exercises have passed, 0 of all "
         f"{len(CATALOGUE)}.",
-        "python -m playground read hello             # the next lesson",
+        "python -m playground read hello             # its chapter",
         "mkdir -p my && cd my && python -m playground exercise whoami  # the next exercise",
         "python -m playground play                   # to try things out",
         "python -m playground --help                 # all there is",
@@ -44,7 +44,7 @@ def test_alone_it_says_where_the_learner_is_and_what_comes_next(
         work.note(exercise, exercise.digest((own / exercise.file).read_text()))
     shown = run_cli().out
     assert shown.startswith(f"Lesson 2 of {len(PATH)}, p2p: 1 of its ")
-    assert "python -m playground read p2p               # the lesson\n" in shown
+    assert "python -m playground read p2p               # its chapter\n" in shown
     assert "\npython -m playground exercise swap          # the next exercise\n" in shown
     monkeypatch.chdir(other)
     assert f"cd '{own}' && python -m playground exercise swap" in run_cli().out

@@ -129,11 +129,14 @@ def show_list(work: Workbook, lesson: str | None, wide: bool) -> None:
 
 def tell_progress(work: Workbook, first: Exercise, folder: str) -> list[str]:
     """How many exercises have passed, and the next one, from `first` on."""
-    following = work.find_next(first)
-    return [
-        f"{work.count_passed(CATALOGUE.values())} passed in {folder}",
-        *tell_steps({"Next": f"exercise {following.name}"} if following else {}),
-    ]
+    steps, every = {}, [*CATALOGUE.values()]
+    if following := work.find_next(first):
+        chapter = [each for each in every if each.lesson == following.lesson]
+        leaves_out = any(
+            each.name not in work.passed for each in chapter[: chapter.index(following)]
+        )
+        steps = {f"Next{' (core)' * leaves_out}": f"exercise {following.name}"}
+    return [f"{work.count_passed(every)} passed in {folder}", *tell_steps(steps)]
 
 
 def tell_steps(steps: Mapping[str, str], way_in: str = "") -> list[str]:
@@ -160,7 +163,7 @@ def show_next() -> None:
             f"{'has' if done == 1 else 'have'} passed, {len(passed)} of all {len(every)}."
         )
         steps = {
-            f"{OURS} read {lesson}": f"the {'' if done else 'next '}lesson",
+            f"{OURS} read {lesson}": "its chapter",
             f"{work.way_in}{OURS} exercise {following.name}": "the next exercise",
         }
     steps |= {f"{OURS} play": "to try things out", f"{OURS} --help": "all there is"}

@@ -17,7 +17,7 @@ from playground.explain.right.report import tell as tell_mistake
 from playground.play.world import Run
 from playground.ui.tables import RANK_COLUMN, Table, numbers
 
-MOST_LINES, MOST_OF_SEVERAL, MOST_CHARACTERS = 24, 12, 400
+MOST_LINES, MOST_OF_SEVERAL, MOST_CHARACTERS = 24, 4, 400
 """Limits of what is shown of a value: lines of one that all ranks have, lines of each of several,
 and characters of a line. `%out` shows the rest."""
 
