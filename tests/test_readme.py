@@ -55,7 +55,8 @@ NOT_RUN = {
     "python -m playground run -n 3 train.py": "a program that fails: tests/lessons/test_hello.py",
     "python -m playground run -n 3 --debug 1 train.py": "tests/tools/test_breakpoints.py",
     "python -m playground run -n 4 lesson.py": "a program that is edited",
-    "python -m playground run -n 2 swap.py": "the program above it: tests/lessons/test_programs.py",
+    "python -m playground run -n 2 both_send.py": "the program above it: "
+    "tests/lessons/test_programs.py",
     "PLAYGROUND_HOSTS=2 python -m playground run -n 4 --see levels.html levels.py": "the program "
     "above it: tests/lessons/test_all_reduce.py",
     "python -m playground run -n 4 -m package.train --lr 0.1": "a package",

@@ -109,6 +109,18 @@ class Preempted(PlaygroundError):
 
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 """How backends say that an operation took too long."""
+
+
+class GroupGone(RuntimeError):
+    """A process group is used after the world in which it was made."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this group is gone since the ranks formed their world anew: make it again with "
+            "new_group, and wrap models in DistributedDataParallel again"
+        )
+
+
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 """How backends say that the process at the other end of a connection has ended."""
 UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"

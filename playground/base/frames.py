@@ -32,6 +32,8 @@ CARRIERS = (
     in_package("algorithms", "link.py"),
     in_package("algorithms", "collectives.py"),
     in_package("algorithms", "messages.py"),
+    in_package("exercises", "calls.py"),
+    in_package("exercises", "transcript.py"),
 )
 """Those that carry out what a program or an algorithm calls, and are neither."""
 BETWEEN = (in_package("explain", "hang", ""), in_package("tap", ""))

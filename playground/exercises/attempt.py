@@ -4,13 +4,14 @@ import torch."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from playground.base.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.base.ranks import name_ranks
 from playground.base.remote import remote
 from playground.exercises.exercise import (
+    AWAITS,
     BLOCKED,
     COMPUTES,
     DEADLOCK,
@@ -35,6 +36,7 @@ ENDLESS = "runs without end"
 BREAKPOINT = "a breakpoint, which check --debug opens, on one rank after the other"
 NEVER_WAIT = COMPUTES.name, "isend", "irecv"
 """Where a rank that has stopped reporting computes: these calls return at once."""
+NUMBER = re.compile(r"\d+")
 LEAVES = "has left before its end: return from the function"
 SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
 """Mistakes that are recognised in any exercise."""
@@ -75,6 +77,8 @@ class Attempt:
         """By case and rank."""
         self.at: dict[int, Place] = {}
         """Where each rank is: in the operation that it called last."""
+        self.written: tuple[str, ...] = ()
+        """The keys that ranks had written to a store when they waited for others."""
         self.groups: dict[int, list[tuple[int, ...]]] = {}
         """The groups that each rank has made."""
         self.printed: dict[int, str] = {}
@@ -88,10 +92,13 @@ class Attempt:
         return observed[0].notes if 0 in observed else ()
 
     @property
-    def places(self) -> dict[int, tuple[str, int | None]]:
-        """Where the ranks are, whatever their lines are and the keys that they wait for."""
+    def places(self) -> dict[int, tuple[str, object]]:
+        """Where the ranks are, whatever their lines are and the words in the keys that they wait
+        for."""
         return {
-            rank: (re.sub("(?<=^waits for ).*", "", place.name), place.peer)
+            rank: (AWAITS, find_distances(place.name.removeprefix(AWAITS), self.written))
+            if place.name.startswith(AWAITS)
+            else (place.name, place.peer)
             for rank, place in self.at.items()
         }
 
@@ -112,6 +119,7 @@ class Attempt:
             self.groups.setdefault(rank, []).append(event["group"])
         elif "standstill" in event:
             self.at = event["standstill"]
+            self.written = event.get("written", ())
             raise Ended(self.find_standstill())
         elif event.get("status") in (FAIL, ERROR, LOOP):
             line, printed = event["line"], event.get("printed", "")
@@ -126,6 +134,8 @@ class Attempt:
             f"rank {rank}: {describe_place(self.at.get(rank, RETURNED))}"
             for rank in range(self.size)
         ]
+        if self.written:
+            ranks.append(f"written: {', '.join(self.written)}")
         lines = [
             f"rank {rank}: {line}"
             for rank, text in sorted(self.printed.items())
@@ -171,10 +181,23 @@ class Attempt:
         self.failure = failure
 
 
+def find_distances(awaited: str, written: Iterable[str]) -> list[int]:
+    """How far the numbers in written keys are from those in the awaited one, where the words
+    between the numbers are the same: 1 for key/1 where key/0 is awaited."""
+    words, numbers = NUMBER.split(awaited), [*map(int, NUMBER.findall(awaited))]
+    return sorted(
+        sum(map(int, NUMBER.findall(key))) - sum(numbers)
+        for key in written
+        if NUMBER.split(key) == words
+    )
+
+
 def describe_place(place: Place) -> str:
     """Where a rank is."""
     if not place.line:
         return place.name
+    if place.name.startswith(AWAITS):
+        return f"{place.name}, line {place.line}"
     direction = "to" if "send" in place.name else "from"
     peer = f" {direction} rank {place.peer}" if place.peer is not None else ""
     return f"in {place.name}{peer}, line {place.line}"

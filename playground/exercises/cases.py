@@ -66,6 +66,8 @@ class Case:
     args: tuple[Any, ...]
     returns: object = ANYTHING
     """The expected return value."""
+    names: Sequence[str] = ()
+    """What its items are called."""
     held: object = ()
     """Further values to look at after the call: an argument, say, or a function that returns it."""
     combine: Callable[[list[Any]], object] | None = None

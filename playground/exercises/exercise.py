@@ -75,6 +75,8 @@ class Place(NamedTuple):
 
 
 RETURNED, COMPUTES = Place("has returned"), Place("computes")
+AWAITS = "waits for "
+"""Before the keys of a store that a rank waits for, in the name of its place."""
 MESSAGES = ("send", "recv", "isend", "irecv")  # all that batch_isend_irecv calls
 COLLECTIVES = (
     "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather",
@@ -429,6 +431,8 @@ CORE = {
     "snapshot", "error-feedback",
 }  # fmt: skip
 """Those of the shorter path through the course."""
+SIMILAR = 0.7
+"""From this similarity on, of 1, another name is taken for the one that is meant."""
 LIST = "python -m playground exercise"
 PLACES = [*LESSONS, "gpus"]
 """The lessons and the page that have exercises, in their order."""
@@ -441,7 +445,7 @@ def find_exercise(name: str, others: Iterable[str] = ()) -> Exercise:
     with the name that is meant probably, of an exercise or of `others`, if there is none."""
     name = name.removesuffix(".py").replace("_", "-")
     if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, [*CATALOGUE, *others], 1)
+        near = difflib.get_close_matches(name, [*CATALOGUE, *others], 1, SIMILAR)
         advice = f"did you mean {near[0]}?" if near else f"list all of them: {LIST}"
         raise UsageError(f"there is no exercise {name!r}: {advice}")
     return CATALOGUE[name]

@@ -39,11 +39,7 @@ def find_fault(exercise: Exercise, text: str) -> str:
         for name in [node.module or ""] if isinstance(node, ast.ImportFrom) else modules:
             if name.split(".")[0] == "playground" and name.split(".")[1:3] not in OURS:
                 return f"line {getattr(node, 'lineno', 0)} imports {name}: write it yourself"
-    names = symtable.symtable(text, exercise.file, "exec").get_symbols()
-    if not any(
-        name.get_name() == exercise.function and (name.is_assigned() or name.is_imported())
-        for name in names
-    ):
+    if lacks_function(exercise, text):
         return f"there is no function {exercise.function} in it; {again}"
     for node in tree.body:
         called = (
@@ -56,3 +52,12 @@ def find_fault(exercise: Exercise, text: str) -> str:
                 f"line {node.lineno} starts ranks: put {called}(…) under if __name__ == '__main__':"
             )
     return ""
+
+
+def lacks_function(exercise: Exercise, text: str) -> bool:
+    """Whether the file defines no function of the exercise's name. Raises `SyntaxError`."""
+    names = symtable.symtable(text, exercise.file, "exec").get_symbols()
+    return not any(
+        name.get_name() == exercise.function and (name.is_assigned() or name.is_imported())
+        for name in names
+    )

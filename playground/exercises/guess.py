@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from playground.exercises.exercise import RETURNED, Place
+from playground.base.ranks import name_ranks
+from playground.exercises.exercise import AWAITS, RETURNED, Place
 from playground.exercises.observation import (
     RESULT,
     Leaf,
@@ -34,6 +35,7 @@ SLIPS_OF_FLOATS: dict[str, Callable[[float, int], float]] = {
 }
 """What makes each wrong number of the one that is due, on so many ranks; of whole numbers there are
 no means."""
+UNTOUCHED = "nothing is written into it: it holds what was given"
 SIGNS = {
     r"no rank -?\d+ in a world": "a neighbour beyond the first or the last rank",
     r"Pair is not connected.*\[none\]": "a rank sends to itself, or receives from itself",
@@ -67,12 +69,10 @@ def guess_by_places(at: Mapping[int, Place], size: int) -> str:
         return ""
     if all("send" in name for name in names):
         return "all send first" if len(names) == size else "nobody receives what is sent"
-    if all("recv" in name or name.startswith("waits for") for name in names):
-        return (
-            "all receive first"
-            if len(names) == size and "recv" in names[0]
-            else "nobody sends what is waited for"
-        )
+    if all(name.startswith(AWAITS) for name in names):
+        return "a key that nobody has written"
+    if all("recv" in name for name in names):
+        return "all receive first" if len(names) == size else "nobody sends what is waited for"
     if len(names) < size:
         return "a rank leaves out a call that the others make"
     return (
@@ -110,13 +110,27 @@ def guess_by_values(observed: Mapping[int, Observation]) -> str:
             else "elements are lost"
         )
     if all(any(is_same(mine, each) for each in observed[rank].given) for rank, mine, _ in wrong):
-        return "nothing is written into it: it holds what was given"
+        return guess_by_messages(observed, wrong)
     if any(seen.is_shared for seen in observed.values()):
         return "one tensor for all: they are the same memory"
     numbers = guess_by_numbers(wrong, len(observed))
     if numbers == ZEROS and all(mine.kind in ("int", "float") for _, mine, _ in wrong):
         return describe_zeros(observed, {mine.where for _, mine, _ in wrong})
     return numbers or guess_by_order(wrong) or guess_by_shares(observed, wrong)
+
+
+def guess_by_messages(observed: Mapping[int, Observation], wrong: Wrong) -> str:
+    """Why ranks hold what they were given."""
+    ranks = {rank for rank, _, _ in wrong}
+    senders = {
+        sender for rank in ranks for sender, number in enumerate(observed[rank].received) if number
+    }
+    if not senders or not all(mine.where.startswith(RESULT) for _, mine, _ in wrong):
+        return UNTOUCHED
+    if ranks & senders:
+        return "what came is not returned: it returns what was given"
+    had = "it had" if len(senders) == 1 else "they had"
+    return f"its own values came back: {name_ranks(senders)} sent what {had} just received"
 
 
 def guess_by_numbers(wrong: Wrong, size: int) -> str:

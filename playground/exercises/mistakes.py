@@ -8,6 +8,7 @@ that is kept.
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 from collections.abc import Sequence
@@ -23,7 +24,12 @@ from playground.exercises.attempt import (
 )
 from playground.exercises.exercise import DEADLOCK, FAIL, Exercise, Mistake
 from playground.exercises.file_checks import NOT_WRITTEN
-from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
+from playground.exercises.guess import (
+    UNTOUCHED,
+    guess_by_places,
+    guess_by_values,
+    guess_by_words,
+)
 from playground.exercises.observation import (
     SENDS_TOO_MUCH,
     Failure,
@@ -89,18 +95,39 @@ def name_mistake(
         ]
         for by in (RESULTS, FIRST_RESULT)
     )
-    guess = guess_mistake(made, found)
+    guess = guess_mistake(solution, made, found)
     looks = [replace(found, mistake=f"{PROBABLY}{guess}")] if guess else []
     return [*same_results[:1], *looks, *same_first[:1], found][0]
 
 
-def guess_mistake(made: Attempt, failure: Failure) -> str:
+def guess_mistake(solution: Solution, made: Attempt, failure: Failure) -> str:
     """What a failure looks like; empty if like nothing known."""
     if failure.status == DEADLOCK:
         return guess_by_places(made.at, made.size)
     if failure.status == FAIL:
-        return guess_by_values(made.observed.get(made.case, {}))
+        guess = guess_by_values(made.observed.get(made.case, {}))
+        name = find_rebound(solution.text, solution.exercise.function)
+        if guess == UNTOUCHED and name:
+            return f"{name} = … gives the name another tensor: fill the one given, {name}.copy_(…)"
+        return guess
     return guess_by_words(failure.words)
+
+
+def find_rebound(text: str, function: str) -> str:
+    """A parameter, other than rank and size, that a function assigns to; empty if there is none."""
+    for defined in ast.walk(ast.parse(text)):
+        if isinstance(defined, ast.FunctionDef) and defined.name == function:
+            names = {each.arg for each in defined.args.args} - {"rank", "size"}
+            targets = (
+                target
+                for node in ast.walk(defined)
+                if isinstance(node, ast.Assign)
+                for target in node.targets
+            )
+            return next(
+                (each.id for each in targets if isinstance(each, ast.Name) and each.id in names), ""
+            )
+    return ""
 
 
 def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:

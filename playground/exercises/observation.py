@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -19,6 +20,8 @@ OWN = "its own tensor"
 RESULT = "result"
 """The place of what a function returned, unless that is a dictionary; its second item is
 result[1]."""
+
+ITEM = re.compile(rf"{RESULT}\[(\d+)\](?:\[(\d+)\])?")
 
 
 class Message(NamedTuple):
@@ -72,6 +75,8 @@ class Observation:
     """The beginning of what it printed."""
     given: tuple[Leaf, ...] = ()
     """The tensors among its arguments, before the call."""
+    names: tuple[str, ...] = ()
+    """What the items of the result are called; empty: by their places."""
     is_shared: bool = False
     """Whether tensors of the list that it returned are the same memory."""
     culprit: int | None = None
@@ -136,6 +141,8 @@ def find_mismatch(mine: Leaf, due: Leaf, places: Sequence[str]) -> Failure:
         if mine.where in ("", RESULT):
             is_item = where.startswith(f"{RESULT}[")
             where, wanted = RESULT, "a list or a tuple" if is_item else f"a dict with {where!r}"
+        elif where.startswith(f"{mine.where}["):
+            where, wanted = mine.where, "a list"
         elif any(place.startswith(f"{where}[") for place in places):
             found = "a list"
         else:
@@ -228,6 +235,7 @@ def describe_difference(
     found = find_difference(seen.held, seen.expected)
     if found is None:
         return None
+    found = replace(found, where=name_place(found.where, seen.names))
     if found.held == POISON:
         found = replace(found, mistake="read before wait")
     elif found.where == OWN:
@@ -236,6 +244,15 @@ def describe_difference(
         why = explain_digits(found.held, found.expected, len(observed))
         found = replace(found, words=f"{found.words}{': ' if why else ''}{why}")
     return found
+
+
+def name_place(where: str, names: Sequence[str]) -> str:
+    """The name of an item of the result, with the index of what differs in it, if it has one."""
+    item = ITEM.fullmatch(where)
+    if not (item and int(item[1]) < len(names)):
+        return where
+    index = f", index {item[2]}" if item[2] else ""
+    return f"{names[int(item[1])]}{index}"
 
 
 def describe_messages(

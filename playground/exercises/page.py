@@ -129,11 +129,14 @@ def show_list(work: Workbook, lesson: str | None, wide: bool) -> None:
 
 def tell_progress(work: Workbook, first: Exercise, folder: str) -> list[str]:
     """How many exercises have passed, and the next one, from `first` on."""
-    following = work.find_next(first)
-    return [
-        f"{work.count_passed(CATALOGUE.values())} passed in {folder}",
-        *tell_steps({"Next": f"exercise {following.name}"} if following else {}),
-    ]
+    steps, every = {}, [*CATALOGUE.values()]
+    if following := work.find_next(first):
+        chapter = [each for each in every if each.lesson == following.lesson]
+        leaves_out = any(
+            each.name not in work.passed for each in chapter[: chapter.index(following)]
+        )
+        steps = {f"Next{' (core)' * leaves_out}": f"exercise {following.name}"}
+    return [f"{work.count_passed(every)} passed in {folder}", *tell_steps(steps)]
 
 
 def tell_steps(steps: Mapping[str, str], way_in: str = "") -> list[str]:

@@ -119,6 +119,7 @@ def run_case(
         problems=tuple(dict.fromkeys(record.actions.problems)),
         printed=record.read_printed(),
         given=given,
+        names=tuple(case.names),
         is_shared=shares_memory(returned, case.args),
         culprit=case.culprit,
         notes=tuple(case.notes),

@@ -27,7 +27,13 @@ from playground.exercises.exercise import (
 from playground.exercises.file_checks import NOT_WRITTEN, find_fault
 from playground.exercises.gpus_of_check import find_missing_gpus
 from playground.exercises.mistakes import name_mistake
-from playground.exercises.observation import RESULT, Failure, find_difference
+from playground.exercises.observation import (
+    RESULT,
+    Failure,
+    Observation,
+    find_difference,
+    name_place,
+)
 from playground.ui.units import plural
 
 ANOTHER_RANK = "the rank at fault is another"
@@ -130,12 +136,19 @@ def tell_ranks(made: Attempt, failure: Failure, exercise: Exercise) -> tuple[str
     """What each rank holds, where the program to be repaired leaves something else than is due."""
     if exercise.kind != FIND or failure.expected is None:
         return ()
-    observed = sorted(made.observed[made.case].items())
-    found = {rank: find_difference(seen.held, seen.expected) for rank, seen in observed}
-    return tuple(
-        f"{tell_words(each, rank)}" if each else f"rank {rank}: right"
-        for rank, each in found.items()
-    )
+    return tuple(tell_rank(rank, seen) for rank, seen in sorted(made.observed[made.case].items()))
+
+
+def tell_rank(rank: int, seen: Observation) -> str:
+    """The first that is wrong on a rank; of values that have names, all that are."""
+    pairs = [([mine], [due]) for mine, due in zip(seen.held, seen.expected, strict=False)]
+    found = [
+        replace(each, where=name_place(each.where, seen.names))
+        for pair in (pairs if seen.names else [(seen.held, seen.expected)])
+        if (each := find_difference(*pair))
+    ]
+    told = [tell_words(each, None if number else rank) for number, each in enumerate(found)]
+    return "; ".join(told) or f"rank {rank}: right"
 
 
 def tell_words(failure: Failure, rank: int | None, line: int = 0) -> str:

@@ -33,6 +33,7 @@ from playground.exercises.exercise import (
     Exercise,
     find_exercise,
 )
+from playground.exercises.file_checks import lacks_function
 from playground.exercises.verdict import Verdict, check_solution, tell_lines
 
 
@@ -135,7 +136,7 @@ class Workbook:
         what was done."""
         file, words = self.folder / exercise.file, ""
         if file.exists() and not reset:
-            return f"{file.name} is here already and stays as it is."
+            return f"{file.name} is here already and stays as it is.{tell_other(exercise, file)}"
         if not self.passed and not list_solutions(self.folder):
             words = f"Progress is counted per folder; this one is {self.name}\n"
         try:
@@ -203,6 +204,19 @@ def read_progress_file(name: str = "exercises") -> dict[str, object]:
         return expect_dict(parse_json(progress_file(name).read_bytes()))
     except (OSError, ValueError):
         return {}
+
+
+def tell_other(exercise: Exercise, file: Path) -> str:
+    """What is said of a file of the exercise's name that is another program."""
+    try:
+        if not lacks_function(exercise, read_text(file)):
+            return ""
+    except (SyntaxError, ValueError, UsageError):  # which its check tells
+        return ""
+    return (
+        f" It has no function {exercise.function}: if it is another program, --reset keeps it "
+        "under another name."
+    )
 
 
 def read_text(file: Path) -> str:

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from playground.base.errors import LOST_PEER
-from playground.base.frames import RUNNERS
+from playground.base.errors import LOST_PEER, GroupGone
+from playground.base.frames import RUNNERS, is_program, is_raised_by_torch
 from playground.base.remote import Remote, remote
 from playground.base.upstream import list_groups
 from playground.world.rank.debugger import end_tracing
@@ -186,12 +186,22 @@ def describe(error: BaseException) -> Outcome:
             part.stack = traceback.StackSummary.from_list(theirs(part.stack))
             parts += [each for each in (part.__cause__, part.__context__) if each]
         text = "".join(whole.format()).rstrip()
+        # torch looks the group up once more, to tell of what it has raised, and raises again
+        cause = error.__context__ if is_raised_by_torch(error) else error
+        if isinstance(cause, GroupGone):
+            text = f"{find_line(whole.stack)}: {cause}"
         if isinstance(error, NameError) and error.name in ("push", "pull"):
             text += f"\n{error.name}() is called in this process: begin the cell with %%here"
     except Exception:  # its own __str__ raises
         text = type(error).__name__
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
     return Outcome(error=text, is_lost_peer=bool(lost), has_left=has_left())
+
+
+def find_line(stack: traceback.StackSummary) -> str:
+    """The innermost line of the program: "cell 3:1"."""
+    frames = (frame for frame in reversed(stack) if is_program(frame.filename))
+    return next(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
 
 
 def has_left() -> bool:

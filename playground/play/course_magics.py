@@ -24,7 +24,9 @@ from playground.world.launcher.pool import keeping_worlds
 def find_program(words: Sequence[str]) -> LessonProgram:
     """What the name of a lesson stands for, and the words after it: options for its constants.
     Raises `UsageError` for another name."""
-    name, *arguments = words or [""]
+    if not words:
+        raise UsageError(f"%lesson NAME: {', '.join(LESSONS)}")
+    name, *arguments = words
     if name not in LESSONS:
         raise UsageError(f"there is no lesson {name!r}: choose one of {', '.join(LESSONS)}")
     lesson = LESSONS[name]

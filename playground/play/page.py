@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from dataclasses import dataclass
 
 import click
@@ -17,6 +18,10 @@ from playground.ui.options import flags
 from playground.ui.run_options import RunOptions
 from playground.ui.session import Session, session_command
 from playground.world.launcher import fork_client
+
+PATIENCE = 3.0
+"""Seconds after which a start is told of: torch is read from a disk, perhaps, or the machine is
+busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,9 @@ def command(session: Session, timeout: float, check: str) -> None:
         raise UsageError(
             f"{PLAY.name} starts a world of its own: run it without torchrun, RANK and WORLD_SIZE"
         )
+    soon = threading.Timer(PATIENCE, click.echo, ["the ranks are starting: they import torch"])
+    soon.daemon = True
+    soon.start()
     fork_client.warm_up()
     # imported while the ranks' server imports torch
     from IPython.terminal.ipapp import TerminalIPythonApp
@@ -71,9 +79,12 @@ def command(session: Session, timeout: float, check: str) -> None:
     magics = load(app.shell)
     try:
         world = session.world
-        click.echo(
-            magics.start(world.size, backend=world.backend, timeout=timeout, checks=check != OFF)
+        about = magics.start(
+            world.size, backend=world.backend, timeout=timeout, checks=check != OFF
         )
+        soon.cancel()
+        click.echo(about)
         app.start()
     finally:
+        soon.cancel()
         magics.close()

@@ -17,9 +17,13 @@ from playground.explain.right.report import tell as tell_mistake
 from playground.play.world import Run
 from playground.ui.tables import RANK_COLUMN, Table, numbers
 
-MOST_LINES, MOST_OF_SEVERAL, MOST_CHARACTERS = 24, 12, 400
+MOST_LINES, MOST_OF_SEVERAL, MOST_CHARACTERS = 24, 4, 400
 """Limits of what is shown of a value: lines of one that all ranks have, lines of each of several,
 and characters of a line. `%out` shows the rest."""
+
+
+ADDRESS = re.compile(r"\[[\d.]+\]:\d+|0x[\da-f]+")
+"""A socket's or an object's, by which alone the errors of ranks may differ."""
 
 
 def label(ranks: Iterable[int]) -> str:
@@ -70,6 +74,8 @@ def describe_end(run: Run, size: int) -> Iterator[str]:
         for rank, one in run.outcomes.items()
         if one.error and rank not in run.freed and not (run.lost and one.is_lost_peer)
     }
+    first = dict[str, str]()
+    errors = {rank: first.setdefault(ADDRESS.sub("", text), text) for rank, text in errors.items()}
     yield from by_rank(errors, width)
     if run.hang:
         yield from explain(

@@ -568,6 +568,14 @@ def test_the_page_of_the_exercises_shows_what_a_check_shows() -> None:
         assert "\n".join(tell_lines(verdict)) in page
 
 
+def test_the_report_of_a_program_shows_all_named_values_of_a_rank_that_are_wrong() -> None:
+    exercise = replace(CATALOGUE["counted-twice"], seed=1)
+    ranks = judge(exercise, exercise.stub).ranks
+    assert len(ranks) == 4
+    assert all("accuracy: holds" in line for line in ranks)
+    assert sum("samples tested: holds" in line for line in ranks) == 1
+
+
 SWAP, COLUMN = CATALOGUE["swap"], CATALOGUE["column"]
 HEAD = (
     "import os, threading, time\nimport torch\nimport torch.distributed as dist\n\n\ndef "
@@ -747,12 +755,12 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     file.write_bytes(f"\ufeff{COLUMN.solution}".replace("\n", "\r\n").encode())
     assert run_cli("check").out == (
         f"column.py  passed on 2, 3 ranks\n1 of {len(ALL)} passed in this folder\n"
-        "Next: python -m playground exercise swap\n"
+        "Next (core): python -m playground exercise swap\n"
     )
     assert Workbook(folder).state(COLUMN) == "passed"
     for words in ((), ("p2p",)):  # as check says: first what is of the core in its chapter
         assert run_cli("exercise", *words).out.endswith(
-            "Next: python -m playground exercise swap\n"
+            "Next (core): python -m playground exercise swap\n"
         )
     solved = run_cli("hint", "column", 3).out.splitlines()[-1]
     assert solved == "Solution: python -m playground solution column"
@@ -764,6 +772,14 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     # what it has lost, a check finds out again
     progress_file().write_text(progress_file().read_text()[:-9])
     assert Workbook(folder).state(COLUMN) == "begun"
+
+
+def test_a_file_that_is_another_program_is_told(folder: Path, run_cli: Run) -> None:
+    (folder / "swap.py").write_text("print('both send first')\n")
+    told = " ".join(run_cli("exercise", "swap").out.split())
+    assert "swap.py is here already and stays as it is. It has no function swap: if it is" in told
+    (folder / "swap.py").write_text(SWAP.stub)
+    assert "It has no function" not in run_cli("exercise", "swap").out
 
 
 def test_the_list_fits_a_narrow_terminal(
@@ -858,6 +874,7 @@ def test_what_is_no_solution_gets_one_line(
     [
         (("exercise", "swp"), "there is no exercise 'swp': did you mean swap?"),
         (("exercise", "p2"), "there is no exercise 'p2': did you mean p2p?"),
+        (("exercise", "nonsense"), "there is no exercise 'nonsense': list all of them"),
         (("hint", "xyzzy"), "no exercise 'xyzzy': list all of them: python -m playground exercise"),
         (("check",), "there is no solution in this folder"),
         (

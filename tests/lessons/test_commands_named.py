@@ -25,9 +25,9 @@ OF_OTHERS = {
 }  # fmt: skip
 """Options of pytest, of WSL, of the old launcher, of sbatch."""
 FILES_OF_OTHERS = {
-    "accuracy.py", "around.py", "average.py", "count.py", "ddp.py", "gather.py", "halves.py",
-    "hang.py", "levels.py", "mlp.py", "one_gradient.py", "operations.py", "parallel.py",
-    "route.py", "src/ddp.py", "swap.py", "train.py", "unequal.py",
+    "accuracy.py", "around.py", "average.py", "both_send.py", "count.py", "ddp.py", "gather.py",
+    "halves.py", "hang.py", "levels.py", "mlp.py", "one_gradient.py", "operations.py",
+    "parallel.py", "route.py", "src/ddp.py", "swap.py", "train.py", "unequal.py",
 }  # fmt: skip
 """Files of the tutorials', and those that the reader writes."""
 

@@ -570,7 +570,7 @@ def test_programs_of_a_chapter_run_under_run(
         deadlock = re.search(r"^playground: deadlock: (?:.*\n)*?(?=```)", chapter, re.MULTILINE)
         if ran.code == 1 and deadlock:
             deadlock_form, told = (
-                form(" ".join(text.split()).replace("swap.py", file.name), exact=False)
+                form(" ".join(text.split()).replace("both_send.py", file.name), exact=False)
                 for text in (deadlock[0], ran.err)
             )
             assert told == deadlock_form

@@ -246,12 +246,24 @@ def test_it_is_said_which_groups_are_gone(world: PlayWorld) -> None:
     world.run_cell("group = dist.new_group([0, 1])")
     run = world.run_cell("if rank == 0: dist.all_reduce(torch.ones(1), group=group)")
     assert "Groups made with new_group are gone: make them again." in unwrapped(run)
+    for call in ("all_reduce(torch.ones(1), ", "broadcast(torch.ones(1), group_src=0, "):
+        [line] = told(world.run_cell(f"if rank < 2: dist.{call}group=group)", 8))
+        assert line.startswith("[0-1] cell 8, line 1: this group is gone since")
+    # and leaves nothing unknown
+    assert world.run_cell("dist.all_reduce(torch.ones(1 + rank))").hang
     assert not any("new_group" in line for line in told(world.run_cell("1 / 0")))
     world.run_cell("group = dist.new_group([0, 1])")
     run = world.run_cell(
         "z = torch.ones(1)\nif rank < 2: dist.all_reduce(z, group=group)\nz.item()"
     )
     assert told(run) == ["[0-1] 2.0", "[2]   1.0"]
+
+
+def test_errors_that_differ_in_addresses_only_are_told_once(world: PlayWorld) -> None:
+    source = "raise ValueError(f'peer [127.0.0.1]:{4000 + rank} of {object() if rank else 0x7f}')"
+    assert sum("Traceback" in line for line in told(world.run_cell(source))) == 2
+    source = "raise ValueError(f'peer [127.0.0.1]:{4000 + rank}, object at {hex(rank)}')"
+    assert sum("Traceback" in line for line in told(world.run_cell(source))) == 1
 
 
 @pytest.mark.usefixtures("_frequent_looks")

@@ -308,6 +308,7 @@ def counted_twice(rank: int, size: int, seed: int) -> Cases:
             f"{samples} samples",
             (samples, places, right.__getitem__),
             (len(range(first, samples, size)), sum(right) / samples),
+            names=("samples tested", "accuracy"),
             is_coded=False,
             culprit=places[-1],
         )

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from traceback import walk_stack
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from playground.base.upstream import default_store
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import RETURNED, Place
+from playground.exercises.exercise import AWAITS, RETURNED, Place
 from playground.tap.replacement import replaced
 from playground.ui.units import plural
 from playground.world.rank.reports import report
@@ -46,6 +47,17 @@ LATE = 1.0
 """Seconds that rank 0 waits for the others at most, before it writes."""
 
 
+class State(NamedTuple):
+    """What a process does in its attempt."""
+
+    does: list[str] | bool
+    """It waits for these keys, runs (False), or has returned (True)."""
+    line: int
+    """The solution's line that waits."""
+    written: list[str]
+    """The keys that it has written so far."""
+
+
 class WatchedStore(dist.Store):
     """The world's store, for one attempt: a wait that cannot end is a deadlock. It is proved where
     every process waits or has returned, and what is waited for is still not there after that was
@@ -59,22 +71,29 @@ class WatchedStore(dist.Store):
         store = default_store()
         self.inner = dist.PrefixStore("exercise", store)
         self.states = dist.PrefixStore(f"judge{attempt}", store)
+        self.written = list[str]()
         self.note(False)
 
-    def note(self, waits_for: list[str] | bool) -> None:
-        """Write what this process does: it waits for keys, runs (False), or has returned (True)."""
-        self.states.set(str(self.rank), json.dumps(waits_for))
+    def note(self, does: list[str] | bool) -> None:
+        """Write the state of this process, for the others."""
+        line = next(
+            line for frame, line in walk_stack(None) if frame.f_code.co_filename != __file__
+        )
+        self.states.set(str(self.rank), json.dumps((does, line, self.written)))
 
     def set(self, key: str, value: str) -> None:
         end = time.monotonic() + LATE
-        while self.rank == 0 and not all(self.read_states()[1:]) and time.monotonic() < end:
+        while self.rank == 0 and time.monotonic() < end:
+            if all(state.does for state in self.read_states()[1:]):
+                break
             report()  # a sign of life
             time.sleep(0.01)
         self.inner.set(key, value)
+        self.written.append(key)
 
-    def read_states(self) -> list[Any]:
+    def read_states(self) -> list[State]:
         """What each process has noted."""
-        return [json.loads(self.states.get(str(rank))) for rank in range(self.size)]
+        return [State(*json.loads(self.states.get(str(rank)))) for rank in range(self.size)]
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -90,29 +109,30 @@ class WatchedStore(dist.Store):
 
     def find_standstill(self) -> None:
         states = self.read_states()
-        if all(states) and not any(self.inner.check(keys) for keys in states if keys is not True):
+        awaited = [state.does for state in states if isinstance(state.does, list)]
+        if all(state.does for state in states) and not any(map(self.inner.check, awaited)):
             at = [
-                RETURNED if keys is True else Place(f"waits for {', '.join(keys)}")
-                for keys in states
+                Place(f"{AWAITS}{', '.join(state.does)}", None, state.line)
+                if isinstance(state.does, list)
+                else RETURNED
+                for state in states
             ]
-            report(standstill=dict(enumerate(at)))
+            written = sorted({key for state in states for key in state.written})
+            report(standstill=dict(enumerate(at)), written=tuple(written))
             threading.Event().wait()
 
 
 def hand_on(name: str) -> Callable[..., Any]:
-    return lambda store, *args, **kwargs: getattr(store.inner, name)(*args, **kwargs)
+    def call(store: WatchedStore, *args: Any) -> Any:
+        if name in WRITING:
+            store.written += args[0] if isinstance(args[0], list) else [args[0]]
+        return getattr(store.inner, name)(*args)
+
+    return call
 
 
-for _name in (
-    "add",
-    "check",
-    "compare_set",
-    "delete_key",
-    "num_keys",
-    "append",
-    "multi_get",
-    "multi_set",
-):
+WRITING = "add", "compare_set", "append", "multi_set"
+for _name in (*WRITING, "check", "delete_key", "num_keys", "multi_get"):
     setattr(WatchedStore, _name, hand_on(_name))
 OF_THE_WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK")
 """Variables that say who a process is."""
@@ -134,6 +154,7 @@ def rendezvous(rank: int, size: int, seed: int) -> Cases:
         address, returned = f"127.0.0.1:{4000 + 100 * attempt + rank}", list[object]()
         run = partial(meet, rank, size, attempt, address, returned)
         due = {
+            "type of an address": "str",
             "their addresses": "all",
             "this one's address": "in its place",
             "ranks": list(range(size)),
@@ -174,22 +195,27 @@ def look(rank: int, results: list[tuple[list[Any], str]]) -> object:
     addresses = [address for _, address in results]
     if not all(map(is_answer, everyones)):
         return everyones[rank]
+    kind = "bytes" if any(isinstance(each, bytes) for each in everyones[rank][1]) else "str"
+    everyones = [(number, [*map(as_text, theirs)]) for number, theirs in everyones]
     number, mine = everyones[rank]
     # Not which ranks lack some: that differs from run to run.
     found = "all" if all({*each} == {*addresses} for _, each in everyones) else "not all"
     if any(each not in addresses for _, theirs in everyones for each in theirs):
         found = "others, such as an earlier attempt's"
-    if any(isinstance(each, bytes) for each in mine):
-        found = "bytes"
     is_own = number in range(len(mine)) and mine[number] == addresses[rank]
     place = ""
     if found == "all":
         place = "in its place" if is_own else "elsewhere"
     return {
+        "type of an address": kind,
         "their addresses": found,
         "this one's address": place,
         "ranks": sorted(number for number, _ in everyones),
     }
+
+
+def as_text(address: object) -> object:
+    return address.decode(errors="replace") if isinstance(address, bytes) else address
 
 
 def is_answer(returned: Any) -> bool:
@@ -205,4 +231,4 @@ def share(rank: int, size: int, seed: int) -> Cases:
         for other in range(size):
             ends.append(ends[-1] + (samples - ends[-1] + size - other - 1) // (size - other))
         about, due = plural(samples, "sample"), (ends[rank], ends[rank + 1])
-        yield Case(about, (samples,), returns=due, is_coded=False)
+        yield Case(about, (samples,), returns=due, names=("begin", "end"), is_coded=False)

@@ -28,7 +28,9 @@ def epochs(rank: int, size: int, seed: int) -> Cases:
             f"{plural(samples, 'sample')}, "
             f"{plural(epochs, 'epoch')}{f', from epoch {first} on' if first else ''}"
         )
-        yield Case(about, (samples, seed + 3, first, epochs), returns=due, is_coded=False)
+        names = [f"epoch {epoch}" for epoch in range(first, first + epochs)]
+        given = samples, seed + 3, first, epochs
+        yield Case(about, given, returns=due, names=names, is_coded=False)
 
 
 OWN, OTHERS = "what rank 0 had", "other tensors than before"

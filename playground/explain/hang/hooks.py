@@ -103,6 +103,8 @@ class Hooks(FlightRecorder):
         self.functional.results.clear()
         self.box = box
         self.functional.find()
+        known = (each() for each in self.alive.values())
+        self.gone.update(group for group in known if group is not None)
         self.forget_groups()
 
     def continue_program(self) -> None:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import get_ident
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from torch import Tensor
 
+from playground.base.errors import GroupGone
 from playground.base.upstream import (
     count_collectives,
     devices_of,
@@ -64,6 +65,8 @@ class FlightRecorder(FastObserver):
         self.alive: dict[int, ref[Any]] = {}
         """The groups that have been seen, by id: what is known by the id of a group goes with
         it."""
+        self.gone: WeakSet[Any] = WeakSet()
+        """The groups of earlier programs, which were destroyed with their worlds."""
         self.queues: Queues | None = None
         """The streams of this rank's GPU, once a group is carried by NCCL."""
         self.on_gpu: dict[int, bool] = {}
@@ -76,10 +79,12 @@ class FlightRecorder(FastObserver):
 
     def read_group(self, group: Any, is_new: bool = False) -> None:
         """Read the timeout of a group and, if it `is_new`, how many collectives it took to make
-        it."""
+        it. Raises `GroupGone`."""
         box, key = self.box, id(group)
         if box is None:
             return
+        if group in self.gone:
+            raise GroupGone
         timeout = read_timeout(group)
         if timeout is not None and timeout >= self.timeout:
             self.limited.discard(key)
