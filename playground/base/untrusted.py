@@ -47,11 +47,11 @@ def parse_json(content: str | bytes) -> object:
         raise ValueError("it is nested too deeply") from None
 
 
-def expect_text(value: object) -> str:
-    """A text that can be shown in one line."""
+def expect_text(value: object, *, lines: bool = False) -> str:
+    """A text that can be shown in one line; with `lines`, in its own."""
     if not isinstance(value, str):
         raise ValueError(f"{show(value)} is no text")
-    return printable(value)
+    return printable(value, lines=lines)
 
 
 def expect_int(value: object, least: int = -INT64, most: int = INT64 - 1) -> int:

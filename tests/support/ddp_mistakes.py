@@ -146,7 +146,7 @@ MISTAKES = {
             optimizer.step()
             if rank == 0:
                 evaluate()
-        """, FORWARD, "DDP's buckets"),
+        """, FORWARD, "DDP's forward (agrees on buckets)"),
     "last-rank-evaluates-the-model": Script(2, NORMS, """
         for step in range(6):
             loss = model(torch.randn(4, 16)).pow(2).mean()

@@ -406,6 +406,17 @@ def evaluated_with_padding() -> None:
             model(batch)
 
 
+def evaluated_on_one_rank_in_part() -> None:
+    data = new_data(23)
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))
+    model, optimizer = begin(new_net())
+    step(model, optimizer)
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            for batch, _ in loader:  # told
+                model.module(batch)
+
+
 class Stream(IterableDataset[Tensor]):
     """Numbers that all workers have, or that they share."""
 
@@ -733,6 +744,7 @@ WRONG = (
     Wrong(one_epoch_again, "S4-setepoch", PROBABLE, marked=train_on),
     Wrong(split_apart, "S8-split", PROBABLE, marked=train_on),
     Wrong(evaluated_with_padding, "S6-pad", HINT),
+    Wrong(evaluated_on_one_rank_in_part, "S6-part", HINT),
     Wrong(repeated_by_workers, "S7-workers", PROBABLE),
     Wrong(trained_apart_on_parts, "N1-alone", HINT),
     Wrong(same_part_for_all, "E2-equal", HINT),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,139 @@ def test_a_script_that_has_a_half_of_it_is_told_the_other(save: Save, run_cli: R
     done = run_cli("doctor", "--seconds", "20", "train.py")  # it is run, as any that communicates
     assert "5. model, there: train.py:16 wraps the model" in done.out
     assert "3. sampler, missing: train.py:15 would give every rank all samples" in done.out
+
+
+STOPS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+torch.manual_seed(42)
+data = torch.randn(64, 4)
+train_loader, val_loader = DataLoader(data, batch_size=8), DataLoader(data, batch_size=8)
+model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@torch.no_grad()
+def evaluate(loader):
+    total = 0.0
+    for x in loader:
+        total += model(x).sum().item()
+    return total
+best, patience = 0.0, 0
+for epoch in range(9):
+    running = 0.0
+    for x in train_loader:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        running += loss.item()
+    print(running)
+    val_loss = evaluate(val_loader)
+    if val_loss < best:
+        best, patience = val_loss, 0
+    else:
+        patience += 1
+        if patience >= 3:
+            break
+"""
+
+
+def notes_of(source: str, name: str) -> list[str]:
+    [part] = [each for each in plan(source, "train.py").parts if each.name == name]
+    return [*part.notes]
+
+
+def test_a_stop_by_what_each_rank_computes_is_left_to_rank_0() -> None:
+    [walks, told] = notes_of(STOPS, "metrics over ranks")
+    assert told.startswith("train.py:32 stops by val_loss, which each rank computes.")
+    assert "`stop = torch.tensor([float(patience >= 3)]); dist.broadcast(stop, 0)`" in told
+    assert walks.startswith("train.py:13 walks its samples on every rank: the result is right")
+    for right in (
+        STOPS.replace("patience >= 3", "epoch >= 3"),
+        STOPS.replace("patience += 1", "patience += 1\n        dist.broadcast(stop, 0)"),
+        STOPS.replace("val_loss = evaluate(val_loader)", "val_loss = running"),  # which is averaged
+        STOPS.replace("            break", "            print()"),
+    ):
+        assert not any("stops by" in note for note in notes_of(right, "metrics over ranks")), right
+
+
+def test_what_a_model_has_of_its_own_on_each_rank_is_noted() -> None:
+    norms = STOPS.replace("nn.Dropout(0.1)", "nn.BatchNorm1d(4)")
+    walks, _ = notes_of(norms, "metrics over ranks")
+    assert "the results differ a little: each rank has BatchNorm statistics of its own" in walks
+    [masks] = notes_of(STOPS, "model")
+    assert masks.startswith("train.py:8: with one seed on all ranks (train.py:5), dropout draws")
+    assert "call torch.manual_seed(42 + rank) after the model is wrapped" in masks
+    assert notes_of(STOPS.replace("manual_seed(42)", "manual_seed(get_rank())"), "model") == []
+
+
+def test_a_rate_that_is_multiplied_by_the_number_of_ranks_is_noted() -> None:
+    scaled = shape(HALF).replace("lr=", "lr=dist.get_world_size() * ")
+    assert scaled != shape(HALF)
+    [_, told] = notes_of(scaled, "sampler")
+    assert "multiplies the learning rate by the number of ranks" in told
+    assert len(notes_of(shape(HALF), "sampler")) == 1
+
+
+APART = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+dist.init_process_group()
+rank = dist.get_rank()
+torch.manual_seed(0)
+data = torch.randn(44, 4)
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+test_loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    loader.sampler.set_epoch(epoch)
+    for x in loader:
+        optimizer.zero_grad()
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+    number = right = 0
+    with torch.no_grad():
+        for x in test_loader:
+            right += (model.module(x).sign() == x.sum(1, keepdim=True).sign()).sum().item()
+            number += len(x)
+    if rank == 0:
+        print(right / number, number)
+dist.destroy_process_group()
+"""
+
+
+def test_an_evaluation_of_one_rank_s_part_is_to_be_added_up(save: Save, run_it: Ran) -> None:
+    found = plan_of_half(Path(save(APART, "apart.py")))
+    assert found
+    assert found.lacks == ["metrics over ranks"]
+    save(found.after, "after.py")
+    done = run_it("after.py")
+    assert done.code == 0, done.err
+    assert {line.split()[-1] for line in done.out.splitlines()} == {"44.0"}
+    summed = APART.replace("    if rank", "    dist.all_reduce(torch.ones(1))\n    if rank")
+    assert plan_of_half(Path(save(summed, "summed.py"))) is None
+
+
+def test_an_evaluation_by_one_rank_needs_no_sampler() -> None:
+    """What it were to add up with the others would wait for them."""
+    head, _, rest = APART.partition("    number = right = 0\n")
+    body, _, end = rest.partition("    if rank == 0:\n")
+    under = "    if rank == 0:\n        number = right = 0\n"
+    found = plan(head + under + textwrap.indent(body, "    ") + end, "train.py")
+    [part] = [each for each in found.parts if "metrics" in each.name]
+    assert part.saw.startswith("only one rank evaluates (train.py:23), with a sampler")
+    assert not part.edits
+    assert "leave out the sampler" in part.notes[0]
+
+
+def test_an_all_reduce_of_gradients_is_no_metric() -> None:
+    step = "        optimizer.step()"
+    source = APART.replace(step, f"        dist.all_reduce(model.module.weight.grad)\n{step}", 1)
+    [part] = [each for each in plan(source, "train.py").parts if "metrics" in each.name]
+    assert part.status is Status.MISSING
 
 
 OWN_BATCHES = """

@@ -651,12 +651,16 @@ def test_dry_says_what_would_be_run_and_what_would_fail(save: Save, run_it: Ran)
     line = "torchrun --nproc-per-node 3 --max-restarts 2 train.py --lr 'a b'"
     assert (ran.code, ran.err) == (0, "")
     assert f"as does: {line}\n" in ran.out
-    assert "2 checks of its text (device, set order): 1 found something\n" in ran.out
+    assert "3 checks of its text (device, own gpu, set order): 1 found something\n" in ran.out
     assert "not looked at: what it calls and how it trains, as nothing was run" in ran.out
-    assert "device: backend gloo is given (train.py:2)" in ran.out
+    assert '  note, device: for GPUs: leave out "gloo" (train.py:2)\n' in ran.out
     document = json.loads(run_it("--dry", "--json", "train.py").out)
     assert [each["check"] for each in document["faults"]] == ["device"]
     assert document["torchrun"] == "torchrun --nproc-per-node 2 train.py"
+    save("import torch\nimport torch.distributed as dist\ndist.init_process_group()\n"
+         "device = torch.device('cuda')\n")  # fmt: skip
+    ran = run_it("--dry", "train.py")
+    assert "warning, own-gpu: all ranks would use the first GPU" in ran.out
     refused = run_it("--json", "train.py")
     assert (refused.code, refused.out) == (2, "")
 

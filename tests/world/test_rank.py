@@ -99,8 +99,18 @@ def test_nccl_without_a_gpu_is_told_in_a_line_and_with_the_program_s_own(message
     failed = failure(caught.value, 0, 2)
     assert failed.headline == (
         "rank 0 of 2 failed: the program asks for nccl, and this machine shows no GPU: leave the "
-        "backend out: torch chooses gloo here, and nccl where there are GPUs"
+        "backend out: torch chooses gloo here, and nccl where there are GPUs; or simulate GPUs, "
+        "with --gpus"
     )
     place, line = str(failed).splitlines()[1:]
     assert place.startswith(f'  File "{__file__}"')
     assert line.strip() == "raise RuntimeError(message)"
+
+
+def test_two_ranks_on_one_gpu_are_told_in_a_line() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError("Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on …")
+    assert failure(caught.value, 1, 2).headline == (
+        "rank 1 of 2 failed: Duplicate GPU detected: ranks 0 and 1 use the same GPU: call "
+        'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything is put on a GPU'
+    )

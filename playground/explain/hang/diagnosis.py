@@ -13,6 +13,7 @@ from dataclasses import replace
 from playground.base.ranks import name_ranks
 from playground.explain.hang.differences import (
     compose_difference,
+    find_cure,
     find_first_difference,
     find_strays,
     note_difference,
@@ -94,7 +95,7 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     if told := find_strays(was):
         return told
     if first := find_first_difference(was):
-        return compose_difference(first, draw_last(graph))
+        return compose_difference(first, was, draw_last(graph))
     found = find_cause(was, is_over=True)
     if found is None or found.kind == Kind.LOST:  # which its failure says itself
         return None
@@ -374,6 +375,9 @@ def describe(
     table = draw_table(rows, {one: graph.states[one].since for one in seen})
     edges = tuple((one, tuple(sorted(wait.missing))) for one, wait in sorted(waits.items()))
     told_of = replace(compose(kind, culprits, parties, table, unknown), waits=edges)
+    if kind == Kind.BESIDE_DDP:
+        calls = {one: wait.operation for one, wait in waits.items()}
+        return replace(told_of, cure=find_cure(kind, calls, graph.states.values()))
     if kind == Kind.ENDED and rank is not None:
         if waits[rank].operation.kind != COLLECTIVE:
             return replace(told_of, cure=UNANSWERED.format(rank=rank, other=other))
@@ -414,9 +418,11 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
             several = re.sub("^was ", "were ", state.end)
             return Predicate(f"{state.end} in {what}", f"{several} in {what}", line)
         return Predicate(f"is in {what}", f"are in {what}", line, wait.operation.name)
-    last = state.operations[-1].line if state.operations and state.doing == Doing.FINISHED else ""
     one, several = ACTS.get(state.doing) or (state.end, re.sub("^was ", "were ", state.end))
-    return Predicate(one or "is dead", several or "are dead", state.line or last)
+    if state.operations and state.doing == Doing.FINISHED and not state.line:
+        last = state.operations[-1]
+        return Predicate(one, several, last.line, about_line=f"last call: {last.name}, ")
+    return Predicate(one or "is dead", several or "are dead", state.line)
 
 
 def are_models(one: Operation, other: Operation) -> bool:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from playground.base.ranks import name_ranks
 from playground.explain.hang.states import (
     BACKWARD,
     BUCKETS,
@@ -48,11 +49,17 @@ from playground.explain.hang.wording import (
     draw_table,
     has_called,
     join_parties,
+    shorten,
     wrap_sentence,
 )
 
 ORDERED = COLLECTIVE, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
 """The channels whose calls a group counts together. The other collectives meet in the store."""
+UNSHARED_BESIDE_DDP = (
+    "{ranks} {call} {name} ({line}), {others} {do} not: is it under a condition on the rank? If "
+    "not, have ranks unequal numbers of batches, or does one leave the loop early?"
+)
+"""The cure where a call from a line that the others have not called from meets DDP's."""
 MOST_EXTRA = 64
 """Largest number of calls of one rank that are looked for among those of another."""
 Group = tuple[tuple[int, ...], int]
@@ -175,7 +182,8 @@ def note_difference(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
     has_met = first.culprits <= there and (others & there or not others)
     if (is_same or has_met) and not first.extra:
         return found
-    return replace(found, difference=first.say(), cure=first.kind.cure)
+    cure = find_cure(first.kind, first.met, states)
+    return replace(found, difference=first.say(), cure=cure)
 
 
 def note_surplus(found: Diagnosis, states: Sequence[RankState]) -> Diagnosis:
@@ -194,7 +202,7 @@ def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     if first is None:
         return None
     rows = {rank: (detail(one, first.kind), one.line, "") for rank, one in first.met.items()}
-    return compose_difference(first, draw_table(dict(sorted(rows.items())), {}))
+    return compose_difference(first, states, draw_table(dict(sorted(rows.items())), {}))
 
 
 def find_strays(states: Sequence[RankState]) -> Diagnosis | None:
@@ -214,10 +222,30 @@ def find_strays(states: Sequence[RankState]) -> Diagnosis | None:
     return compose(Kind.STRANGER, strays, told, draw_table(rows, {}), None)
 
 
-def compose_difference(first: Difference, table: str) -> Diagnosis:
+def compose_difference(first: Difference, states: Iterable[RankState], table: str) -> Diagnosis:
     culprits, parties = first.culprits, first.list_parties()
     told = compose(first.kind, culprits, parties, table, None)
-    return replace(told, sentence=wrap_sentence(first.say()))
+    cure = find_cure(first.kind, first.met, states)
+    return replace(told, sentence=wrap_sentence(first.say()), cure=cure)
+
+
+def find_cure(kind: Kind, met: Mapping[int, Operation], states: Iterable[RankState]) -> str:
+    """The cure. Where a call of some ranks meets DDP's on others, and those have never called from
+    its line, it may be under a condition; if they have, it has come too early."""
+    own = [rank for rank, one in met.items() if one.name not in OF_DDP]
+    others = sorted(met.keys() - {*own})
+    call = met[own[0]] if own else None
+    if kind != Kind.BESIDE_DDP or call is None or not call.line:
+        return kind.cure
+    lines = {one.line for state in states if state.rank in others for one in state.operations}
+    if call.line in lines:
+        return kind.cure
+    callers = [rank for rank in own if met[rank].line == call.line]
+    return UNSHARED_BESIDE_DDP.format(
+        ranks=name_ranks(callers), call="call" if callers[1:] else "calls", name=call.name,
+        line=shorten(call.line.partition(" in ")[0], 24),
+        others=name_ranks(others), do="do" if others[1:] else "does",
+    )  # fmt: skip
 
 
 def find_first_difference(states: Iterable[RankState]) -> Difference | None:

@@ -15,7 +15,7 @@ FORM_WORLD = "init_process_group"
 NEW_GROUP, SPLIT_GROUP = "new_group", "split_group"
 MAKE_DDP = "DDP's __init__"
 BUFFERS = "DDP's forward"
-BUCKETS = "DDP's buckets"
+BUCKETS = "DDP's forward (agrees on buckets)"
 BACKWARD = "DDP's backward"
 OF_DDP = MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
 BY_ITSELF = FORM_WORLD, NEW_GROUP, SPLIT_GROUP, *OF_DDP
@@ -86,8 +86,8 @@ class Kind(StrEnum):
     )
     BESIDE_DDP = (
         "a collective that meets DDP's",
-        "give all ranks equal numbers of batches, or `with model.join():`; make other calls on all "
-        "ranks",
+        "give all ranks equal numbers of batches, or `with model.join():`; let them decide alike "
+        "to leave a loop",
     )
     ALONE = (
         "a model that some ranks call alone",
@@ -147,7 +147,8 @@ class Kind(StrEnum):
     )
     ENDED = (
         "a rank that has finished",
-        "make the same number of calls on all ranks; for DDP, `with model.join():` fills them in",
+        "make the same number of calls on all ranks: let them decide alike to leave a loop (early "
+        "stop); where DDP has unequal batches, `with model.join():` fills the calls in",
     )
     ABSENT = (
         "a rank that does not take part",

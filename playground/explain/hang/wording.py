@@ -65,7 +65,8 @@ class Diagnosis:
     def __str__(self) -> str:
         first = [textwrap.fill(f"before that: {self.difference}", WIDTH)] if self.difference else []
         unknown = [textwrap.fill(f"not known: {self.unknown}", WIDTH)] if self.unknown else []
-        return "\n".join((self.sentence, *first, self.table, *unknown, self.cure))
+        cure = textwrap.fill(self.cure, WIDTH)
+        return "\n".join((self.sentence, *first, self.table, *unknown, cure))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class Predicate:
     line: str
     operation: str = ""
     is_over: bool = False
+    about_line: str = ""
+    """What stands before the line: "its last call: all_reduce, "."""
 
     def say(self, ranks: Sequence[int], before: str = "") -> str:
         """The sentence about these ranks. A line in the same file as the line `before` is told
@@ -86,7 +89,7 @@ class Predicate:
         file, _, number = place.rpartition(":")
         place = f":{number}" if file and before.startswith(f"{file}:") else place
         sentence = f"{shorten(name_ranks(ranks), 22)} {self.several if ranks[1:] else self.one}"
-        return f"{sentence} ({place})" if place else sentence
+        return f"{sentence} ({self.about_line}{place})" if place else sentence
 
 
 HAS_NOT = Predicate("has not", "have not", "")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from playground.explain.memory.peaks import Peak
+from playground.explain.memory.peaks import Peak, Row
 from playground.ui.tables import Column, Texts, named_numbers, tabulate
 from playground.ui.units import format_bytes, plural
 
 SHOWN = 12
 """Rows on the terminal."""
-COLUMNS = {"where": Column("line"), "kind": Column("kind")} | named_numbers(
-    ("tensors", "tensors", "", ",.0f"),
-    ("nbytes", "memory", "MiB", ",.1f", 2**-20),
-)
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("bytes", 1))
 
 
 def memory_texts(peaks: Sequence[Peak]) -> Texts:
@@ -27,12 +24,22 @@ def memory_texts(peaks: Sequence[Peak]) -> Texts:
     return [
         "",
         describe(first),
-        tabulate(first.rows[:SHOWN], COLUMNS),
+        tabulate(first.rows[:SHOWN], choose_columns(first.rows)),
         *([more] if rest else []),
         f"Together: {kinds}.",
         f"PyTorch has reserved {format_bytes(first.reserved)} of {format_bytes(first.capacity)}.",
         *([describe_others(others)] if others else []),
     ]
+
+
+def choose_columns(rows: Sequence[Row]) -> dict[str, Column]:
+    """The table's columns; memory is in the largest unit of which one row has at least one."""
+    most = max((row.nbytes for row in rows), default=0)
+    unit, size = next((each for each in UNITS if most >= each[1]), UNITS[-1])
+    digits = ",.1f" if size > 1 else ",.0f"
+    return {"where": Column("line"), "kind": Column("kind")} | named_numbers(
+        ("tensors", "tensors", "", ",.0f"), ("nbytes", "memory", unit, digits, 1 / size)
+    )
 
 
 def describe(peak: Peak) -> str:

@@ -8,11 +8,12 @@ order in each epoch, if `set_epoch` is called.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from playground.explain.right.facts import BUCKET, FORWARD, Draw, Look, RankFacts
 from playground.explain.right.finding import HINT, PROBABLE, Finding
-from playground.explain.right.log import FIRST_STEPS, LEAST_LOOKS, Prints
+from playground.explain.right.log import ENDED, FIRST_STEPS, LEAST_LOOKS, Prints
 from playground.explain.right.replicas import find_teams
 
 
@@ -212,31 +213,57 @@ def first_batches(rank: RankFacts, draw: Draw) -> list[Prints]:
 
 
 def find_padding(facts: Sequence[RankFacts]) -> Iterator[Finding]:
-    """S6-pad: a metric counts each sample once.
+    """S6-pad and S6-part: a metric counts each sample once.
 
-    A hint: batches of a DistributedSampler come while no gradients are recorded, and the sampler
-    repeats samples so that all ranks have as many. Unknown: gradients are recorded in evaluation.
+    A hint: batches of a DistributedSampler come while no gradients are recorded. The sampler
+    repeats samples so that all ranks have as many, and as many ranks evaluate as there are parts;
+    or one rank does, which has one part of several, and all have ended. Unknown: gradients are
+    recorded in evaluation; a rank has left no log.
     """
+    evaluations = {rank.rank: list_evaluations(rank) for rank in facts}
+    have_ended = all(rank.state == ENDED and not rank.unknown for rank in facts)
     for rank in facts:
-        for draw in rank.draws:
-            batches = [
-                each for each in rank.batches
-                if (each.sampler, each.draw) == (draw.sampler, draw.number)
+        for draw in evaluations[rank.rank]:
+            form = draw.parts, draw.length
+            others = [
+                one for one, draws in evaluations.items()
+                if form in {(each.parts, each.length) for each in draws}
             ]  # fmt: skip
-            if batches and draw.total > draw.length and not any(each.trains for each in batches):
-                twice = draw.total - draw.length
-                yield Finding(
-                    rule="S6-pad",
-                    level=HINT,
-                    what=f"an evaluation counts {twice} of {draw.length} samples twice",
-                    ranks=tuple(each.rank for each in facts),
-                    since=max(draw.steps.values(), default=0),
-                    where=rank.where(draw.line),
-                    why="DistributedSampler repeats samples, so that all ranks have as many",
-                    fix="cut the data set without a sampler, into parts whose sizes may differ, "
-                    "and add up sums and counts over the ranks",
+            padded = Finding(
+                rule="S6-pad",
+                level=HINT,
+                what=f"an evaluation counts {draw.total - draw.length} of {draw.length} samples "
+                "twice",
+                ranks=tuple(each.rank for each in facts),
+                since=max(draw.steps.values(), default=0),
+                where=rank.where(draw.line),
+                why="DistributedSampler repeats samples, so that all ranks have as many",
+                fix="cut the data set without a sampler, into parts whose sizes may differ, and "
+                "add up sums and counts over the ranks",
+            )
+            if draw.total > draw.length and len(others) == draw.parts:
+                yield padded
+                return
+            if len(others) == 1 < draw.parts == len(facts) and have_ended:
+                part = draw.total // draw.parts
+                yield replace(
+                    padded,
+                    rule="S6-part",
+                    what=f"only rank {rank.rank} evaluates, on {part} of {draw.length} samples",
+                    ranks=(rank.rank,),
+                    why="its DistributedSampler gives it the part of one rank",
+                    fix="leave out the sampler of this evaluation, or evaluate on all ranks, and "
+                    "add up sums and counts over them",
                 )
                 return
+
+
+def list_evaluations(rank: RankFacts) -> list[Draw]:
+    """The draws whose batches came while no gradients were recorded."""
+    trains: dict[tuple[int, int], bool] = {}
+    for each in rank.batches:
+        trains[each.sampler, each.draw] = trains.get((each.sampler, each.draw), False) | each.trains
+    return [draw for draw in rank.draws if trains.get((draw.sampler, draw.number)) is False]
 
 
 def find_repeated_shares(facts: Sequence[RankFacts]) -> Iterator[Finding]:

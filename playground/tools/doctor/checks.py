@@ -9,9 +9,9 @@ from typing import Any
 
 from playground.base.errors import PlaygroundError
 
-ERROR, WARNING = "error", "warning"
-"""Severities: distributed training fails or is wrong; it is slower or less robust than it could
-be."""
+ERROR, WARNING, NOTE = "error", "warning", "note"
+"""Severities: distributed training fails or is wrong; it is slower or less robust than it could be;
+or it is to be changed for other machines than this one."""
 
 
 class Undecided(PlaygroundError):
@@ -22,17 +22,17 @@ class Undecided(PlaygroundError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, in one line each: what was seen, the rule, and the fix."""
+    """What is wrong, in one line each: what was seen, the rule, and the fix. A note is one line."""
 
     severity: str
     saw: str
-    rule: str
-    fix: str
+    rule: str = ""
+    fix: str = ""
     check: str = ""
     """Name of the check that found it: "host-name" of `check_host_name`."""
 
 
-error, warning = partial(Fault, ERROR), partial(Fault, WARNING)
+error, warning, note = (partial(Fault, severity) for severity in (ERROR, WARNING, NOTE))
 
 Check = Callable[[Any], Iterable[Fault]]
 """From the facts of a tier to what is wrong with them."""

@@ -4,6 +4,7 @@ import torch."""
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,15 @@ from playground.base.errors import PlaygroundError, UsageError
 from playground.base.flags import flag, like
 from playground.tools import TOOLS
 from playground.tools.doctor import hosts, machine, script, software
-from playground.tools.doctor.checks import ERROR, Check, Fault, Undecided, run_checks
+from playground.tools.doctor.checks import (
+    ERROR,
+    NOTE,
+    WARNING,
+    Check,
+    Fault,
+    Undecided,
+    run_checks,
+)
 from playground.tools.doctor.data_parallel.edits import show_edits
 from playground.tools.doctor.data_parallel.parts import Plan
 from playground.tools.doctor.data_parallel.plan import plan_of_half, plan_of_text
@@ -70,14 +79,15 @@ class DoctorSettings:
 
 def count(faults: Sequence[Fault], number: int) -> str:
     """How many checks there were, and how many faults of each severity."""
-    errors = sum(each.severity == ERROR for each in faults)
-    found = {"error": errors, "warning": len(faults) - errors}
-    amounts = [plural(amount, what) for what, amount in found.items() if amount]
+    found = Counter(each.severity for each in faults)
+    amounts = [plural(found[each], each) for each in (ERROR, WARNING, NOTE) if found[each]]
     return f"{plural(number, 'check')}, {', '.join(amounts) or 'nothing found'}"
 
 
 def fault_text(fault: Fault) -> Prose:
     severity = bad(fault.severity) if fault.severity == ERROR else fault.severity
+    if fault.severity == NOTE:
+        return prose(f"  {NOTE}, {fault.check}: {fault.saw}")
     lines = f", {fault.check}: {fault.saw}\n    rule: {fault.rule}\n    fix: {fault.fix}"
     return prose("  ", severity, lines)
 
@@ -202,5 +212,6 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
             "--seconds, before the name of the script"
         )
     none = good("None of the faults that these checks look for was found.")
-    verdict = f"{plural(len(faults), 'warning')}, no error." if faults else none
+    warnings = sum(each.severity == WARNING for each in faults)
+    verdict = f"{plural(warnings, 'warning')}, no error." if warnings else none
     session.say("", prose(verdict, " What was not called was not looked at." if words else ""))

@@ -24,7 +24,11 @@ from playground.explain.hang import (
     Operation,
 )
 from playground.explain.hang.box import SWITCH
-from playground.tools.doctor.checks import Fault, error, run_checks, warning
+from playground.tools.doctor.checks import Check, Fault, error, note, run_checks, warning
+from playground.tools.doctor.data_parallel.parts import Status
+from playground.tools.doctor.data_parallel.script import Script
+from playground.tools.doctor.data_parallel.start import find_device
+from playground.tools.doctor.data_parallel.text import TrainingText
 from playground.tools.doctor.looked_at import say_looks
 from playground.tools.doctor.script_run import ScriptRun, copy_files, run_script
 from playground.tools.doctor.set_order import sets_walked
@@ -149,24 +153,36 @@ def check_any_source(script: ScriptFacts) -> Iterator[Fault]:
 
 def check_device(script: ScriptFacts) -> Iterator[Fault]:
     """On GPUs: a backend for CPUs that is given by name, and tensors that are left on the CPU."""
-    source = script.path.read_bytes()
+    source, name = script.path.read_bytes(), script.path.name
+    changes = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("init_process_group"):
             given = [
                 *node.args[:1],
                 *(each.value for each in node.keywords if each.arg == "backend"),
             ]
-            for name in (each.value for each in given if isinstance(each, ast.Constant)):
-                if name in BACKENDS and BACKENDS[name].device_type == "cpu":
-                    saw = f"backend {name} is given ({script.path.name}:{node.lineno})"
-                    rule = "nccl is for GPUs, and the default is gloo and nccl"
-                    yield warning(saw, rule, "leave the backend out")
+            for backend in (each.value for each in given if isinstance(each, ast.Constant)):
+                if backend in BACKENDS and BACKENDS[backend].device_type == "cpu":
+                    changes.append(f'leave out "{backend}" ({name}:{node.lineno})')
     lines = (one.line for one in script.operations if one.dtype or one.name == MAKE_DDP)
-    first = next((line for line in lines if line.startswith(f"{script.path.name}:")), "")
+    first = next((line for line in lines if line.startswith(f"{name}:")), "")
     if first and not re.search(b"cuda|accelerator", source, re.IGNORECASE):
-        saw = f"tensors of the CPU ({first}): {script.path.name} names no GPU"
-        fix = "make tensors on torch.device('cuda', LOCAL_RANK)"
-        yield warning(saw, "nccl takes tensors of a GPU only", fix)
+        place = first.partition(" in ")[0].removeprefix(name if changes else "")
+        changes.append(f'make tensors on torch.device("cuda", LOCAL_RANK) ({place})')
+    if changes:
+        yield note(f"for GPUs: {', and '.join(changes)}")
+
+
+def check_own_gpu(script: ScriptFacts) -> Iterator[Fault]:
+    """On GPUs: ranks that would all use the first one."""
+    source = script.path.read_bytes()
+    if not re.search(rb"[\"']cuda|\.cuda\(", source) or b"CUDA_VISIBLE_DEVICES" in source:
+        return
+    found = Script(TrainingText(source.decode("utf-8-sig", "replace")), script.path.name)
+    part = find_device(found)
+    if found.has_start and part.status is Status.UNKNOWN:
+        saw, _, fix = part.saw.partition(". ")
+        yield warning(saw, "each rank needs a GPU of its own", fix[0].lower() + fix[1:])
 
 
 def check_set_order(script: ScriptFacts) -> Iterator[Fault]:
@@ -180,11 +196,16 @@ def check_set_order(script: ScriptFacts) -> Iterator[Fault]:
         yield warning(saw, rule, "walk sorted(…), or use a dict for a set that keeps its order")
 
 
-TEXT_CHECKS = (check_device, check_set_order)
+TEXT_CHECKS = (check_device, check_own_gpu, check_set_order)
 """Those that need no run."""
 CHECKS = (check_agreement, check_failure, check_training, check_any_source, *TEXT_CHECKS)
 
 
-def check_text(path: Path) -> list[Fault]:
+def check_text(path: Path, checks: Sequence[Check] = TEXT_CHECKS) -> list[Fault]:
     """What the text of a script shows: it is not run."""
-    return [*run_checks(TEXT_CHECKS, ScriptFacts(path=path, folder="", runs=(), operations=()))]
+    return [*run_checks(checks, ScriptFacts(path=path, folder="", runs=(), operations=()))]
+
+
+def check_hash_seed(path: Path) -> list[Fault]:
+    """What the text shows of an order that differs between ranks which are no forks."""
+    return check_text(path, [check_set_order])

@@ -46,6 +46,23 @@ def explain_missing_device(error: BaseException) -> str:
     return ""
 
 
+OWN_GPU = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+"""What to call where each rank is to use its own GPU."""
+
+
+def explain_shared_device(error: BaseException) -> str:
+    """In one line, that two ranks use one GPU, if that is what `error` says; empty if not."""
+    for backend in BACKENDS.values():
+        found = backend.shared_device and re.search(backend.shared_device, str(error))
+        if found:
+            ranks = " and ".join(sorted(found.groups()))
+            return (
+                f"Duplicate GPU detected: ranks {ranks} use the same GPU: call {OWN_GPU} before "
+                "anything is put on a GPU"
+            )
+    return ""
+
+
 def backend_of(group: Any = None) -> Backend:
     """The backend of a process group, of the world by default."""
     import torch.distributed as dist

@@ -51,6 +51,8 @@ class Backend:
     lacks_device: str = ""
     """Errors of torch 2.13 to 2.15 where a program asks for this backend, and the machine has no
     device for it (a regular expression); empty if every machine has one."""
+    shared_device: str = ""
+    """The error where two ranks use one device, with groups for both ranks; empty if they may."""
     refusals: tuple[str, ...] = (
         "does not support",
         "not supported",

@@ -56,6 +56,7 @@ class Nccl(Backend):
     lacks_device = (
         "nccl2? requires at least one CUDA device|no GPUs found|doesn't have NCCL built in"
     )
+    shared_device = r"Duplicate GPU detected : rank (\d+) and rank (\d+)"
     refusals = (*Backend.refusals, "requires a group with a CPU-capable backend")
 
     def check(self, local_ranks: int, joined: bool = False) -> str:

@@ -363,7 +363,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     innermost = whole.stack[-1:]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
-    if missing := backends.explain_missing_device(error):
+    if missing := backends.explain_missing_device(error) or backends.explain_shared_device(error):
         own = [frame for frame in whole.stack if is_program(frame.filename)]
         where = traceback.StackSummary.from_list(own[-1:] or whole.stack[-1:])
         return RankFailed(rank, size, f"failed: {missing}", "".join(where.format()).rstrip())

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground import Deadlock
 from playground.explain.hang import Kind
+from playground.explain.hang.states import BUCKETS
 
 FOREVER = 300.0
 LATE = 0.15
@@ -295,7 +296,7 @@ def train(rank: int, size: int, batches: tuple[int, ...], how: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("size", "batches", "how", "operation"),
     [
-        (2, (1, 2), {}, "DDP's buckets"),
+        (2, (1, 2), {}, BUCKETS),
         (2, (2, 3), {"mode": "eval"}, "DDP's backward"),
         (3, (1, 2), {"find_unused_parameters": True, "mesh": True}, "DDP's backward"),
     ],

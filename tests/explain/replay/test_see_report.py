@@ -9,7 +9,8 @@ import pytest
 from recordings import Call, Receive, Wait, on_gpus, play, recording_of, ring, training
 from widths import too_wide
 
-from playground.explain.replay.record.recording import Recording
+from playground.base.untrusted import expect_text
+from playground.explain.replay.record.recording import Recording, Standstill
 from playground.explain.replay.render.text_report import recording_texts
 from playground.ui.rendering import render
 
@@ -55,3 +56,17 @@ def test_what_is_missing_is_said() -> None:
         r"\s+", " ", text
     )
     assert "Waits: none is recorded" in text
+
+
+def test_a_deadlock_is_told_as_it_was_when_it_ended_the_run() -> None:
+    """Its table keeps its lines, and that the ranks did not come to their ends is no loss."""
+    table = "rank  does           waits for\n0     all_reduce #0  1\n1     barrier #0     0"
+    found = Standstill("deadlock: rank 0 is in all_reduce", "call the same", ((0, (1,)),))
+    recording = play([[Receive(1, 8), Wait()], []])
+    ranks = tuple(replace(each, is_cut_off=True) for each in recording.ranks)
+    ended = expect_text(f"deadlock: rank 0 is in all_reduce\n{table}\ncall the same", lines=True)
+    text = text_of(replace(recording, ranks=ranks, ended=ended, standstill=found))
+    assert f"It failed: deadlock: rank 0 is in all_reduce\n{table}\ncall the same\n" in text
+    assert "Rank 0 was in a call when the run ended." in text
+    assert "cut off" not in text
+    assert "Waits: none has ended: see above" in text

@@ -48,7 +48,7 @@ def to_waits(recording: Recording, places: Places) -> dict[str, object]:
         "waitCount": len(longest),
         "noWaits": f"Waits {UNTOLD}" if recording.runs_ahead else why_none,
         "standstill": still and still._asdict(),
-        "ended": recording.ended.partition("\n")[0],
+        "ended": still.sentence if still else recording.ended.partition("\n")[0],
     }
 
 

@@ -243,7 +243,7 @@ def merge(files: Files, name: str | Path = "this") -> Recording:
                 for each, text in texts.items()
             },
             standstill=read_standstill(run["standstill"]) if "standstill" in run else None,
-            ended=expect_text(run.get("ended", "")),
+            ended=expect_text(run.get("ended", ""), lines=True),
         )
 
 

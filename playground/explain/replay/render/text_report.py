@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isinf
 
+from playground.base.ranks import name_ranks
 from playground.explain.replay.analyse.matching import match_messages
 from playground.explain.replay.analyse.timeline import Lane, ref_of
 from playground.explain.replay.analyse.waits import (
@@ -66,7 +68,8 @@ def missing_texts(recording: Recording) -> list[Text]:
         for each in ranks
         if each.dropped
     ]
-    lines += [f"rank {each.rank}: cut off" for each in ranks if each.is_cut_off]
+    stood = recording.standstill is not None
+    lines += [f"rank {each.rank}: cut off" for each in ranks if each.is_cut_off and not stood]
     if unmatched:
         first, count = unmatched[0], plural(len(unmatched), "message")
         other = "anyone" if first.peer is None else f"rank {first.number_of_peer}"
@@ -74,7 +77,11 @@ def missing_texts(recording: Recording) -> list[Text]:
             other += f" of {len(first.group)}, which does not exist"
         end = f"rank {first.rank}'s {first.kind} {'to' if first.kind == SEND else 'from'} {other}"
         lines.append(f"{count} of which only one end is recorded, first {end}")
-    return [prose(bad("Not recorded"), ": " + "; ".join(lines))] if lines else []
+    in_call = [each.rank for each in ranks if any(isinf(event.end) for event in each.events)]
+    stood = stood and bool(in_call)
+    were = f"{name_ranks(in_call)} {'were' if in_call[1:] else 'was'} in a call when the run ended."
+    missing = [prose(bad("Not recorded"), ": " + "; ".join(lines))] if lines else []
+    return [*([were.capitalize()] if stood else []), *missing]
 
 
 def wait_texts(recording: Recording, waits: Waits) -> list[Text]:
@@ -85,7 +92,8 @@ def wait_texts(recording: Recording, waits: Waits) -> list[Text]:
     for wait in waits.all:
         of_lane.setdefault((wait.event.rank, wait.event.lane), []).append(wait)
     if not of_lane:
-        return [prose(heading("Waits"), ": none is recorded")]
+        why = "none has ended: see above" if recording.standstill else "none is recorded"
+        return [prose(heading("Waits"), f": {why}")]
     sums = {lane: seconds_by_cause(its) for lane, its in of_lane.items()}
     causes = [cause for cause in CAUSES if any(seconds[cause] for seconds in sums.values())]
     with_lanes = any(lane != MAIN for _, lane in of_lane)

@@ -236,6 +236,11 @@ def note_order(script: Script, call: ast.Call) -> list[str]:
             "the batch is divided, so that all ranks together have it: the learning "
             "rate stays, and so does the number of steps"
         )
+        notes += (
+            f"{script.at(each)} multiplies the learning rate by the number of ranks: with a "
+            "divided batch, leave that out"
+            for each in find_scaled_rates(script)
+        )
     for split in text.find_calls("random_split", "train_test_split"):
         is_seeded = text.find_calls("manual_seed", "seed_everything") or any(
             each.arg in ("generator", "random_state") for each in split.keywords
@@ -251,6 +256,30 @@ def note_order(script: Script, call: ast.Call) -> list[str]:
         if any(one.arg == "download" and ast.unparse(one.value) == "True" for one in each.keywords)
     )
     return notes
+
+
+def find_scaled_rates(script: Script) -> list[ast.AST]:
+    """The products of a learning rate and the number of ranks."""
+    text = script.text
+    rates = [
+        each.value
+        for call in text.calls
+        for each in call.keywords
+        if each.arg == "lr" and ".optim." in f".{text.dotted(call.func)}"
+    ]
+    names = {rate.id for rate in rates if isinstance(rate, ast.Name)}
+    assigned = [
+        node.value
+        for node in ast.walk(text.tree)
+        if isinstance(node, ast.Assign) and names & {ast.unparse(each) for each in node.targets}
+    ]
+    products = (
+        node
+        for rate in (*rates, *assigned)
+        for node in ast.walk(rate)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+    )
+    return [each for each in products if any(map(script.is_size, ast.walk(each)))]
 
 
 def find_set_epoch(script: Script) -> Part:

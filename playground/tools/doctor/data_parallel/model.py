@@ -11,6 +11,9 @@ from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import Script
 from playground.tools.doctor.data_parallel.text import Function, walk_own
 
+NORMS = "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"
+DROPS = "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "dropout"
+SEEDS = {"torch.manual_seed", "torch.random.manual_seed", "pytorch_lightning.seed_everything"}
 TO_MODULE = {"train", "eval", "parameters", "zero_grad", "named_parameters"}
 """What DistributedDataParallel passes on, or does as the model does."""
 
@@ -45,8 +48,9 @@ def find_model(script: Script) -> Part:
     notes = [
         f"{script.at(each)}: each rank normalises by its own part of the batch; "
         "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) normalises by the whole"
-        for each in text.find_calls("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")[:1]
+        for each in text.find_calls(*NORMS)[:1]
     ]
+    notes += note_masks(script)
     notes += (
         f"{script.at(each)} adds up the losses of samples, and the average over ranks is a "
         f"{script.size}-th of the sum: multiply the loss by {script.size}"
@@ -57,6 +61,26 @@ def find_model(script: Script) -> Part:
         and not text.is_without_gradients(each)
     )
     return Part(name, Status.MISSING, f"nothing averages the gradients: {rule}", edits, notes)
+
+
+def note_masks(script: Script) -> list[str]:
+    """What is said of dropout where all ranks have one seed."""
+    drops = script.text.find_calls(*DROPS)
+    seeds = [
+        call
+        for call in script.text.find_calls("manual_seed", "seed_everything")
+        if script.text.dotted(call.func) in SEEDS and call.args
+    ]
+    if not (drops and seeds) or any(
+        script.is_rank(node) for call in seeds for node in ast.walk(call)
+    ):
+        return []
+    seed = script.text.code(seeds[-1].args[0])
+    return [
+        f"{script.at(drops[0])}: with one seed on all ranks ({script.at(seeds[-1])}), dropout "
+        f"draws the same masks on all: call torch.manual_seed({seed} + {script.rank}) after the "
+        "model is wrapped"
+    ]
 
 
 class UnknownShape(Exception):

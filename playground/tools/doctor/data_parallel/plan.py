@@ -10,12 +10,12 @@ from playground.tools.doctor.data_parallel.data import find_sampler, find_set_ep
 from playground.tools.doctor.data_parallel.model import find_model
 from playground.tools.doctor.data_parallel.parts import Plan, Status
 from playground.tools.doctor.data_parallel.results import (
-    FIRST,
+    find_evaluation_apart,
     find_first_rank,
     find_metrics,
     find_resume,
 )
-from playground.tools.doctor.data_parallel.script import Script
+from playground.tools.doctor.data_parallel.script import FIRST, Script
 from playground.tools.doctor.data_parallel.start import find_device, find_start
 from playground.tools.doctor.data_parallel.text import TrainingText
 
@@ -103,7 +103,8 @@ def plan_of_half(path: Path) -> Plan | None:
         return None
     found = plan(text.source, path.name)
     missing = {part.name for part in found.parts if part.status is Status.MISSING}
-    return found if missing & {"sampler", "set_epoch", "model"} else None
+    apart = find_evaluation_apart(Script(text, path.name))
+    return found if apart or missing & {"sampler", "set_epoch", "model"} else None
 
 
 def has_half_of_it(text: TrainingText) -> bool:

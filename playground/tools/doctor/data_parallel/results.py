@@ -14,12 +14,19 @@ from playground.tools.doctor.data_parallel.edits import (
     put_under,
     replace_node,
 )
+from playground.tools.doctor.data_parallel.model import NORMS
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import Script
+from playground.tools.doctor.data_parallel.stops import note_stop
 from playground.tools.doctor.data_parallel.text import Function, find_results
 
-FIRST = re.compile(r"rank|main_process|is_main|is_master", re.IGNORECASE)
-"""In a condition: only one rank does it."""
+SHARING = "all_reduce", "reduce", "all_gather", "all_gather_object"
+"""Calls by which ranks add up metrics, most often."""
+SHARING_OTHERWISE = (
+    "gather", "gather_object", "all_gather_into_tensor", "reduce_scatter", "broadcast",
+    "broadcast_object_list", "send", "isend", "batch_isend_irecv", "gather_for_metrics",
+)  # fmt: skip
+"""Further calls by which they may."""
 COUNTED = re.compile(r"\.size\(|\blen\(|\.shape\b|\.sum\(\)|\.numel\(|^\d+$")
 """In what is added up: it is a sum over samples, not the mean of a batch."""
 
@@ -30,11 +37,9 @@ def find_first_rank(script: Script) -> Part:
     found = [
         node for node in ast.walk(text.tree) if isinstance(node, ast.stmt) and script.is_log(node)
     ]
-    apart = [each for each in found if not is_for_first(script, each)]
+    apart = [each for each in found if not script.is_for_first(each)]
     opened = [
-        each
-        for each in text.calls
-        if script.opens_to_write(each) and not is_for_first(script, each)
+        each for each in text.calls if script.opens_to_write(each) and not script.is_for_first(each)
     ]
     if not found and not opened:
         return Part(name, Status.NOT_NEEDED, "no print, save or log is seen")
@@ -60,13 +65,6 @@ def find_first_rank(script: Script) -> Part:
     status = Status.MISSING if edits else Status.UNKNOWN
     saw = "all ranks would print, and write one file at once"
     return Part(name, status, saw, edits, notes)
-
-
-def is_for_first(script: Script, node: ast.AST) -> bool:
-    return any(
-        isinstance(each, ast.If) and FIRST.search(ast.unparse(each.test))
-        for each in script.text.climb(node)
-    )
 
 
 def group(
@@ -150,8 +148,10 @@ def meets(script: Script, call: ast.Call, known: tuple[int, ...] = ()) -> bool:
 def find_metrics(script: Script) -> Part:
     """What is added up over batches: it has to be reduced over the ranks."""
     name, text = "metrics over ranks", script.text
-    if found := text.find_calls("all_reduce", "reduce", "all_gather", "all_gather_object"):
+    if found := find_sharing(script):
         return Part(name, Status.THERE, f"{script.at(found[0])} brings ranks together")
+    if apart := find_evaluation_apart(script):
+        return reduce_evaluation(script, apart)
     if not script.loop or not script.training:
         return Part(
             name,
@@ -172,6 +172,8 @@ def find_metrics(script: Script) -> Part:
     notes += note_validation(script)
     lists = [*find_lists(script, script.loop)]
     loss = "" if lists else loss_after(script, script.loop)
+    reduced = [*lists, *(each for each, _ in sums), *([loss] if loss and not sums else [])]
+    notes += note_stop(script, reduced, tell_device(script, script.loop))
     if not (sums or lists or loss):
         saw = "the loop adds up nothing that is used after it"
         return Part(name, Status.NOT_NEEDED, saw, notes=notes)
@@ -188,6 +190,54 @@ def find_metrics(script: Script) -> Part:
     )
 
 
+def find_sharing(script: Script) -> list[ast.Call]:
+    """The calls by which ranks may add up metrics: those that take gradients do not."""
+    return [
+        call
+        for call in script.text.find_calls(*SHARING)
+        if not any(
+            isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)
+        )
+    ]
+
+
+def find_evaluation_apart(script: Script) -> ast.For | None:
+    """A loop without gradients over one rank's part of the samples, of a script that prints and in
+    which ranks add nothing up; None if there is none."""
+    text = script.text
+    others = text.find_calls(*SHARING_OTHERWISE) or "torchmetrics" in text.source
+    if others or find_sharing(script) or not text.find_calls("print"):
+        return None
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.For) and text.is_without_gradients(node):
+            samplers = (
+                each.value
+                for call in text.makers(node.iter)
+                for each in call.keywords
+                if each.arg == "sampler" and text.called(call) == "DataLoader"
+            )
+            made = (one for each in samplers for one in text.makers(each))
+            if any(text.called(one) == "DistributedSampler" for one in made):
+                return node
+    return None
+
+
+def reduce_evaluation(script: Script, loop: ast.For) -> Part:
+    """The part of a script whose evaluation is of one rank's samples."""
+    name, at = "metrics over ranks", script.at(loop)
+    if script.is_for_first(loop):
+        saw = f"only one rank evaluates ({at}), with a sampler that gives it a part of the samples"
+        note = "leave out the sampler of that DataLoader: the rank evaluates all samples"
+        return Part(name, Status.MISSING, saw, notes=[note])
+    saw = f"{at} walks one rank's part of the samples, and nothing adds up over the ranks"
+    sums = [*find_sums(script, loop)]
+    if not sums:
+        note = f"call {script.dist}.all_reduce on its sums and counts, on all ranks"
+        return Part(name, Status.MISSING, saw, notes=[note])
+    lines = reduce_sums(script, loop, sums, [], "")
+    return Part(name, Status.MISSING, saw, [add_after(loop, script.indent_of(loop), *lines)])
+
+
 def reduce_sums(
     script: Script,
     loop: ast.For,
@@ -198,7 +248,7 @@ def reduce_sums(
     """The lines after the loop that reduce over the ranks its sums, each with whether it is a mean
     per batch, its lists of numbers, and if there is no sum its last loss."""
     text, lines = script.text, list[str]()
-    where = f", device={device}" if (device := device_in(script, loop)) else ""
+    where = tell_device(script, loop)
     tensors = [each for each, _ in sums if is_used_as_tensor(script, each, loop)]
     numbers = [each for each, _ in sums if each not in tensors]
     for each in lists:
@@ -279,6 +329,11 @@ def loss_after(script: Script, loop: ast.For) -> str:
     return owner.id if script.is_used_after(owner.id, loop) else ""
 
 
+def tell_device(script: Script, loop: ast.For) -> str:
+    """The argument that puts a tensor on the script's device; empty if there is none."""
+    return f", device={device}" if (device := device_in(script, loop)) else ""
+
+
 def device_in(script: Script, loop: ast.For) -> str:
     """The device on which ranks add up: that of the script, if it has a name there."""
     text = script.text
@@ -305,9 +360,16 @@ def note_validation(script: Script) -> list[str]:
             and node is not script.loop
             and (text.is_without_gradients(node))
         ):
+            walks = f"{script.at(node)} walks its samples on every rank"
+            norms = text.find_calls(*NORMS)
+            if norms and not text.find_calls("convert_sync_batchnorm"):
+                return [
+                    f"{walks}, and the results differ a little: each rank has BatchNorm statistics "
+                    f"of its own ({script.at(norms[0])}). Tell rank 0's"
+                ]
             return [
-                f"{script.at(node)} walks its samples on every rank: the result is right, and "
-                "the same on all; python -m playground read ddp divides them"
+                f"{walks}: the result is right, and the same on all, unless the model has "
+                "BatchNorm; python -m playground read ddp divides them"
             ]
     return []
 

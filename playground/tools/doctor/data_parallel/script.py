@@ -15,6 +15,8 @@ from playground.tools.doctor.data_parallel.text import (
     walk_own,
 )
 
+FIRST = re.compile(r"rank|main_process|is_main|is_master", re.IGNORECASE)
+"""In a condition: only one rank does it."""
 LOGS = {"print", "add_scalar", "add_scalars", "add_image", "add_histogram", "add_text"}
 SAVES = {"save", "savefig", "save_pretrained", "savetxt", "savez"}
 WRITES = {"to_csv", "write_bytes", "write_text"}
@@ -76,6 +78,13 @@ class Script:
         known = (name for name, what in self.text.imports.items() if what == OF_DDP)
         return next(known, "DistributedDataParallel")
 
+    def is_for_first(self, node: ast.AST) -> bool:
+        """Whether it is under a condition on the rank."""
+        return any(
+            isinstance(each, ast.If) and FIRST.search(ast.unparse(each.test))
+            for each in self.text.climb(node)
+        )
+
     def find_division(self, expression: ast.AST) -> ast.AST | None:
         """What gives each rank a part of the data that an expression is, by its rank: an index, or
         an argument of a call. None if that is not seen."""
@@ -104,6 +113,14 @@ class Script:
             return True
         makers = self.text.makers(node) if isinstance(node, (ast.Name, ast.Call)) else ()
         return any(self.text.called(each) == "get_rank" for each in makers)
+
+    def is_size(self, node: ast.AST) -> bool:
+        """Whether it is the number of ranks."""
+        name = getattr(node, "attr", getattr(node, "id", ""))
+        if "world_size" in name.lower() and isinstance(node, (ast.Name, ast.Attribute)):
+            return True
+        makers = self.text.makers(node) if isinstance(node, (ast.Name, ast.Call)) else ()
+        return any(self.text.called(each) == "get_world_size" for each in makers)
 
     def is_share(self, rank: ast.AST, made: ast.AST) -> bool:
         """Whether an expression, `made`, indexes by a rank in it, or hands the rank to a call."""

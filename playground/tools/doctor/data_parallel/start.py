@@ -65,10 +65,12 @@ def find_device(script: Script) -> Part:
     if not script.names_gpu:
         saw = "the text names no GPU: on CPUs nothing is missing"
         return Part(name, Status.NOT_NEEDED, saw)
-    if found := text.find_calls("set_device"):
+    if found := text.find_calls("set_device", "set_device_index"):
         return Part(name, Status.THERE, f"{script.at(found[0])} chooses the rank's GPU")
-    if "LOCAL_RANK" in text.source:
+    if reads_local_rank(script):
         return Part(name, Status.THERE, "LOCAL_RANK is read")
+    if used := find_own_device(script):
+        return Part(name, Status.THERE, f"{script.at(used)} names the rank's GPU")
     lines = (
         "if torch.cuda.is_available():",
         '    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" is this GPU',
@@ -90,6 +92,30 @@ def find_device(script: Script) -> Part:
         if isinstance(node, ast.Constant) and re.fullmatch(r"cuda:\d+", str(node.value)):
             edits.append(replace_node(node, '"cuda"'))
     return Part(name, Status.MISSING, saw, edits)
+
+
+def reads_local_rank(script: Script) -> bool:
+    """Whether the environment's LOCAL_RANK is read, and what is read is used."""
+    text = script.text
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.Constant) and "LOCAL_RANK" in str(node.value):
+            statement = text.statement_of(node)
+            names = statement.targets if isinstance(statement, ast.Assign) else []
+            plain = {each.id for each in names if isinstance(each, ast.Name)}
+            if len(plain) != len(names) or not names or any(map(text.is_read, plain)):
+                return True
+    return False
+
+
+def find_own_device(script: Script) -> ast.AST | None:
+    """Where a GPU is named by the rank: f"cuda:{rank}", torch.device("cuda", rank), .to(rank)."""
+    for node in ast.walk(script.text.tree):
+        is_device = isinstance(node, ast.JoinedStr) or (
+            isinstance(node, ast.Call) and script.text.called(node) in ("device", "to", "cuda")
+        )
+        if is_device and any(map(script.is_rank, ast.walk(node))):
+            return node
+    return None
 
 
 def is_exit(statement: ast.stmt) -> bool:

@@ -285,6 +285,13 @@ class TrainingText:
             for node in ast.walk(self.tree)
         )
 
+    def is_read(self, name: str) -> bool:
+        """Whether the script reads a name, or passes it on."""
+        return any(
+            isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+            for node in ast.walk(self.tree)
+        )
+
     def fresh(self, name: str) -> str:
         """This name, or one like it that the script does not use."""
         while self.is_bound(name):
