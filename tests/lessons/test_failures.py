@@ -181,7 +181,7 @@ def test_a_run_that_is_slow_is_asked_why(start_cli: Start, run_cli: Run) -> None
     )
     running.terminate()
     running.wait()
-    varying = re.compile(r"--pid \d+")
+    varying = re.compile(r"--pid \d+|process \d+|started \d+ s")
     expected = varying.sub("#", form("\n".join(shown("python -m playground why"))))
     assert varying.sub("#", form(told.out)) == expected
 
