@@ -58,8 +58,9 @@ class RankFailed(PlaygroundError):
     """A rank raised, was killed by a signal, or left without a result.
 
     `rank` and `size` say which of how many; `traceback` is that rank's own, empty if it left none;
-    `others` maps the ranks it may have waited for to where they stood. What another rank has done
-    is told first where this one lost it, or waited for it in vain.
+    `others` maps the ranks it may have waited for to where they stood, and `outcomes` those that do
+    not stand anywhere to what became of them. What another rank has done is told first where this
+    one lost it, or waited for it in vain.
     """
 
     def __init__(self, rank: int, size: int, reason: str, traceback: str = "") -> None:
@@ -69,14 +70,22 @@ class RankFailed(PlaygroundError):
         self.reason = reason
         self.traceback = traceback
         self.others: dict[int, str] = {}
+        self.outcomes: dict[int, str] = {}
         self.refusal = ""
         """What the program itself says it cannot do: the message of its `assert`, with the line, or
         of its `sys.exit`."""
 
     def __str__(self) -> str:
         head = f"rank {self.rank} of {self.size} {self.reason}"
-        own = join_paragraphs(head, self.traceback, format_stacks(self.others))
-        is_victim = LOST_PEER.search(self.reason) or TIMED_OUT.search(self.reason)
+        told = join_paragraphs(format_outcomes(self.outcomes), format_stacks(self.others))
+        own = join_paragraphs(head, self.traceback, told)
+        lost = LOST_PEER.search(self.reason)
+        is_victim = lost or TIMED_OUT.search(self.reason)
+        culprits = self.diagnosis.culprits if self.diagnosis else ()
+        if lost and culprits and self.rank not in culprits:
+            peers = name_ranks(culprits)
+            head = f"rank {self.rank} then lost its connection to {peers} ({lost[0]})"
+            own = join_paragraphs(head, told)
         parts = (self.diagnosis, own) if is_victim else (own, self.diagnosis)
         return join_paragraphs(*parts)
 
@@ -169,6 +178,14 @@ class Deadlock(RankTimeout):
 def join_paragraphs(*parts: object) -> str:
     """Those that are not empty, one below the other."""
     return "\n".join(str(part) for part in parts if part)
+
+
+def format_outcomes(outcomes: dict[int, str]) -> str:
+    """What became of the ranks: a line for each outcome."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, outcome in sorted(outcomes.items()):
+        ranks_of.setdefault(outcome, []).append(rank)
+    return "\n".join(f"{name_ranks(ranks)} {outcome}" for outcome, ranks in ranks_of.items())
 
 
 def format_stacks(stacks: dict[int, str]) -> str:

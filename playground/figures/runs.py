@@ -8,7 +8,9 @@ python -m playground.figures.runs ring sgd     # records these
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +134,7 @@ def find_run(name: str) -> Recording | None:
     if not (file := file_of_run(name)).is_file():
         return None
     recording, sources = read_recording(file), []
+    moved: dict[tuple[str, str], str] = {}
     files = {each: ROOT / each for each in recording.texts}
     today = {
         each: file.read_text(encoding="utf-8") if file.is_file() else ""
@@ -150,8 +153,27 @@ def find_run(name: str) -> Recording | None:
                 f"({line.strip()}): "
                 f'record it again with python -m playground.figures.runs "{name}"'
             )
-        sources.append(replace(source, line=after[before.index(source.line)]))
-    return replace(recording, sources=tuple(sources), texts=today)
+        line_today = after[before.index(source.line)]
+        moved[Path(source.file).name, f"{source.line}"] = f"{line_today}"
+        sources.append(replace(source, line=line_today))
+    standstill = recording.standstill and recording.standstill._replace(
+        sentence=move_lines(recording.standstill.sentence, moved),
+        cure=move_lines(recording.standstill.cure, moved),
+    )
+    return replace(recording, sources=tuple(sources), texts=today, standstill=standstill)
+
+
+def move_lines(words: str, moved: Mapping[tuple[str, str], str]) -> str:
+    """The words of a diagnosis with the lines of today. `moved`: by file and line. A line without
+    its file is in the one that was named before."""
+    file = ""
+
+    def move(found: re.Match[str]) -> str:
+        nonlocal file
+        file = found["file"] or file
+        return f"{found['file'] or ''}:{moved.get((file, found['line']), found['line'])}"
+
+    return re.sub(r"(?P<file>[\w-]+\.py)?:(?P<line>\d+)\b", move, words)
 
 
 def is_current(name: str) -> bool:

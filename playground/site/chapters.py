@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,6 +51,20 @@ READ_TOO = {each: ROOT / f"playground/{each}/README.md" for each in ("play", "ex
 PAGES = CHAPTERS | READ_TOO
 """By the names that `read` takes."""
 
+FOLDERS = {
+    name: page
+    for page, file in reversed(PAGES.items())
+    if (name := file.parent.name) not in PAGES and file.name == "README.md"
+}
+"""The pages of folders whose names are not those of their pages, by folder."""
+GROUPS = {
+    "Lessons": LESSON_PAGES,
+    "Tools": [*TOOL_PAGES, SEE.name],
+    "Pages": [*NEXT_TO_THEM, *OTHERS, *READ_TOO],
+}
+"""The names of pages, as help lists them."""
+HELP_WIDTH = 76
+"""Columns of a line that help does not wrap."""
 NAMES = {file.resolve(): name for name, file in reversed(PAGES.items())}
 """The names of files; of two for one, the first."""
 CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
@@ -107,6 +123,12 @@ def keep_outcomes(text: str) -> str:
     return "".join([title.partition("\n")[0] + "\n\n", *kept])
 
 
+def wrap_names(group: str, names: Iterable[str]) -> str:
+    """A group of names in lines, which end at no hyphen."""
+    listed = f"{group}: {', '.join(names)}."
+    return textwrap.fill(listed, HELP_WIDTH, break_on_hyphens=False, subsequent_indent="  ")
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     answers: bool = flag(False, "Show the outcomes of what there is to try, and nothing else.")
@@ -116,10 +138,11 @@ class ReadOptions:
     READ.name,
     cls=Command,
     short_help=READ.purpose,
-    help="Show a chapter, in a pager where there is a terminal. NAME is one of "
-    f"{', '.join(PAGES)}.",
+    help="Show a chapter, in a pager where there is a terminal. NAME is one of these, or its "
+    "folder, such as all_reduce.\n\n"
+    + "\n\n".join(f"\b\n{wrap_names(group, names)}" for group, names in GROUPS.items()),
 )
-@click.argument("chapter", metavar="NAME", type=OneOf([*PAGES]))
+@click.argument("chapter", metavar="NAME", type=OneOf([*PAGES], FOLDERS))
 @flags(ReadOptions)
 def command(chapter: str, answers: bool) -> None:
     markdown = chapter_text(chapter, answers)

@@ -10,29 +10,33 @@ from playground.base.errors import PlaygroundError
 
 SYMPTOMS = {
     "hang stuck stand deadlock freez frozen timeout": (
-        "failures.html#where-to-look-first",
-        "break.html#ask-a-run-that-hangs",
-        "break.html#break-programs-that-go-wrong-and-how-to-fix-them",
-        "failures.html#which-line-is-it",
+        ("failures.html#where-to-look-first", "no progress"),
+        ("break.html#ask-a-run-that-hangs", ""),
+        ("break.html#break-programs-that-go-wrong-and-how-to-fix-them", "A distributed program"),
+        ("failures.html#which-line-is-it", ""),
     ),
     "slow straggler": (
-        "failures.html#it-may-only-be-slow",
-        "see.html#see-look-at-a-run",
-        "break-straggler.html",
+        ("failures.html#it-may-only-be-slow", ""),
+        ("see.html#see-look-at-a-run", "A training is slower"),
+        ("break-straggler.html", ""),
     ),
-    "nan diverg wrong": (
-        "failures.html#failures-it-stands-still-or-it-is-wrong",
-        "break-nan.html",
-        "doctor.html#doctor-is-this-machine-are-these-hosts-fit-for-distributed-training",
+    "nan": (
+        ("failures.html#exercise-not-a-number", "all return NaN"),
+        ("break-nan.html", ""),
+    ),
+    "diverg wrong": (
+        ("failures.html#where-to-look-first", "ranks differ"),
+        ("failures.html#which-line-is-it", ""),
+        ("failures.html#failures-it-stands-still-or-it-is-wrong", ""),
     ),
     "memory oom outofmemory": (
-        "memory.html#memory-where-the-bytes-of-a-step-are",
-        "zero.html#when-it-pays",
-        "memory.html#activations-computed-again",
+        ("memory.html#memory-where-the-bytes-of-a-step-are", "a model that does not fit"),
+        ("zero.html#when-it-pays", ""),
+        ("memory.html#activations-computed-again", ""),
     ),
 }
-"""What a reader sees go wrong, by the beginnings of words for it, and the sections that help: a
-search lists them first."""
+"""What a reader sees go wrong, by words for it without their endings, and the sections that help,
+each with the words at which its answer begins: a search lists them first."""
 
 
 @dataclass
@@ -44,14 +48,19 @@ class Section:
     words: str = ""
 
 
-def place_symptoms(sections: Sequence[Section]) -> list[list[list[str] | list[int]]]:
-    """For each of `SYMPTOMS` its words, and the numbers of its sections among these. Raises
-    `PlaygroundError` if there is no such section."""
+def place_symptoms(sections: Sequence[Section]) -> list[tuple[list[str], list[tuple[int, int]]]]:
+    """For each of `SYMPTOMS` its words, and for each answer the number of its section among these,
+    and where in its text it begins. Raises `PlaygroundError` if there is none."""
     numbers = {section.address: number for number, section in enumerate(sections)}
-    named = [address for addresses in SYMPTOMS.values() for address in addresses]
-    if missing := [address for address in named if address not in numbers]:
-        raise PlaygroundError(f"a search would lead to {', '.join(missing)}: no such section")
+
+    def place(address: str, beginning: str) -> tuple[int, int]:
+        number = numbers.get(address, -1)
+        if number < 0 or beginning not in sections[number].words:
+            what = f"words {beginning!r} in it" if number >= 0 else "section"
+            raise PlaygroundError(f"a search would lead to {address}: no such {what}")
+        return number, sections[number].words.index(beginning)
+
     return [
-        [words.split(), [numbers[address] for address in addresses]]
-        for words, addresses in SYMPTOMS.items()
+        (words.split(), [place(*answer) for answer in answers])
+        for words, answers in SYMPTOMS.items()
     ]

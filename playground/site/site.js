@@ -23,37 +23,57 @@ const split = (text) => simplify(text).split(/[^\p{L}\p{N}_]+/u).filter(Boolean)
 
 const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
 
+const OF_WORDS = "[\\p{L}\\p{N}_]", ENDING = "(?:e?s|ed?|er|ing|ly|ence|ent)?";
+
+/** What a word of the reader finds: one that names a symptom, whole words with any ending; any other, beginnings of words. */
+function patternOf(word) {
+  const isNamed = (name) => new RegExp(`^${name}${ENDING}$`, "u").test(word);
+  const stem = SYMPTOMS.flatMap(([names]) => names).find(isNamed);
+  return new RegExp(`(?<!${OF_WORDS})${stem ? `${stem}${ENDING}(?!${OF_WORDS})` : word}`, "gu");
+}
+
 /** How well a section has each of these words: a title weighs more than the text; 0 where it has it not. */
-function weigh({title, text}, words) {
-  const inTitle = split(title), inText = simplify(text);
-  return words.map((word) => inTitle.includes(word) ? 20 : inTitle.some((each) => each.startsWith(word)) ? 8
-    : inText.includes(` ${word}`) || inText.startsWith(word) ? Math.min(5, inText.split(word).length - 1) : 0);
+function weigh({title, text}, words, patterns) {
+  const inTitle = split(title), simpleTitle = simplify(title), simpleText = simplify(text);
+  return words.map((word, index) => inTitle.includes(word) ? 20 : simpleTitle.match(patterns[index]) ? 8
+    : Math.min(5, simpleText.match(patterns[index])?.length ?? 0));
 }
 
 /** The sections with these words, the best first: with most of the words, of which one that few sections have counts more;
  * then by weight, and a short title before a long one. A word that no section has is left out. */
 function rank(words) {
-  const weights = entries.map((section) => weigh(section, words));
+  const patterns = words.map(patternOf), weights = entries.map((section) => weigh(section, words, patterns));
   const rarity = words.map((_, index) => Math.log(1 + entries.length / (1 + weights.filter((each) => each[index]).length)));
   const ranked = entries.map((section, at) => ({section, found: sum(rarity.filter((_, index) => weights[at][index])),
     weight: sum(weights[at]) + 1 / split(section.title).length}));
   return ranked.filter((each) => each.found).sort((a, b) => b.found - a.found || b.weight - a.weight).map((each) => each.section);
 }
 
-/** The sections on what a reader sees go wrong, where a word names that. */
+/** The sections on what a reader sees go wrong, where a word names that: each with where its answer begins, and the word. */
 function findSymptoms(words) {
-  const named = SYMPTOMS.filter(([names]) => words.some((word) => names.some((name) => word.startsWith(name))));
-  return named.flatMap(([, places]) => places.map((place) => entries[place]));
+  const answers = new Map();
+  for (const [names, places] of SYMPTOMS) {
+    const word = words.find((each) => names.some((name) => each.match(`^${name}${ENDING}$`)));
+    if (word) for (const [place, from] of places) if (!answers.has(entries[place])) answers.set(entries[place], {from, word});
+  }
+  return answers;
 }
 
-function show({address, title, text}, words) {
+/** Where in a text the first of these words is that it has; -1 if it has none. */
+function findWord(text, words) {
+  const kept = Array.from(text, (_, at) => at).filter((at) => text[at] !== "-");
+  const found = words.map((word) => simplify(text).search(patternOf(word))).find((at) => at >= 0);
+  return found === undefined ? -1 : kept[found];
+}
+
+/** `answer`: of a section on a symptom, where in its text what to do begins. */
+function show({address, title, text}, words, answer) {
   const item = document.createElement("li"), link = document.createElement("a"), near = document.createElement("p");
-  const simple = simplify(text), word = words.find((each) => simple.includes(each)) ?? "";
-  const at = Math.max(0, simple.indexOf(word) - AROUND);
+  const at = answer?.from ?? Math.max(0, findWord(text, words) - AROUND), excerpt = text.slice(at, at + 3 * AROUND);
   link.href = address;
   link.textContent = title;
-  const symptom = word ? "" : words.find((each) => findSymptoms([each]).length) ?? "";
-  near.textContent = `${symptom && `${symptom}: `}${at ? "…" : ""}${text.slice(at, at + 3 * AROUND)}…`;
+  const isNamed = !answer || findWord(excerpt, [answer.word]) >= 0;
+  near.textContent = `${isNamed ? "" : `${answer.word}: `}${at ? "…" : ""}${excerpt}…`;
   item.append(link, near);
   return item;
 }
@@ -61,8 +81,8 @@ function show({address, title, text}, words) {
 async function search() {
   await load();
   const words = split(field.value), list = document.createElement("ol");
-  const best = [...new Set([...findSymptoms(words), ...rank(words)])].slice(0, MOST);
-  list.append(...best.map((section) => show(section, words)));
+  const answers = findSymptoms(words), best = [...new Set([...answers.keys(), ...rank(words)])].slice(0, MOST);
+  list.append(...best.map((section) => show(section, words, answers.get(section))));
   found.replaceChildren(best.length ? list : `Nothing found for “${field.value}”.`);
   found.hidden = !words.length;
 }

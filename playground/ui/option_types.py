@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,15 @@ class Names(click.Choice[str]):
 
 
 class OneOf(click.Choice[str]):
-    """One of many names. A name that is like one of them is answered with that, not with all."""
+    """One of many names. A name that is like one of them is answered with that, not with all.
+    `aliases`: other names for some of them."""
+
+    def __init__(self, names: Sequence[str], aliases: Mapping[str, str] | None = None) -> None:
+        super().__init__(names)
+        self.aliases = aliases or {}
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        value = self.aliases.get(value, value)
         if value in self.choices:
             return super().convert(value, param, ctx)
         from difflib import get_close_matches  # only where a name is wrong

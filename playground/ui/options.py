@@ -48,17 +48,15 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def flags(
-    kind: type[Any], *names: str, shown: Mapping[str, str] | None = None
+    kind: type[Any], *names: str, changed: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Callable[[Any], Any]:
     """Options for these fields of a dataclass or, if none are named, for all flags, as one
-    decorator. `shown`: by field, the default that --help shows, in place of the flag's."""
+    decorator. `changed`: by field, what replaces fields of its flag."""
     known, hints = flags_of(kind), get_type_hints(kind)
     defaults: Mapping[str, Any] = {field.name: field.default for field in fields(kind)}
     made = []
     for name in names or known:
-        about = known[name]
-        if shown and name in shown:
-            about = replace(about, shown_default=shown[name])
+        about = replace(known[name], **(changed or {}).get(name, {}))
         made.append(make_option(name, about, hints[name], defaults[name]))
         made += [only_with(name, **{other: values}) for other, values in about.needs.items()]
     return options(*made)
@@ -118,7 +116,10 @@ def type_of(flag: Flag, hint: Any) -> Any:
 
 
 def pack_options(
-    name: str, kind: type[Any], *names: str, shown: Mapping[str, str] | None = None
+    name: str,
+    kind: type[Any],
+    *names: str,
+    changed: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[Any], Any]:
     """The options of `flags`. Their values reach the command as one argument `name`, a `kind`."""
     packed_names = names or tuple(flags_of(kind))
@@ -129,7 +130,7 @@ def pack_options(
             packed = kind(**{each: values.pop(each) for each in packed_names})
             return command(*args, **{name: packed}, **values)
 
-        return flags(kind, *names, shown=shown)(with_packed)
+        return flags(kind, *names, changed=changed)(with_packed)
 
     return decorate
 

@@ -194,7 +194,8 @@ def session_command(
             with session.bar:
                 function(session, **values)
 
-        pack = pack_options("run", RunOptions, *only, shown={"size": str(size)})
+        of_size = {"shown_default": str(size), "least": min_size}
+        pack = pack_options("run", RunOptions, *only, changed={"size": of_size})
         make: Callable[..., Any] = click.command(name, kind, **about)
         return make(options(pack, *decorators)(with_session))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -90,5 +91,17 @@ def test_others_stand_below_the_failure_with_what_the_recorders_say() -> None:
     assert str(failure) == (
         f"rank 1 of 2 raised\nrank 0 stands at:\ntrain.py:3 in step\n{DIAGNOSIS}"
     )
+    failure.outcomes = {3: "finished", 0: "failed in the same way", 2: "finished"}
+    failure.others, failure.diagnosis = {}, None
+    assert str(failure).splitlines()[1:] == ["rank 0 failed in the same way", "ranks 2-3 finished"]
     assert str(Preempted(3)) == "preempted by SIGTERM after step 3"
     assert playground.RankFailed is RankFailed
+
+
+def test_a_rank_that_lost_another_has_a_line_below_what_that_one_did() -> None:
+    failure = PeerDisconnected(1, 2, "failed: RuntimeError: Connection reset by peer", "a stack")
+    failure.diagnosis = replace(DIAGNOSIS, culprits=(0,))
+    said = "rank 1 then lost its connection to rank 0 (Connection reset by peer)"
+    assert str(failure) == f"{DIAGNOSIS}\n{said}"
+    failure.diagnosis = replace(DIAGNOSIS, culprits=(1,))
+    assert str(failure).endswith("by peer\na stack")

@@ -536,13 +536,30 @@ def test_a_folder_with_files_of_the_users_is_refused(
     assert [each.read_text() for each in tmp_path.iterdir()] == ["mine"]
 
 
+BARS = """
+const canvas = document.querySelector('.timeline canvas'), context = canvas.getContext('2d');
+const {data} = context.getImageData(canvas.width - 20 * devicePixelRatio, 0, 1, canvas.height);
+canvas.style.color = 'var(--communication)';
+const {color} = getComputedStyle(canvas);
+const {lanes} = JSON.parse(document.querySelector('.player script').textContent);
+return [lanes.map(([, , top, height]) => {
+  const at = 4 * Math.round((top + height - 4) * devicePixelRatio);
+  const [red, green, blue] = data.slice(at, at + 3);
+  return `rgb(${red}, ${green}, ${blue})`;
+}), color];
+"""
+"""The colour of each lane near the end of the timeline, and that of a call that communicates."""
+
+
 @in_browser
 def test_a_deadlock_stands_still_with_its_diagnosis(show: Callable[..., Browser]) -> None:
     window = show("break-send-send")
     awaits = "return [...document.querySelectorAll('.awaits')].map(each => each.dataset.awaits)"
     assert window.ask(awaits) == ["0 1", "1 2", "2 0"]
     assert window.text(".warning").startswith("deadlock: rank 0 is in send to rank 1 (calls.py:")
-    assert "To fix it: let one of two ranks receive first" in window.text(".warning")
+    assert window.text(".warning .cure").startswith("let one of two ranks receive first")
+    bars, communication = window.ask(BARS)
+    assert bars == [communication] * 3
 
 
 @in_browser
@@ -563,9 +580,11 @@ def test_search_finds_titles_before_texts(show: Callable[..., Browser]) -> None:
     ("typed", "first", "among"),
     [
         ("my training hangs", "failures.html#where-to-look-first", "break.html"),
+        ("hang", "failures.html#where-to-look-first", "break.html"),
         ("stuck", "failures.html#where-to-look-first", "break.html#ask-a-run-that-hangs"),
         ("why is it so slow", "failures.html#it-may-only-be-slow", "see.html"),
-        ("loss is nan", "failures.html", "break-nan.html"),
+        ("loss is nan", "failures.html#exercise-not-a-number", "break-nan.html"),
+        ("nan", "failures.html#exercise-not-a-number", "break-nan.html"),
         ("CUDA out of memory", "memory.html", "zero.html"),
         ("xyzzy DistributedSampler", "", "ddp.html"),
     ],
@@ -573,7 +592,8 @@ def test_search_finds_titles_before_texts(show: Callable[..., Browser]) -> None:
 def test_search_finds_what_is_told_of_a_symptom(
     typed: str, first: str, among: str, show: Callable[..., Browser]
 ) -> None:
-    """Words that no page has are left out."""
+    """Words that no page has are left out. The excerpt begins with the answer, and nanoGPT is not
+    found for nan."""
     window = show("hello")
     window.press("/", *typed)
     window.until("return document.querySelectorAll('#found a').length > 3")
@@ -584,11 +604,19 @@ def test_search_finds_what_is_told_of_a_symptom(
     excerpt = window.ask("return document.querySelector('#found p').textContent").lower()
     assert any(word.lower() in excerpt for word in typed.split())
     assert [each for each in found if each.startswith(among)]
+    if typed == "hang":
+        assert excerpt.startswith("…no progress: it hangs who waits for whom")
+    if typed == "nan":
+        assert found[1] == "break-nan.html"
+        assert not [each for each in found if each.startswith(("index", "doctor", "inside_gpt"))]
 
 
 def test_a_search_that_would_lead_nowhere_is_refused() -> None:
     with pytest.raises(PlaygroundError, match=r"would lead to failures\.html#.*: no such section"):
         place_symptoms([])
+    section = Section("failures.html#where-to-look-first", "", "other words")
+    with pytest.raises(PlaygroundError, match="no such words 'no progress' in it"):
+        place_symptoms([section])
 
 
 @in_browser

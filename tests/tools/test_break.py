@@ -14,6 +14,7 @@ from fixtures import Run
 
 from playground.base.remote import file_of
 from playground.explain.replay.record.reading import read_recording
+from playground.figures.runs import find_run
 from playground.site.chapters import CHAPTERS
 from playground.tools import failures
 from playground.tools.failures.page import Outcome, find_problem, run
@@ -51,6 +52,23 @@ def test_a_program_goes_wrong_as_expected_and_its_cure_is_right(name: str) -> No
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_so_every_time_with_any_number_of_ranks(name: str, size: int) -> None:
     assert [run(CommandWorld(size), name).problem for _ in range(10)] == [""] * 10
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.stress] * (name != "absent-rank"))
+        for name in sorted(TAKES_TIME - {"straggler"})
+    ],
+)
+def test_a_page_tells_a_standstill_and_its_fix_as_the_command_does(name: str) -> None:
+    recording = find_run(f"break {name}")
+    assert recording
+    assert recording.standstill
+    told = " ".join(run(CommandWorld(3), name).told.split())
+    sentence, cure, _ = recording.standstill
+    assert told.startswith(sentence)
+    assert told.endswith(cure)
 
 
 def test_the_lines_that_the_readme_quotes_are_those_of_the_programs() -> None:
@@ -198,7 +216,7 @@ def test_a_cure_that_does_not_work_is_a_failure(
 @pytest.mark.parametrize(
     ("words", "environ", "why"),
     [
-        (("wrong-tag", "-n", "2"), {}, "a world of 2 is too small: this needs at least 3 ranks"),
+        (("wrong-tag", "-n", "2"), {}, "2 is not in the range 3<=x<=128"),
         (("wrong-tog",), {}, "there is no 'wrong-tog': did you mean wrong-tag?"),
         (
             ("nan",),

@@ -83,6 +83,9 @@ def test_one_rank_is_debugged_while_the_others_wait(
     time.sleep(ANSWERED)
     assert ask(child, "rank + 10") == "11"
     child.expect(PROMPT)
+    child.sendline("w")
+    child.expect(PROMPT)
+    assert re.findall(r"([\w.]+)\(\d+\)", child.before) == ["train.py"]
     child.sendline("n")
     child.expect(PROMPT)
     assert "-> dist.all_reduce(x, group=dist.new_group())" in child.before

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import Fork
+from fixtures import Fork, Run
 from processes import ENOUGH
 from programs import SCRIPT
 
 from playground.explain.hang import Doing
 from playground.explain.hang.box import ANSWERS, Box, View, find_boxes
+from playground.tools.why import page
 from playground.tools.why.family import list_family
 from playground.tools.why.page import tell_more
+from playground.tools.why.unrecorded import describe_activity, read_wait
 
 STANDS_STILL = """
 import time, torch, torch.distributed as dist
@@ -77,6 +79,39 @@ def test_a_run_is_asked_why_it_stands_still(
     assert re.search(rf"^3 +in the program .+ {place}23 in run$", told, re.MULTILINE)
     assert re.search(rf"^4-5 +all_reduce #1 .+ {place}24 in run +0-3$", told, re.MULTILINE)
     assert "py-spy" not in told
+    whose = rf"the ranks of process {program.pid}: python .*, started \d+ (s|min) ago\n"
+    assert re.match(whose, told)
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_of_many_worlds_each_is_told_in_a_line_and_finished_ones_are_left_out(
+    count: int, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By flight recorders of this process, of whose worlds one has finished."""
+    boxes = []
+    for number in range(count + 1):
+        boxes.append(Box(0, 1, f"world {number}"))
+        boxes[-1].begin_program()
+    boxes[-1].end_program()
+    own = [View(os.getpid(), box.file) for box in boxes]
+    monkeypatch.setattr(page, "find_boxes", lambda _: own)
+    told = run_cli("why", os.getpid()).out
+    assert told.count("the ranks of process") == count
+    assert (len(told.splitlines()) == count) == (count > 3), told
+
+
+@pytest.mark.parametrize(
+    ("wait", "said"),
+    [
+        ("hrtimer_nanosleep", "sleeps (a timer)"),
+        ("futex_do_wait", "waits (for another thread, as in a collective of gloo)"),
+        ("inet_csk_accept", "waits (a socket)"),
+        ("", "waits"),
+    ],
+)
+def test_a_rank_that_sleeps_is_told_from_one_that_waits(wait: str, said: str) -> None:
+    status = [b"S", *[b"0"] * 20]
+    assert describe_activity(status, status, wait) == said
 
 
 def test_of_a_rank_that_does_not_say_where_it_is_another_program_is_named() -> None:
@@ -129,12 +164,17 @@ def test_of_a_plain_script_under_torchrun_it_says_what_is_seen_and_what_tells_mo
         monkeypatch.chdir(tmp_path)
         there = run_cli("why", first)
         agent.communicate()
-    assert (elsewhere.code, elsewhere.err.count("\n")) == (2, 1)
-    assert f"Rank 0 (process {first}) waits, rank 1 (process {second}) computes;" in elsewhere.err
+    assert elsewhere.code == 2
+    lines = elsewhere.err.splitlines()
+    is_told = bool(read_wait(os.getppid()))
+    assert lines[1:3] == [
+        f"rank 0 (process {first}) {'sleeps (a timer)' if is_told else 'waits'}",
+        f"rank 1 (process {second}) computes",
+    ]
     run = "python -m playground run -n 2 train.py --lr 0.1"
-    assert f"cd {tmp_path} && {run};" in elsewhere.err
-    assert f"start it by: {run};" in there.err
-    assert "python -m playground doctor train.py --lr 0.1;" in there.err
+    assert f"cd {tmp_path} && {run}\n" in elsewhere.err
+    assert f"start it by: {run}\n" in there.err
+    assert "python -m playground doctor train.py --lr 0.1\n" in there.err
     assert there.err.endswith(f"py-spy dump --pid {first} (pip install py-spy)\n")
 
 

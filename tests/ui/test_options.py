@@ -92,7 +92,9 @@ def test_help_shows_names_and_defaults() -> None:
 
 
 def test_a_command_may_show_another_default() -> None:
-    changed = click.command()(flags(Settings, "steps", shown={"steps": "few"})(lambda steps: steps))
+    changed = click.command()(
+        flags(Settings, "steps", changed={"steps": {"shown_default": "few"}})(lambda steps: steps)
+    )
     assert [param.name for param in changed.params] == ["steps"]
     assert "[default: (few); x>=1]" in changed.get_help(click.Context(changed))
     assert changed.main([], standalone_mode=False) == 10

@@ -19,7 +19,7 @@ from widths import too_wide
 
 from playground.base.remote import ROOT
 from playground.lessons import PARTS
-from playground.site.chapters import CHAPTERS, chapter_text
+from playground.site.chapters import CHAPTERS, PAGES, chapter_text
 
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 
@@ -151,3 +151,13 @@ def test_chapters_and_figures_travel_with_the_package(tmp_path: Path) -> None:
     ]
     assert {str(file.relative_to(ROOT)) for file in wanted} <= names
     assert {str(file.relative_to(ROOT)) for file in CHAPTERS.values()} <= names
+
+
+def test_a_folder_is_a_name_and_help_has_all_names_in_groups(run_cli: Run) -> None:
+    for folder, name in (("inside_gpt", "gpt"), ("all_reduce", "allreduce"), ("replay", "see")):
+        assert run_cli("read", folder).out == run_cli("read", name).out != ""
+    shown = run_cli("read", "--help").out
+    groups = dict(re.findall(r"^ +(Lessons|Tools|Pages): ([^.]*)\.$", shown, re.MULTILINE))
+    assert [*groups] == ["Lessons", "Tools", "Pages"]
+    assert {name for names in groups.values() for name in re.split(r",\s+", names)} == {*PAGES}
+    assert too_wide(shown) == []

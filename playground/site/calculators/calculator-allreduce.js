@@ -36,7 +36,7 @@ function allreduce({ ranks, bytes, alpha: microseconds, bandwidth, algorithm }) 
   for (const [name, cost] of Object.entries(COSTS)) {
     const [messages, moved] = cost(ranks, bytes), [, own] = cost(ranks, equal);
     const fewer = ringMessages - messages, more = (own - ringBytes) / equal;
-    const crossover = fewer <= 0 ? [0, "never"] : more > 0 ? scale(fewer * alpha / (more * beta), BINARY) : [Infinity, "always"];
+    const crossover = name === "ring" ? [0, "–"] : fewer <= 0 ? [0, "never"] : more > 0 ? scale(fewer * alpha / (more * beta), BINARY) : [Infinity, "always"];
     rows[name] = [plain(messages), scale(moved, BINARY), scale(seconds(name, bytes), SECONDS), crossover];
   }
   const [from, text] = rows[algorithm][3], when = { never: "never faster than the ring", always: "faster than the ring for all sizes" }[text] ?? `faster than the ring below ${text}`;
@@ -60,8 +60,9 @@ function drawTimes(seconds, algorithm, bytes, crossover, width) {
   const isShown = crossover > 4 && crossover < 2 ** 30;
   const mark = isShown ? `<circle cx="${x(crossover)}" cy="${y(seconds("ring", crossover))}" r="6"/><circle cx="38" cy="60" r="6"/><text x="60" y="64">equal at ${scale(crossover, BINARY)[1]}</text>` : "";
   const axis = [2, 10, 20, 30].map((each) => `<text class="${each > 2 ? "middle" : ""}" x="${x(2 ** each)}" y="212">${scale(2 ** each, BINARY)[1]}</text>`);
-  const ends = [low, high].map((time, at) => `<text class="end" x="6" y="${194 - 170 * at}">${scale(Math.exp(time), SECONDS)[1]}</text>`).join("");
-  return [width, 218, `<g transform="translate(${left})">${ends}<line x1="${x(bytes)}" x2="${x(bytes)}" y1="10" y2="195"/><path d="M10 10V195H${room - 30}"/>${lines.join("")}${mark}${axis.join("")}</g>`];
+  const decades = count(Math.ceil(low / Math.LN10), Math.floor(high / Math.LN10)).map((power) => Number(`1e${power}`));
+  const ticks = decades.map((time) => `<path d="M6 ${y(time)}H10"/><text class="end" x="4" y="${y(time) + 4}">${scale(time, SECONDS)[1]}</text>`).join("");
+  return [width, 218, `<g transform="translate(${left})">${ticks}<line x1="${x(bytes)}" x2="${x(bytes)}" y1="10" y2="195"/><path d="M10 10V195H${room - 30}"/>${lines.join("")}${mark}${axis.join("")}</g>`];
 }
 
 start("allreduce", allreduce);

@@ -50,16 +50,22 @@ function pipeline({ stages, microbatches, schedule }) {
   };
 }
 
-/** In the width that there is, as long as the numbers can be read. */
+/** In the width that there is: with the numbers of microbatches, as long as they can be read. */
 function drawSlots(slots, width) {
-  const slot = Math.max(20, Math.min(26, Math.floor((width - 62) / slots[0].length)));
+  const slot = Math.min(26, (width - 62) / slots[0].length), gap = Math.min(1, slot / 8);
+  const write = (text, long, x, y) => slot * long < 18 ? "" : `<text class="middle" x="${x + slot * long / 2 - 0.5}" y="${y}">${text}</text>`;
   const cells = slots.map((row, s) => {
     const texts = row.map((each) => each ? `${each > 0 ? "F" : "B"}${Math.abs(each) - 1}` : ".");
-    const boxes = texts.map((text, at) => text === "." || text === texts[at - 1] ? "" :
-      `<rect class="${text[0]}" x="${60 + slot * at}" y="${26 * s + 2}" width="${slot * (text[0] === "B" ? 2 : 1) - 1}" height="24"/><text class="middle" x="${59.5 + slot * (at + (text[0] === "B" ? 1 : 0.5))}" y="${26 * s + 18}">${text}</text>`);
+    const boxes = texts.map((text, at) => {
+      const long = text[0] === "B" ? 2 : 1, x = 60 + slot * at;
+      return text === "." || text === texts[at - 1] ? "" :
+        `<rect class="${text[0]}" x="${x}" y="${26 * s + 2}" width="${slot * long - gap}" height="24" stroke-width="${gap}"/>${write(text, long, x, 26 * s + 18)}`;
+    });
     return `<g data-slots="${texts.join(" ")}"><text x="0" y="${26 * s + 18}">stage ${s}</text>${boxes.join("")}</g>`;
   });
-  return [62 + slot * slots[0].length, 26 * slots.length + 4, cells.join("")];
+  const bottom = 26 * slots.length, key = ["forward", "backward"].map((name, at) =>
+    `<rect class="${name[0].toUpperCase()}" x="${60 + 92 * at}" y="${bottom + 6}" width="14" height="14"/><text x="${80 + 92 * at}" y="${bottom + 18}">${name}</text>`);
+  return [62 + slot * slots[0].length, bottom + 24, cells.join("") + key.join("")];
 }
 
 start("pipeline", pipeline);

@@ -79,7 +79,11 @@ class Calculator:
         rows = ""
         for row, cells in self.compute(chosen).items():
             mark = ' aria-current="true"' if row == chosen[self.marked] else ""
-            results = (f'<td><data value="{value!r}">{text}</data></td>' for value, text in cells)
+            named = zip(self.columns[1:], cells, strict=True)
+            results = (
+                f'<td data-column="{column}"><data value="{value!r}">{text}</data></td>'
+                for column, (value, text) in named
+            )
             rows += f'<tr{mark}><th scope="row">{row}</th>{"".join(results)}</tr>\n'
         head = "".join(f'<th scope="col">{column}</th>' for column in self.columns)
         controls = "".join(f"{control.render()}\n" for control in self.controls)
@@ -92,7 +96,7 @@ class Calculator:
 {controls}</fieldset>
 <p class="result" role="status"></p>
 <div class="drawing" tabindex="0" role="group" aria-label="Drawing" hidden></div>
-<div class="scroll" tabindex="0"><table><caption>{settings}</caption>
+<div class="scroll stack" tabindex="0"><table><caption>{settings}</caption>
 <thead><tr>{head}</tr></thead>
 <tbody>
 {rows}</tbody></table></div>

@@ -102,11 +102,12 @@ def all_reduce(chosen: Chosen) -> dict[str, list[Cell]]:
     for name, cost_of in COSTS.items():
         cost = cost_of(Task(ranks, nbytes))
         messages, crossover = cost.between.messages, find_crossover(cost_of, ranks, machine)
+        below = {0: "never", inf: "always"}.get(crossover) or in_binary(crossover)[1]
         rows[name] = [
             (messages, f"{messages:g}"),
             in_binary(cost.between.bytes),
             in_seconds(machine.seconds(cost)),
-            (crossover, {0: "never", inf: "always"}.get(crossover) or in_binary(crossover)[1]),
+            (crossover, below if cost_of is not ring_cost else "\N{EN DASH}"),
         ]
     return rows
 

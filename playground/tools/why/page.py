@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from playground.base.errors import UsageError
+from playground.base.process_status import process_status
 from playground.base.untrusted import printable
 from playground.explain.hang import UNASKED, Doing, RankState, diagnosis
 from playground.explain.hang.box import View, find_boxes, is_box
@@ -21,12 +22,14 @@ from playground.tools.why.family import list_family
 from playground.tools.why.unrecorded import BETWEEN_LOOKS, describe_unrecorded
 from playground.ui.session import Session, session_command, to_document
 
+MOST_WHOLE = 3
+"""As many worlds are told of in full. Of each of more, there is a line."""
 NOT_FORMED = "no rank has formed a process group, or called an operation of one"
 
 
 def find_worlds(pid: int) -> list[list[View]]:
-    """The flight recorders of each world that process `pid` has started, or is a rank of; of those
-    on this host. Raises `UsageError` if there is none."""
+    """The flight recorders of each world that process `pid` has started, or is a rank of, and that
+    has not finished; of those on this host. Raises `UsageError` if there is none."""
     if not Path(f"/proc/{pid}").exists():
         raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
     worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
@@ -39,8 +42,16 @@ def find_worlds(pid: int) -> list[list[View]]:
             "python -m playground run -n 2 SCRIPT.py, or examine it by python -m playground doctor "
             "SCRIPT.py"
         )
-    boxes = [*find_boxes(int(entry) for entry in os.listdir("/proc") if entry.isdigit())]
-    return [[box for box in boxes if box.world == world] for world in sorted(worlds)]
+    boxes = [*find_boxes(list_processes())]
+    found = [[box for box in boxes if box.world == world] for world in sorted(worlds)]
+    if unfinished := [world for world in found if not all(box.has_ended for box in world)]:
+        return unfinished
+    raise UsageError(f"the ranks of process {pid} have finished: if it starts others, ask again")
+
+
+def list_processes() -> Iterator[int]:
+    """All processes of this host, ascending."""
+    return iter(sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit()))
 
 
 def find_command(pid: int) -> str:
@@ -58,13 +69,11 @@ def find_command(pid: int) -> str:
 def find_run() -> int:
     """The process of the one run of `python -m playground` that this user has ranks of. Raises
     `UsageError` if there are none, or several."""
-    known = {
-        int(entry): find_command(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()
-    }
+    known = {pid: find_command(pid) for pid in list_processes()}
     runs = {
         pid: command
         for pid, command in sorted(known.items())
-        if command and any(box.world for box in find_boxes(list_family(pid)))
+        if command and any(box.world and not box.has_ended for box in find_boxes(list_family(pid)))
     }
     if len(runs) == 1:
         return next(iter(runs))
@@ -101,17 +110,32 @@ def tell_more(states: Sequence[RankState], boxes: Sequence[View]) -> Iterator[st
             yield f"where rank {state.rank} is: py-spy dump --pid {box.pid} (pip install py-spy)"
 
 
-def find_launcher(pid: int, boxes: Sequence[View]) -> str:
-    """The process that has started these ranks, and its command, where `pid` is neither that nor
-    one of them; empty otherwise."""
+def describe_launcher(boxes: Sequence[View]) -> str:
+    """Whose ranks these are: the process that has started them, its command, and since when."""
     inodes = {os.fstat(box.file).st_ino for box in boxes}
-    ranks = {box.pid for box in boxes}
-    for member in list_family(pid) if pid not in ranks else ():
-        if member not in ranks and inodes & find_open_boxes(member):
-            words = Path(f"/proc/{member}/cmdline").read_bytes().decode(errors="replace")
-            command = printable(shlex.join(words.split("\0")[:-1]))
-            return f"the ranks of process {member}: {command}" if member != pid else ""
-    return ""
+    others = {box.pid for box in boxes} | {os.getpid()}
+    launcher = next(
+        (pid for pid in list_processes() if pid not in others and inodes & find_open_boxes(pid)),
+        int(process_status(boxes[0].pid)[1]),  # torchrun opens none
+    )
+    words = Path(f"/proc/{launcher}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    if words and os.path.basename(words[0]).startswith("python"):
+        words[0] = "python"
+    since = format_age(read_age(launcher))
+    return f"the ranks of process {launcher}: {printable(shlex.join(words))}, started {since} ago"
+
+
+def read_age(pid: int) -> float:
+    """Seconds since a process was started. Source: proc_pid_stat(5), proc_uptime(5)"""
+    uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    return uptime - int(process_status(pid)[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def format_age(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def find_open_boxes(pid: int) -> set[int]:
@@ -142,17 +166,18 @@ def command(session: Session, pid: int | None) -> None:
     views = find_worlds(pid or find_run())
     worlds = [look_twice(boxes) for boxes in views]
     found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
-    told = "\n\n".join(
-        "\n".join(
-            filter(
-                None,
-                [
-                    find_launcher(pid, boxes) if pid else "",
-                    tell_world(ranks),
-                    *tell_more(ranks, boxes),
-                ],
-            )
-        )
-        for ranks, boxes in zip(worlds, views, strict=True)
-    )
-    click.echo(to_document({"worlds": found}) if session.run.as_json else told)
+    tell = tell_shortly if len(worlds) > MOST_WHOLE else tell_whole
+    told = (tell(ranks, boxes) for ranks, boxes in zip(worlds, views, strict=True))
+    between = "\n" if tell is tell_shortly else "\n\n"
+    click.echo(to_document({"worlds": found}) if session.run.as_json else between.join(told))
+
+
+def tell_whole(ranks: Sequence[RankState], boxes: Sequence[View]) -> str:
+    """Whose ranks these are, who waits for whom, and what tells more."""
+    return "\n".join((describe_launcher(boxes), tell_world(ranks), *tell_more(ranks, boxes)))
+
+
+def tell_shortly(ranks: Sequence[RankState], boxes: Sequence[View]) -> str:
+    """The same in a line, of one world among many."""
+    sentence = tell_world(ranks).partition("\nrank ")[0]
+    return f"{describe_launcher(boxes)}: {' '.join(sentence.split())}"

@@ -51,11 +51,11 @@ def describe_unrecorded(pid: int) -> str:
         return ""
     before = [process_status(rank.pid) for rank in ranks]
     time.sleep(BETWEEN_LOOKS)
-    seen = (
+    seen = [
         f"rank {rank.environ['RANK']} (process {rank.pid}) "
-        f"{describe_activity(was, process_status(rank.pid))}"
+        f"{describe_activity(was, process_status(rank.pid), read_wait(rank.pid))}"
         for rank, was in zip(ranks, before, strict=True)
-    )
+    ]
     first = ranks[0]
     words = shlex.join(first.words)
     folder = os.path.realpath(f"/proc/{first.pid}/cwd")
@@ -67,16 +67,37 @@ def describe_unrecorded(pid: int) -> str:
     if first.words[0] != "-m":
         ways.append(f"to examine the script: {there}python -m playground doctor {words}")
     ways.append(f"for a rank's stack: py-spy dump --pid {first.pid} (pip install py-spy)")
-    told = "; ".join([", ".join(seen).capitalize(), *ways])
-    return f"torchrun alone gives a script no flight recorder. {told}"
+    return "\n".join(["torchrun alone gives a script no flight recorder", *seen, *ways])
 
 
-def describe_activity(before: Sequence[bytes], now: Sequence[bytes]) -> str:
-    """What a process does, by two looks at its status: the state, and ticks of CPU time."""
+WAITS = {
+    "nanosleep": "sleeps (a timer)",
+    "futex": "waits (for another thread, as in a collective of gloo)",
+    "inet_": "waits (a socket)",
+    "sk_wait": "waits (a socket)",
+    "poll": "waits (a socket)",
+    "pipe": "waits (a pipe)",
+}
+"""What a process does whose main thread waits in a function of the kernel with such a name."""
+
+
+def read_wait(pid: int) -> str:
+    """The function of the kernel in which the main thread of a process waits; empty where the
+    system does not tell. Source: proc_pid_wchan(5)"""
+    with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        return Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip("0\n")
+    return ""
+
+
+def describe_activity(before: Sequence[bytes], now: Sequence[bytes], wait: str = "") -> str:
+    """What a process does, by two looks at its status, which has the state, and ticks of CPU time;
+    and by the function of the kernel in which it waits."""
     if not (before and now):
         return "has ended"
     if now[0] == b"T":
         return "is stopped"
     ticks = sum(map(int, now[11:13])) - sum(map(int, before[11:13]))
     is_runnable = before[0] == now[0] == b"R"  # on a busy machine it may have no core meanwhile
-    return "computes" if is_runnable or ticks >= COMPUTING else "waits"
+    if is_runnable or ticks >= COMPUTING:
+        return "computes"
+    return next((words for name, words in WAITS.items() if name in wait), "waits")

@@ -173,6 +173,12 @@ class WorldWatch:
             # It waited for a peer: the reader wants to know what the others were doing instead.
             others = self.collect_stacks([rank for rank in ranks if not rank.failure])
             first.others = {rank: stack for rank, stack in others.items() if stack != FAILS}
+            named = {first.rank, *first.others}
+            first.outcomes = {
+                rank.number: describe_outcome(rank, first)
+                for rank in ranks
+                if rank.number not in named
+            }
         return first
 
     def find_refusal(self) -> ProgramRefused | None:
@@ -202,6 +208,17 @@ class WorldWatch:
         """By rank, the Python stack of each of these that is unfinished."""
         unfinished = [rank for rank in ranks if rank.result is None and not rank.vanished]
         return ask_for_stacks(unfinished, self.on_report)
+
+
+def describe_outcome(rank: RankHandle, first: RankFailed) -> str:
+    """What became of a rank that stands nowhere, after the failure `first` of another one."""
+    if rank.result is not None:
+        return "finished"
+    if isinstance(rank.failure, RankFailed):
+        # the same exception: its message may name another rank, or another time
+        one, other = (failure.reason.split(":")[:2] for failure in (first, rank.failure))
+        return "failed in the same way" if one == other else f"failed, too: {rank.failure.headline}"
+    return "failed, too"
 
 
 def receive(

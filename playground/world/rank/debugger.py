@@ -14,7 +14,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
+from playground.base.frames import is_program
 from playground.base.upstream import DEFAULT_TIMEOUTS
 from playground.world.rank.assignment import Breakpoints
 from playground.world.rank.reports import BREAKPOINT, report
@@ -28,13 +30,20 @@ python_set_trace, python_input = pdb.set_trace, builtins.input
 
 
 class Debugger(pdb.Pdb):
-    """The debugger of `breakpoint()`: it finds the lines of cells, and steps over our own."""
+    """The debugger of `breakpoint()`: it finds the lines of cells, steps over our own, and leaves
+    out of the stack what has started the program."""
 
     def __init__(self) -> None:
         super().__init__(nosigint=True, skip=SKIPPED)
 
     def canonic(self, filename: str) -> str:
         return filename if filename in linecache.cache else super().canonic(filename)
+
+    def get_stack(self, f: Any, t: Any) -> tuple[list[tuple[Any, int]], int]:
+        stack, at = super().get_stack(f, t)
+        files = [frame.f_code.co_filename for frame, _ in stack[: at + 1]]
+        first = next((place for place, file in enumerate(files) if is_program(file)), 0)
+        return stack[first:], at - first
 
 
 @dataclass(frozen=True, slots=True)

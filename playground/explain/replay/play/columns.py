@@ -22,7 +22,7 @@ from playground.explain.replay.analyse.timeline import Ref, Timeline, ref_of
 from playground.explain.replay.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Waits, WaitState
 from playground.explain.replay.record.recording import RankRecording, Recording
 from playground.explain.replay.render.bars import ROW
-from playground.explain.replay.render.timeline import LANE_GAP, PIECES, SPANS, Lanes, style_of
+from playground.explain.replay.render.timeline import LANE_GAP, Lanes, is_bar, style_of
 
 MAX_WAITS, MAX_CHAINS = 5_000, 300
 """Numbers of waits, the longest, whose peers and whose chains of causes are on the page."""
@@ -155,8 +155,7 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
         for event in rank.events:
             ref, start = ref_of(event), nanoseconds(event.start)
             at, step_end = round(steps.get((*ref, False), then)), steps.get((*ref, True))
-            is_bar = event.kind in SPANS + PIECES
-            bar = (style_of(event), lanes.top(event)) if is_bar else ("", 0.0)
+            bar = (style_of(event), lanes.top(event)) if is_bar(event) else ("", 0.0)
             what = (
                 event.kind, event.name, event.lane, *bar, int(ref in waited_for),
                 event.number_of_peer, event.nbytes, event.shape, event.source, event.group,

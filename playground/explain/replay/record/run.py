@@ -65,7 +65,9 @@ def standstill_of(diagnosis: Diagnosis | None) -> Standstill | None:
     """What a recording keeps of a diagnosis, if there is one."""
     if diagnosis is None:
         return None
-    return Standstill(" ".join(diagnosis.sentence.split()), diagnosis.cure, diagnosis.waits)
+    before = f"; before that: {diagnosis.difference}" if diagnosis.difference else ""
+    sentence = " ".join(f"{diagnosis.sentence}{before}".split())
+    return Standstill(sentence, diagnosis.cure, diagnosis.waits)
 
 
 def note_failure(folder: Path, failure: PlaygroundError, run: str, where: str = "") -> None:

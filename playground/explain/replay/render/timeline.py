@@ -29,16 +29,26 @@ ALL = "a page (.html) has all"
 SHOWN = 4
 """Numbers of a message that its title lists."""
 STYLE_OF_KIND = {record.WAIT: "wait", record.PHASE: "phase"}
-STYLE_OF_KIND |= dict.fromkeys((record.COLLECTIVE, record.BUCKET, record.MOVE), "communication")
+STYLE_OF_KIND |= dict.fromkeys(
+    (record.COLLECTIVE, record.BUCKET, record.MOVE, record.SEND, record.RECEIVE), "communication"
+)
 STYLE_OF_NAME = {"forward": "forward", "backward": "backward", "step": "optimizer"}
 SPANS = (record.PHASE, record.COLLECTIVE, record.BUCKET)
 PIECES = (record.COMPUTE, record.WAIT, record.MOVE)
 """Kinds that contain others, and kinds inside them."""
 
 
+def is_bar(event: Event) -> bool:
+    """Whether an event is drawn as a bar. A message is an arrow, but for one end of it that was
+    never over: no arrow says that its rank is in it."""
+    is_unfinished = event.kind in (record.SEND, record.RECEIVE) and not isfinite(event.end)
+    return event.kind in SPANS + PIECES or is_unfinished
+
+
 def with_bars(recording: Recording) -> list[Event]:
     """The events that are drawn as bars, from back to front."""
-    return [*recording.events(*SPANS), *recording.events(*PIECES)]
+    bars = filter(is_bar, recording.events())
+    return sorted(bars, key=lambda event: event.kind not in SPANS)
 
 
 class Lanes:

@@ -64,6 +64,16 @@ def test_logical_steps_of_a_ring_depend_on_no_speed() -> None:
         ]
 
 
+def test_a_message_that_never_ends_is_a_bar_to_the_end() -> None:
+    recording = play([[Compute(0.1), Receive(1, 8), Wait()], [Compute(0.3)]])
+    scene = lay_out(recording)
+    [lane, _] = of_kind(scene, LANE)
+    bars = [mark for mark in of_kind(scene, BAR) if mark.style == "communication"]
+    [bar] = [mark for mark in bars if mark.event]
+    assert (bar.text, bar.y) == ("irecv", lane.y)
+    assert bar.x + bar.w == pytest.approx(lane.x + lane.w)
+
+
 def test_what_waits_for_ever_has_no_logical_end() -> None:
     logical = to_logical_time(play([[Compute(0.1), Receive(1, 8), Wait()], [Compute(0.1)]]))
     assert {event.name: event.end for event in logical.events() if event.rank == 0} == {

@@ -34,11 +34,11 @@ class View {
       ...missing.filter(Boolean).map((text) => element("p", {class: "warning"}, text))];
   }
 
-  /** The diagnosis of a run that stood still. */
+  /** The diagnosis of a run that stood still, and how to fix it, as the command says it. */
   tellStandstill() {
     if (!this.run.standstill) return this.run.ended ? [element("p", {class: "warning"}, `It failed: ${this.run.ended}`)] : [];
     const {sentence, cure} = this.run.standstill;
-    return [element("p", {class: "warning"}, element("strong", {}, sentence), cure && ` To fix it: ${cure}.`)];
+    return [element("p", {class: "warning"}, element("strong", {}, sentence), element("div", {class: "cure"}, cure))];
   }
 
   layOut() {
