@@ -43,6 +43,7 @@ from playground.exercises.exercise import (
     WRITE,
     Exercise,
     Mistake,
+    Place,
     patch,
 )
 from playground.exercises.layouts import Layout, cost_of
@@ -681,7 +682,7 @@ def test_ranks_in_silence_wait_for_each_other_only_in_calls_that_wait(
 ) -> None:
     made = Attempt(2)
     for rank in range(2):
-        made.take(rank, {"at": (operation, 1 - rank, 7)})
+        made.take(rank, {"at": Place(operation, 1 - rank, 7)})
     assert made.find_standstill().status == status
 
 

@@ -177,6 +177,19 @@ def gradients(layers):
     return parameters_to_vector([param.grad for param in layers.parameters()])
 
 
+def show(schedule, orders, difference):
+    """Print the slots of each rank. Return the share of the slots that are idle."""
+    rows = draw(orders)
+    idle = "".join(rows).count(".") / len("".join(rows))
+    print(f"{schedule}: {idle:.0%} of slots idle, largest difference {difference:.0e}")
+    for row, order in zip(rows, orders, strict=True):
+        held = max(
+            order[:k].count("forward") - order[:k].count("backward") for k in range(len(order))
+        )
+        print(f"  {row}  holds {held}")
+    return idle
+
+
 def run(rank, size):
     # Schedule1F1B needs a microbatch for each stage.
     assert size <= MICROBATCHES <= 26, f"choose {size} to 26 MICROBATCHES: each has a letter"
@@ -186,7 +199,7 @@ def run(rank, size):
     token_loss(model(batch[:, :-1]), batch[:, 1:]).backward()
     expected = gradients(model[part])
     groups = {"forward": dist.new_group(), "backward": dist.new_group()}
-    wrong, shares = [], {}
+    wrong, idle = [], {}
     for schedule in (naive, gpipe, one_forward_one_backward, library):
         stage = Stage(make_model()[part], batch, groups)
         schedule(stage)
@@ -198,24 +211,12 @@ def run(rank, size):
         # not all of it, because the library first tries one forward, to learn the shapes
         dist.all_gather_object(orders, stage.order[-2 * MICROBATCHES :])
         if rank == 0:
-            rows = draw(orders)
-            idle = "".join(rows).count(".") / len("".join(rows))
-            shares[schedule] = idle
-            print(
-                f"{schedule.__name__}: {idle:.0%} of slots idle, "
-                f"largest difference {difference:.0e}"
-            )
-            for row, order in zip(rows, orders, strict=True):
-                held = max(
-                    order[:k].count("forward") - order[:k].count("backward")
-                    for k in range(len(order))
-                )
-                print(f"  {row}  holds {held}")
+            idle[schedule] = show(schedule.__name__, orders, difference)
         if not difference < 1e-9:
             wrong.append(schedule.__name__)
     assert not wrong, f"not the gradients of one process: {', '.join(wrong)}"
     if rank == 0:
-        is_as_good = shares[one_forward_one_backward] <= shares[gpipe]
+        is_as_good = idle[one_forward_one_backward] <= idle[gpipe]
         assert is_as_good, "one_forward_one_backward is idle for longer than gpipe"
 
 
