@@ -114,15 +114,25 @@ def describe_launcher(boxes: Sequence[View]) -> str:
     """Whose ranks these are: the process that has started them, its command, and since when."""
     inodes = {os.fstat(box.file).st_ino for box in boxes}
     others = {box.pid for box in boxes} | {os.getpid()}
-    launcher = next(
-        (pid for pid in list_processes() if pid not in others and inodes & find_open_boxes(pid)),
-        int(process_status(boxes[0].pid)[1]),  # torchrun opens none
-    )
-    words = Path(f"/proc/{launcher}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    if words and os.path.basename(words[0]).startswith("python"):
-        words[0] = "python"
-    since = format_age(read_age(launcher))
-    return f"the ranks of process {launcher}: {printable(shlex.join(words))}, started {since} ago"
+    with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
+        launcher = next(
+            (
+                pid
+                for pid in list_processes()
+                if pid not in others and inodes & find_open_boxes(pid)
+            ),
+            int(process_status(boxes[0].pid)[1]),  # torchrun opens none
+        )
+        words = (
+            Path(f"/proc/{launcher}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        )
+        if words and os.path.basename(words[0]).startswith("python"):
+            words[0] = "python"
+        since = format_age(read_age(launcher))
+        return (
+            f"the ranks of process {launcher}: {printable(shlex.join(words))}, started {since} ago"
+        )
+    return "the ranks of a process that has ended"
 
 
 def read_age(pid: int) -> float:
