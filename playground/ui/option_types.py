@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,12 @@ class Names(click.Choice[str]):
 
 
 class OneOf(click.Choice[str]):
-    """One of many names. A name that is like one of them is answered with that, not with all."""
+    """One of many names. A name that is like one of them is answered with that, not with all; any
+    other with the command that lists them, if there is one."""
+
+    def __init__(self, choices: Sequence[str], listed_by: str = "") -> None:
+        super().__init__(choices)
+        self.listed_by = listed_by
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value in self.choices:
@@ -52,6 +57,8 @@ class OneOf(click.Choice[str]):
 
         if near := get_close_matches(value, self.choices, 1):
             self.fail(f"there is no {value!r}: did you mean {near[0]}?", param, ctx)
+        if self.listed_by:
+            self.fail(f"there is no {value!r}: `{self.listed_by}` lists the names", param, ctx)
         return super().convert(value, param, ctx)
 
 
