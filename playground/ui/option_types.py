@@ -43,12 +43,18 @@ class Names(click.Choice[str]):
 
 
 class OneOf(click.Choice[str]):
-    """One of many names. A name that is like one of them is answered with that, not with all.
-    `aliases`: other names for some of them."""
+    """One of many names. A name that is like one of them is answered with that, not with all; any
+    other with the command that lists them, if there is one. `aliases`: other names for some."""
 
-    def __init__(self, names: Sequence[str], aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        aliases: Mapping[str, str] | None = None,
+        listed_by: str = "",
+    ) -> None:
         super().__init__(names)
         self.aliases = aliases or {}
+        self.listed_by = listed_by
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         value = self.aliases.get(value, value)
@@ -58,6 +64,8 @@ class OneOf(click.Choice[str]):
 
         if near := get_close_matches(value, self.choices, 1):
             self.fail(f"there is no {value!r}: did you mean {near[0]}?", param, ctx)
+        if self.listed_by:
+            self.fail(f"there is no {value!r}: `{self.listed_by}` lists the names", param, ctx)
         return super().convert(value, param, ctx)
 
 

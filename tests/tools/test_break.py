@@ -167,6 +167,13 @@ def test_what_is_not_as_expected_is_told(
     assert problem == (f"{outcome.name}: {expected}" if expected else "")
 
 
+def test_a_name_that_is_none_is_answered_with_the_command_that_lists_them(run_cli: Run) -> None:
+    refused = run_cli("break", "juggling")
+    assert refused.code == 2
+    assert "there is no 'juggling': `python -m playground break` lists the names" in refused.err
+    assert max(map(len, refused.err.splitlines())) <= 110
+
+
 def test_the_list_names_every_program(run_cli: Run) -> None:
     shown = run_cli("break")
     assert (shown.code, shown.err) == (0, "")

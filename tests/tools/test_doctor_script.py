@@ -172,7 +172,7 @@ def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Pat
     assert too_wide(shown.out) == []
     faults = re.split("^  (?=error|warning|note)", shown.out, flags=re.MULTILINE)[1:]
     found = [
-        " ".join(each.partition("    rule:")[0].split()).replace(" in <module>", "")
+        " ".join(re.split("    rule:|  looked at", each)[0].split()).replace(" in <module>", "")
         for each in faults
     ]
     assert found == [
@@ -336,7 +336,7 @@ def test_without_flight_recorderes_nothing_is_run(
 
 
 def test_every_check_finds_a_fault() -> None:
-    named = {check for check, *_ in FAULTY} | {"any-source", "device"}
+    named = {check for check, *_ in FAULTY} | {"any-source", "device", "own-gpu"}
     assert len(named) == len(CHECKS)
 
 

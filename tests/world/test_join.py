@@ -60,5 +60,5 @@ def test_a_rank_that_gloo_has_aborted_is_explained_on_the_first_that_is_left(
     told = [program.communicate(timeout=ENOUGH)[1] for program in ranks]
     named = [script.is_named_by(err) for err in told]
     assert sum(named) == 1, "\n".join(told)
-    cure = "rank 1 calls all_reduce (train.py:25), ranks 0, 2 do not: is it under a condition"
+    cure = "rank 1 calls all_reduce (train.py:20), ranks 0, 2 do not: is it under a condition"
     assert cure in " ".join(told[named.index(True)].split())

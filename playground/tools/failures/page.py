@@ -137,7 +137,12 @@ def find_problem(found: Outcome) -> str:
 
 @session_command(
     TOOL.name,
-    click.argument("name", type=OneOf([*PROGRAMS, ALL]), metavar="[NAME]", required=False),
+    click.argument(
+        "name",
+        type=OneOf([*PROGRAMS, ALL], listed_by=f"python -m playground {TOOL.name}"),
+        metavar="[NAME]",
+        required=False,
+    ),
     only=("size", "wide", "as_json", "see"),
     size=SIZE,
     min_size=SIZE,

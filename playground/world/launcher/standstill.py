@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from playground.base.process_status import process_status
 from playground.explain.hang import Kind
 from playground.explain.hang.activity import RUNNABLE
-from playground.explain.hang.wording import Diagnosis
+from playground.explain.hang.wording import Diagnosis, wrap_sentence
 from playground.world.launcher.rank_handle import RankHandle
 
 LIMIT = 8.0
@@ -119,5 +119,5 @@ class StandstillWatch:
         if is_probable:
             said = f"no rank has made progress for {stood}; the run goes on\n{found}"
         else:
-            said = f"for {stood}, {' '.join(found.sentence.split())}"
+            said = wrap_sentence(f"for {stood}, {' '.join(found.sentence.split())}")
         logging.getLogger("playground").warning(f"playground: {said}")
