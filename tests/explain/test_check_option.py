@@ -21,6 +21,7 @@ from playground.explain.right.finding import HINT, SURE, Finding
 from playground.explain.right.gathering import receive_logs
 from playground.explain.right.observer import checked
 from playground.explain.right.reading import read_ranks
+from playground.explain.right.report import HIDING
 from playground.explain.right.rules import find_mistakes
 from playground.site.chapters import CHAPTERS
 
@@ -109,7 +110,9 @@ def test_hints_and_what_a_later_step_may_answer_are_not_told_before_the_end(
     for _ in range(2):
         teller.look()
         teller.written = [1]
-    assert re.findall(r"\[(.*)\]", capsys.readouterr().err) == ["D5-skip"]
+    shown = capsys.readouterr().err
+    assert re.findall(r"\[(.*)\]", shown) == ["D5-skip"]
+    assert HIDING in " ".join(shown.split()), "as where it is told at the end"
 
 
 def test_only_what_was_told_long_ago_is_told_again() -> None:

@@ -18,7 +18,7 @@ from playground.base.threads import OurThread
 from playground.explain.right.finding import Finding
 from playground.explain.right.log import file_name
 from playground.explain.right.reading import count_written, read_ranks
-from playground.explain.right.report import tell
+from playground.explain.right.report import tell_all
 from playground.explain.right.rules import TOLD_AT_THE_END, find_mistakes
 from playground.explain.starts import folder_of_last_start
 
@@ -77,13 +77,16 @@ class EarlyTeller:
         if written == self.written:
             return
         self.written = written
-        for found in find_mistakes(read_ranks(folder, self.size)):
-            key = found.rule, found.ranks
-            if not found.is_certain or found.rule in TOLD_AT_THE_END or key in self.told:
-                continue
-            if not self.is_over.is_set():
-                self.told[key] = time.monotonic()
-                click.echo(tell(found), err=True)
+        new = [
+            found
+            for found in find_mistakes(read_ranks(folder, self.size))
+            if found.is_certain
+            and found.rule not in TOLD_AT_THE_END
+            and (found.rule, found.ranks) not in self.told
+        ]
+        if new and not self.is_over.is_set():
+            self.told |= {(found.rule, found.ranks): time.monotonic() for found in new}
+            click.echo(tell_all(new), err=True)
 
     def is_recent(self, found: Finding) -> bool:
         """Whether this was told a moment ago."""
