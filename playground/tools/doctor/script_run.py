@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playground.base.errors import TIMED_OUT, PeerDisconnected, RankFailed, RankTimeout, UsageError
@@ -40,27 +40,6 @@ from playground.world.launcher.examiner import line_of
 from playground.world.launcher.launch import launch
 from playground.world.program import Program
 from playground.world.rank.reports import Event, report
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptFacts:
-    """The facts of a script."""
-
-    path: Path
-    folder: str
-    """Where the copies were in which it ran."""
-    runs: Sequence[ScriptRun]
-    """One for each number of ranks."""
-    operations: Sequence[Operation] = field(repr=False)
-    """Those of all ranks in all runs."""
-    seconds: float = 0.0
-    """The limit of each run."""
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether a run was stopped, so that what comes later is not known."""
-        return any(run.stands for run in self.runs)
-
 
 COPIED = 2**30
 """Bytes that are copied for a run, at most."""
