@@ -109,6 +109,8 @@ def keep_outcomes(text: str) -> str:
 
 @dataclass(frozen=True)
 class ReadOptions:
+    """The options of `read`."""
+
     answers: bool = flag(False, "Show the outcomes of what there is to try, and nothing else.")
 
 

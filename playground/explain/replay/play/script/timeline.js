@@ -1,5 +1,3 @@
-const LABELS = 64, AXIS = 20, GAP_BELOW = 6, MOST_ARROWS = 3000, NEAR = 4;
-
 /** All ranks below each other, time to the right: bars, messages, and where we are. Only what is in sight is drawn. */
 class Timeline {
   /** `goTo(time)` is called to go to a moment, `choose(place)` when an event is clicked. */
@@ -89,7 +87,7 @@ class Timeline {
       context.lineWidth = place === this.chosen ? 3 : 0.5;
       context.strokeRect(left, what.top + 0.5, width, this.run.bar - 1);
     }
-    const room = Math.floor((width - 4) / 7.3), name = what.name;
+    const room = Math.floor((width - 4) / LETTER), name = what.name;
     if (room > 2) {
       context.fillStyle = this.colours("ink");
       context.fillText(name.length > room ? `${name.slice(0, room - 1)}…` : name, left + 3, what.top + this.run.bar / 2 + 1);
@@ -124,12 +122,13 @@ class Timeline {
 
   drawAxis(context) {
     const y = this.run.height + AXIS / 2 + GAP_BELOW, isReal = this.clock === "real";
-    const every = tickDistance((this.to - this.from) / (this.width > 600 ? 10 : 4), isReal ? 0 : 1);
+    const every = tickDistance((this.to - this.from) / (this.width > NARROW ? 10 : 4), isReal ? 0 : 1);
     context.fillStyle = this.colours("muted");
     context.textAlign = "center";
     for (let tick = Math.ceil(this.from / every) * every; tick <= this.to; tick += every) {
       const x = this.x(isReal ? tick : tick + 0.5);
-      if (x > LABELS - 2 && x < this.width) context.fillText(isReal ? formatTime(Math.round(tick)) : formatNumber(tick + 1), x, y);
+      const text = isReal ? formatTime(Math.round(tick)) : formatNumber(tick + 1);
+      if (x > LABELS - 2 && x < this.width) context.fillText(text, x, y);
     }
     context.textAlign = "start";
   }

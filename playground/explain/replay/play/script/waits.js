@@ -1,5 +1,3 @@
-const WAITS_AT_ONCE = 8;
-
 /** The longest waits, and the chain from one of them to the rank and the line that caused it. */
 class Waits {
   /** `visit(place)` is called to go to an event. */
@@ -10,8 +8,8 @@ class Waits {
     this.more = element("button", {click: () => this.showMore()}, "more");
     this.chain = element("ol", {class: "chain"});
     this.answer = element("div", {"aria-live": "polite", tabindex: -1});
-    this.root = element("section", {}, element("p", {class: "title"}, run.waits.length ? "The longest waits" : run.noWaits),
-      this.list, this.more, this.answer);
+    const title = element("p", {class: "title"}, run.waits.length ? "The longest waits" : run.noWaits);
+    this.root = element("section", {}, title, this.list, this.more, this.answer);
     this.showMore();
   }
 
@@ -64,6 +62,7 @@ class Waits {
   }
 
   describeEnd(wait) {
-    return awaitedRank(this.run, wait) === null ? "What it waited for is not recorded." : "Every rank was there: what it waited for is the transfer.";
+    if (awaitedRank(this.run, wait) === null) return "What it waited for is not recorded.";
+    return "Every rank was there: what it waited for is the transfer.";
   }
 }
