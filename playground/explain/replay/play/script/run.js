@@ -180,8 +180,8 @@ class Run {
   /** Whether an event is a collective of a group of one rank, which waits for nobody. */
   isAlone(place) { return this.what(place).group.length === 1; }
 
-  /** The collectives of the backend that ranks are in, and DDP's buckets: each with its name, its bytes, its group and those
-   * ranks. A group of one rank exchanges nothing, and is left out. */
+  /** The collectives of the backend that ranks are in, and DDP's buckets: each with its name, its bytes, its group and
+   * those ranks. A group of one rank exchanges nothing, and is left out. */
   collectives(clock, time) {
     const found = new Map();
     this.ranks.forEach((_, rank) => {

@@ -4,8 +4,13 @@ class Timeline {
   constructor(run, goTo, choose) {
     Object.assign(this, {run, goTo, choose, chosen: -1});
     this.back = element("canvas", {"aria-hidden": "true"});
-    this.front = element("canvas", {role: "img", "aria-label": "All ranks below each other, time to the right", pointerdown: (event) => this.press(event), pointermove: (event) => this.drag(event),
-      pointerup: (event) => this.release(event)});
+    this.front = element("canvas", {
+      role: "img",
+      "aria-label": "All ranks below each other, time to the right",
+      pointerdown: (event) => this.press(event),
+      pointermove: (event) => this.drag(event),
+      pointerup: (event) => this.release(event),
+    });
     this.root = element("div", {class: "timeline"}, this.back, this.front);
     this.height = run.height + AXIS + GAP_BELOW;
     this.tops = new Map(run.lanes.map((lane) => [`${lane.rank} ${lane.name}`, lane]));
@@ -52,7 +57,8 @@ class Timeline {
       context.fillStyle = this.colours("idle");
       context.fillRect(LABELS, top, this.width - LABELS, height);
       context.fillStyle = this.colours("ink");
-      context.fillText(name === "main" ? `rank ${this.run.ranks[rank].rank}` : ` ${name}`, 0, top + height / 2, LABELS - 4);
+      const label = name === "main" ? `rank ${this.run.ranks[rank].rank}` : ` ${name}`;
+      context.fillText(label, 0, top + height / 2, LABELS - 4);
     }
     context.save();
     context.beginPath();
@@ -90,7 +96,8 @@ class Timeline {
     const room = Math.floor((width - 4) / LETTER), name = what.name;
     if (room > 2) {
       context.fillStyle = this.colours("ink");
-      context.fillText(name.length > room ? `${name.slice(0, room - 1)}…` : name, left + 3, what.top + this.run.bar / 2 + 1);
+      const text = name.length > room ? `${name.slice(0, room - 1)}…` : name;
+      context.fillText(text, left + 3, what.top + this.run.bar / 2 + 1);
     }
   }
 

@@ -16,7 +16,8 @@ class Waits {
   showMore() {
     const from = this.list.children.length;
     this.run.waits.slice(from, from + WAITS_AT_ONCE).forEach((wait, i) => {
-      this.list.append(element("li", {}, element("button", {click: () => this.explain(from + i)}, this.describe(wait))));
+      const button = element("button", {click: () => this.explain(from + i)}, this.describe(wait));
+      this.list.append(element("li", {}, button));
     });
     this.more.hidden = this.list.children.length >= this.run.waits.length;
   }
