@@ -22,22 +22,20 @@ from playground.base.untrusted import printable
 from playground.exercises import EXERCISES
 from playground.figures import SEE
 from playground.lessons import LESSONS, PARTS, PATH
+from playground.lessons.lesson_row import Lesson
 from playground.play import PLAY
 from playground.site import READ, SITE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
-BESIDE = {PLAY.name: PLAY, **TOOLS, SITE.name: SITE, READ.name: READ}
-"""The commands beside the path."""
-LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
-"""By the names of their folders."""
-COMMANDS = [*LESSONS, *EXERCISES, PLAY.name, *TOOLS, SITE.name]
-"""Those that do more than show a text."""
-COMMAND_LISTS = {
-    **{title: {each.name: each.teaches for each in part} for title, part in PARTS.items()},
-    "Exercises that check themselves": {tool.name: tool.purpose for tool in EXERCISES.values()},
-    "Tools": {tool.name: tool.purpose for tool in BESIDE.values()},
+SECTIONS: dict[str, tuple[Lesson | tools.Tool, ...]] = {
+    **{title: tuple(part) for title, part in PARTS.items()},
+    "Exercises that check themselves": tuple(EXERCISES.values()),
+    "Tools": (PLAY, *TOOLS.values(), SITE, READ),
 }
-"""The purpose of each command, under the titles of --help."""
+"""All commands, under the titles of --help."""
+COMMANDS = {each.name: each for section in SECTIONS.values() for each in section}
+LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
+"""Further names of lessons: those of their folders."""
 INTERRUPTED = 128 + signal.SIGINT
 STARTED_AS_RANK = {"RANK", "WORLD_SIZE"}
 STARTED_BY_OTHERS = {*STARTED_AS_RANK, "SLURM_STEP_NUM_TASKS"}
@@ -46,6 +44,11 @@ GRACE = 1.0
 END_SERVERS = remote("playground.world.launcher.fork_client:end_servers")
 RECORDINGS = remote("playground.explain.replay.see:Recordings")
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def say_purpose(row: Lesson | tools.Tool) -> str:
+    """What a command is for, in a line of --help."""
+    return row.purpose if isinstance(row, tools.Tool) else row.teaches
 
 
 class UnreadOutput(Exception):
@@ -82,7 +85,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in {*COMMANDS, READ.name, *LESSONS_BY_FOLDER}:
+        if args[0] not in {*COMMANDS, *LESSONS_BY_FOLDER}:
             from difflib import get_close_matches  # only where a name is wrong
 
             if near := get_close_matches(args[0], self.list_commands(ctx), 1):
@@ -90,27 +93,27 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, READ.name]
+        return [*COMMANDS]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The path and the tools, in order, from their tables: no command is imported for it."""
-        for title, lines in COMMAND_LISTS.items():
+        for title, section in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl(list(lines.items()))
+                formatter.write_dl([(each.name, say_purpose(each)) for each in section])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command: click.Command | None = None
-        if tool := {**BESIDE, **EXERCISES}.get(cmd_name):
-            command = tool.command.load()
-        elif lesson := LESSONS.get(cmd_name) or LESSONS_BY_FOLDER.get(cmd_name):
-            from playground.tools.run.command import lesson_command
+        row = COMMANDS.get(cmd_name) or LESSONS_BY_FOLDER.get(cmd_name)
+        if row is None:
+            return None
+        from playground.ui import session  # not for --help
 
-            command = lesson_command(lesson)
-        if command:
-            from playground.ui import session  # not for --help
+        session.record_with(RECORDINGS)
+        if isinstance(row, tools.Tool):
+            command: click.Command = row.command.load()
+            return command
+        from playground.tools.run.command import lesson_command
 
-            session.record_with(RECORDINGS)
-        return command
+        return lesson_command(row)
 
 
 @click.group(

@@ -2,6 +2,15 @@
 modules of multiprocessing that are not documented. All of it stands here, each with the version
 whose source it was read from, and `tests/base/test_upstream.py` names what an upgrade breaks.
 
+    a program    its command line, main module and working folder, as a fork is to have them
+    a fork       what it takes over, forgets and ends: threads, exit functions, the interpreter
+    torch there  logs, the compiler and the allocator of CUDA read the environment anew
+    groups       backends, timeouts, streams, counters, the registry
+    tensors      versions, memory, sparse and distributed ones; what a message came from
+    models       DDP's hooks and buckets, FSDP's means, steps of optimizers
+    data         a loader's iterator, sampler and workers
+    torch        its version on the disk, the start of CUDA, the compiler, autograd
+
 Methods of torch's that are replaced stand in the tables of `tap` and of `explain.hang`.
 Importing this does not import torch.
 """

@@ -5,6 +5,8 @@ Begin with `exercise`, then `verdict`. A lesson's folder here has `judges.py`, w
 of its exercises.
 
     exercise     what an exercise is, and the catalogue
+    changes      changes of a reference that make it wrong
+    repair       a program to be repaired, drawn from a seed
     cases        inputs and expected results
     layouts      layouts of a GPT on a cluster, and what makes one a good choice
     workbook     the learner's folder: files, and what has passed

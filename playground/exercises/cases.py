@@ -100,6 +100,8 @@ class Case:
 
 
 Cases = Iterator[Case]
+Shapes = Sequence[tuple[int, ...]]
+"""Those of some gradients."""
 
 
 def digits(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -122,6 +124,24 @@ def inputs(*sizes: int) -> Iterator[tuple[str, Callable[[int], torch.Tensor]]]:
         dtype = types[place % len(types)]
         about = f"{plural(elements, 'element')}, {str(dtype).removeprefix('torch.')}"
         yield about, partial(coded if place else digits, elements=elements, dtype=dtype)
+
+
+def give_gradients(
+    rank: int, size: int, shapes: Shapes, unused: int | None = None
+) -> list[torch.Tensor]:
+    """N (1 + (i + k) % 5) 10^r in element i of gradient k of rank r: each digit of the mean is a
+    rank's. `unused`: a gradient that is zero on odd ranks."""
+    gradients = []
+    for k, shape in enumerate(shapes):
+        row = (torch.arange(torch.Size(shape).numel()) + k) % 5 + 1.0
+        gradients.append((row * (0 if k == unused and rank % 2 else size * 10**rank)).view(shape))
+    return gradients
+
+
+def average_gradients(size: int, shapes: Shapes, unused: int | None = None) -> list[torch.Tensor]:
+    """The mean of all ranks' gradients."""
+    everyones = [give_gradients(rank, size, shapes, unused) for rank in range(size)]
+    return [sum(each[1:], each[0]) / size for each in zip(*everyones, strict=True)]
 
 
 def predict(

@@ -10,7 +10,7 @@ import torch.
 | `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes  |
 |                 | wrong, the lines                                                               |
 | `faults.diff`   | of a program to be repaired: the changes that break it, of which a seed takes  |
-|                 | one; and names that change with the seed                                       |
+|                 | one; and names that change with the seed: see `repair`                         |
 
 An exercise is of one of four kinds, which differ in what the learner writes and the judge compares:
 
@@ -34,13 +34,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from playground.base.errors import UsageError
+from playground.exercises.changes import patch, read_changes
+from playground.exercises.repair import Repair, new_seed, seed_of, with_answer_of
 from playground.lessons import LESSONS
 
 WRITE, PREDICT, FIND, CHOOSE = "write", "predict", "find", "choose"
@@ -79,26 +80,26 @@ AWAITS = "waits for "
 """Before the keys of a store that a rank waits for, in the name of its place."""
 MESSAGES = ("send", "recv", "isend", "irecv")  # all that batch_isend_irecv calls
 COLLECTIVES = (
-    "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather",
-    "scatter", "reduce_scatter",
-    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier",
+    "all_gather",
+    "all_gather_into_tensor",
     "all_gather_object",
-    "broadcast_object_list", "gather_object", "scatter_object_list", "new_group",
-)  # fmt: skip
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "new_group",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)
 GAP = re.compile(r"^( *)# write this\n(.*?)^ *# until here\n", re.MULTILINE | re.DOTALL)
-MISTAKE = re.compile(r"^# (.+?)(?: \((\w+)\))?\n(?:# (.+)\n)?((?:[-+ @].*\n)+)", re.MULTILINE)
-"""Its name, how a check ends (fail, where nothing is said), what goes wrong, and the lines."""
-SEED = re.compile(r"^SEED = (\d+)$", re.MULTILINE)
-CULPRIT = re.compile(r"^RANK = (.*)$", re.MULTILINE)
-"""In a program to be repaired: the number that its fault and its data are drawn from, and the
-learner's answer, the rank at fault."""
-NAMES = re.compile(r"^# names: (.+)$", re.MULTILINE)
-"""Names in such a program, and those that may take their place: total/amount/result."""
-SEEDS = 10_000
-SEEDS_APART = 24
-"""The text of a program repeats after so many seeds, or fewer: a fault and names are drawn."""
-MOST_CHANGED = 6
-"""Lines of such a program that a repair may take away and add."""
 FOLDER = Path(__file__).parent
 
 
@@ -177,6 +178,16 @@ class Exercise:
         return GAP.sub(lambda gap: gap[2], self.read("reference.py"))
 
     @property
+    def repair(self) -> Repair:
+        """The program, where it is to be repaired."""
+        return Repair(self.written, self.read("faults.diff"), self.seed)
+
+    def draw_names(self, text: str) -> str:
+        """A version of the program with the names that go with the seed, where it is to be
+        repaired; the text of another exercise as it is."""
+        return self.repair.draw_names(text) if self.kind == FIND else text
+
+    @property
     def solution(self) -> str:
         """The reference; of a program to be repaired, the rank at fault is right with the seed 0
         alone."""
@@ -187,9 +198,7 @@ class Exercise:
         """The learner's first version: the reference without its gap, or the program with a
         fault."""
         if self.kind == FIND:
-            faults = MISTAKE.findall(self.read("faults.diff"))
-            broken = patch(self.written, faults[self.seed % len(faults)][3])
-            return self.draw_names(CULPRIT.sub("RANK = None", broken))
+            return self.repair.broken
         return GAP.sub(
             lambda gap: f"{gap[1]}raise NotImplementedError  # write this\n",
             self.read("reference.py"),
@@ -197,19 +206,18 @@ class Exercise:
 
     def new_stub(self) -> str:
         """The stub that is handed out: a program to be repaired has a seed of its own."""
-        seed = 1 + secrets.randbelow(SEEDS) if self.kind == FIND else 0
-        return replace(self, seed=seed).stub
+        return replace(self, seed=new_seed() if self.kind == FIND else 0).stub
 
-    def draw_names(self, text: str) -> str:
-        """A program to be repaired, with its seed, and the names that go with the seed: a repair of
-        another program has other lines."""
-        if self.kind != FIND:
-            return text
-        head, quotes, body = text.rpartition('"""')
-        for group in " ".join(NAMES.findall(self.read("faults.diff"))).split():
-            names = group.split("/")
-            body = re.sub(rf"\b{names[0]}\b", names[self.seed // 2 % len(names)], body)
-        return SEED.sub(f"SEED = {self.seed}", f"{head}{quotes}{body}")
+    def with_seed_of(self, text: str) -> Exercise:
+        """The exercise whose program this text is a repair of."""
+        seed = seed_of(text) if self.kind == FIND else None
+        return self if seed is None else replace(self, seed=seed)
+
+    def solution_for(self, text: str) -> str:
+        """The solution beside the learner's file: the repair of that program, whose rank at fault
+        only its check knows."""
+        own = self.with_seed_of(text)
+        return with_answer_of(text, own.solution) if own.seed else own.solution
 
     @property
     def title(self) -> str:
@@ -246,66 +254,21 @@ class Exercise:
 
     @property
     def mistakes(self) -> tuple[Mistake, ...]:
-        found = MISTAKE.findall(self.read("mistakes.diff"))
         return tuple(
-            Mistake(name, end or FAIL, says, self.draw_names(patch(self.written, lines)))
-            for name, end, says, lines in found
+            Mistake(
+                name=change.name,
+                status=change.status or FAIL,
+                says=change.says,
+                text=self.draw_names(patch(self.written, change.lines)),
+            )
+            for change in read_changes(self.read("mistakes.diff"))
         )
-
-    def with_seed_of(self, text: str) -> Exercise:
-        """The exercise whose program this text is a repair of."""
-        found = SEED.search(text) if self.kind == FIND else None
-        return replace(self, seed=int(found[1][:9])) if found else self
-
-    def solution_for(self, text: str) -> str:
-        """The solution beside the learner's file: the repair of that program, whose rank at fault
-        only its check knows."""
-        own, named = self.with_seed_of(text), CULPRIT.search(text)
-        return CULPRIT.sub(named[0], own.solution) if own.seed and named else own.solution
-
-    def is_of_another_seed(self, text: str) -> bool:
-        """Whether this text has far fewer changes of the program of another seed."""
-        changed = len(self.find_changes(text))
-        others = (replace(self, seed=seed) for seed in range(SEEDS_APART))
-        return any(
-            2 * len(each.find_changes(SEED.sub(f"SEED = {each.seed}", text))) < changed
-            for each in others
-        )
-
-    def find_changes(self, text: str) -> list[str]:
-        """Lines that a repair takes away (-) and adds (+), but for the answer, comments and empty
-        lines."""
-        before, after = (
-            [line.rstrip() for line in CULPRIT.sub("", each).splitlines()]
-            for each in (self.stub, text)
-        )
-        return [
-            line
-            for line in difflib.ndiff(before, after)
-            if line[0] in "-+" and line[1:].strip() and not line[1:].strip().startswith("#")
-        ]
 
     def digest(self, source: str) -> str:
         """Identity of a solution, however its lines end, and of the judge: another one may not let
         it pass."""
         text = f"{self}{self.forbidden}{self.read('../judges.py')}{normalise(source)}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def patch(source: str, changes: str) -> str:
-    """The source after changes: lines that go (-), come (+) or stay ( ), in their order; @@ between
-    places. Raises `ValueError` if it lacks a place."""
-    done = ""
-    for change in changes.split("@@\n"):
-        lines = change.splitlines(keepends=True)
-        old, new = (
-            "".join(line[1:] for line in lines if line[0] in kinds) for kinds in ("- ", "+ ")
-        )
-        before, found, source = source.partition(old)
-        if not found:
-            raise ValueError(f"the reference has no {old!r}")
-        done += before + new
-    return done + source
 
 
 COMPILER, SYMBOLIC = "torch._dynamo", "torch.fx.experimental.symbolic_shapes"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import symtable
 
-from playground.exercises.exercise import FIND, MOST_CHANGED, SEED, Exercise
+from playground.exercises.exercise import FIND, Exercise
+from playground.exercises.repair import MOST_CHANGED, SEED
 
 NOT_WRITTEN = "not written yet"
 OURS: tuple[list[str], ...] = [], ["world"], ["world", "launcher"]
@@ -18,8 +19,8 @@ def find_fault(exercise: Exercise, text: str) -> str:
     if exercise.kind == FIND:
         if not SEED.search(text):
             return f"there is no line SEED = … in it; {again}"
-        changed = len(exercise.find_changes(text))
-        if changed > MOST_CHANGED and exercise.is_of_another_seed(text):
+        changed = len(exercise.repair.find_changes(text))
+        if changed > MOST_CHANGED and exercise.repair.is_of_another_seed(text):
             return (
                 f"SEED is {exercise.seed}, and this file was drawn with another number: write that "
                 f"again, or {again}"

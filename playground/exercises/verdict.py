@@ -13,7 +13,6 @@ from playground.exercises.attempt import Attempt, Solution, attempt
 from playground.exercises.exercise import (
     BLOCKED,
     CHOOSE,
-    CULPRIT,
     DEADLOCK,
     ERROR,
     FAIL,
@@ -34,6 +33,7 @@ from playground.exercises.observation import (
     find_difference,
     name_place,
 )
+from playground.exercises.repair import CULPRIT
 from playground.ui.units import plural
 
 ANOTHER_RANK = "the rank at fault is another"
@@ -79,7 +79,7 @@ def check_solution(
         return replace(verdict, status=BLOCKED, words=words)
     if words := find_fault(exercise, text):
         return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
-    is_report = exercise.kind == FIND and not exercise.find_changes(text)
+    is_report = exercise.kind == FIND and not exercise.repair.find_changes(text)
     made: list[Attempt] = []
     for size in (world,) if world else exercise.worlds:
         last = attempt(solution, before, size, seed, debug)

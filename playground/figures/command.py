@@ -49,6 +49,8 @@ OPENED = {
 
 @dataclass(frozen=True, kw_only=True)
 class SeeOptions:
+    """The options of `see`."""
+
     output: Path | None = flag(
         None,
         "Render FILE: .html plays it, .svg is a picture, .txt is words, .json is a trace for "

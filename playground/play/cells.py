@@ -64,7 +64,7 @@ class Status:
     """Those that cells have defined."""
 
 
-cells = ModuleType("__main__")
+namespace = ModuleType("__main__")
 """Its names are the cells': what they define is pickled as `__main__`'s on each rank, and found."""
 given: set[str] = set()
 """The names that were there from the start."""
@@ -79,7 +79,7 @@ files_of_classes: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictiona
 def build_class(body: Any, name: str, /, *bases: Any, **more: Any) -> Any:
     """In the place of Python's own: note in which cell a class is defined."""
     built = build_python_class(body, name, *bases, **more)
-    if isinstance(built, type) and body.__globals__ is vars(cells):
+    if isinstance(built, type) and body.__globals__ is vars(namespace):
         files_of_classes[built] = body.__code__.co_filename
     return built
 
@@ -103,13 +103,13 @@ def begin(rank: int, size: int) -> None:
     builtins.__build_class__ = build_class
     inspect.getfile = find_file  # type: ignore[assignment]
     sys.argv[:] = [""]  # the launcher's words are none of the cells'
-    sys.modules["__main__"] = cells
-    cells.__dict__.clear()
-    cells.__dict__.update(
+    sys.modules["__main__"] = namespace
+    vars(namespace).clear()
+    vars(namespace).update(
         __name__="__main__", __builtins__=builtins, rank=rank, size=size, torch=torch, dist=dist,
         device=members[0].backend.device(),
     )  # fmt: skip
-    given.update(vars(cells))
+    given.update(vars(namespace))
 
 
 def run_cell(rank: int, size: int, number: int, source: str) -> Outcome:
@@ -144,7 +144,7 @@ def guarded(run: Callable[[], object]) -> Outcome:
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             end_tracing()  # or the next cell would be stepped through
-            vars(cells).pop("__return__", None)  # which a debugger has put there
+            vars(namespace).pop("__return__", None)  # which a debugger has put there
     except BaseException as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if os.getpid() != rank:  # forked in the cell: it ends as a process of its own
@@ -165,7 +165,7 @@ def evaluate(tree: ast.Module, name: str, shows_last: bool = True) -> str | None
     last = None
     if shows_last and tree.body and isinstance(tree.body[-1], ast.Expr):
         last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
-    names = vars(cells)
+    names = vars(namespace)
     exec(build(tree, name, "exec"), names)
     if last is None or (value := eval(build(last, name, "eval"), names)) is None:
         return None
@@ -221,24 +221,24 @@ def theirs(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
 
 def define(pickled: bytes) -> None:
     """Set names, from a pickled dictionary."""
-    vars(cells).update(pickle.loads(pickled))
+    vars(namespace).update(pickle.loads(pickled))
 
 
 def pickle_name(expression: str) -> bytes:
     """The value of an expression, pickled."""
-    return pickle.dumps(eval(expression, vars(cells)))
+    return pickle.dumps(eval(expression, vars(namespace)))
 
 
 def complete(text: str) -> list[str]:
     """Names, or attributes, that begin like this."""
-    completer = rlcompleter.Completer(vars(cells))
+    completer = rlcompleter.Completer(vars(namespace))
     found = completer.attr_matches(text) if "." in text else completer.global_matches(text)
     return [each.rstrip("( ") for each in found[:MOST_COMPLETIONS]]
 
 
 def explain(expression: str, with_source: bool) -> str:
     """What a value is: its type, its text, its signature, its docstring or its source."""
-    value = eval(expression, vars(cells))
+    value = eval(expression, vars(namespace))
     told = [f"{type(value).__name__}: {repr(value)[:500]}"]
     with contextlib.suppress(TypeError, ValueError):
         told.append(f"{expression}{inspect.signature(value)}")
@@ -254,9 +254,11 @@ def find_status() -> Status:
     return Status(
         process=os.getpid(),
         resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
-        device=str(vars(cells)["device"]),
+        device=str(vars(namespace)["device"]),
         groups=len(list_groups()),
-        names=tuple(name for name in vars(cells) if name not in given and not name.startswith("_")),
+        names=tuple(
+            name for name in vars(namespace) if name not in given and not name.startswith("_")
+        ),
     )
 
 

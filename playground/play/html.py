@@ -13,7 +13,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from playground.play.cells import Outcome, cells, guarded
+from playground.play.cells import Outcome, guarded, namespace
 
 MOST_ROWS, MOST_COLUMNS = 12, 16
 """Size of the largest tensor that is shown as a table."""
@@ -32,7 +32,7 @@ def with_html(
 
 def show(has_value: bool) -> str:
     """The value of the cell that has ended, if there is one, and the figures."""
-    value = to_html(vars(cells).get("_")) if has_value else ""
+    value = to_html(vars(namespace).get("_")) if has_value else ""
     return "".join([value, *draw_figures()])
 
 

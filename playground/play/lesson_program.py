@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.base.constants import Value, put_values
-from playground.play.cells import Outcome, cells, evaluate, given, guarded
+from playground.play.cells import Outcome, evaluate, given, guarded, namespace
 
 FORM_OR_LEAVE = "dist.init_process_group", "dist.destroy_process_group"
 IS_MAIN = "__name__ == '__main__'"
@@ -42,7 +42,7 @@ def run_lesson(program: LessonProgram, rank: int, size: int, number: int, source
         from playground.world.backends import on_device
 
         dtype = torch.get_default_dtype()
-        names = vars(cells)
+        names = vars(namespace)
         kept, words = {name: names[name] for name in given & {*names}}, sys.argv
         folder = os.environ.get(DATA_DIR)
         sys.argv = [file]

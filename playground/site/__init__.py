@@ -4,6 +4,8 @@
     chapters        the texts by name, and the command `read`
     build           the command `site`: it writes all pages
     pages           the body of each page
+    exercises       the exercises of a chapter, and the list of all
+    failing_programs  the pages of the programs of `break`
     contents        what surrounds it: the contents, the links to other pages
     addresses       the address of each text, program and exercise
     markdown, code  Markdown and programs as HTML

@@ -19,7 +19,7 @@ _OTHERS = {
 TEXTS = {
     file: name
     for name, file in ({"index": ROOT / "README.md"} | CHAPTERS | _OTHERS).items()
-    if name != "why"
+    if name != "why"  # its text is that of `break`, which gives the page its name
 }
 """The page of each text."""
 LESSON_FILES = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in PATH}

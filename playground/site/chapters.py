@@ -131,6 +131,8 @@ def wrap_names(group: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class ReadOptions:
+    """The options of `read`."""
+
     answers: bool = flag(False, "Show the outcomes of what there is to try, and nothing else.")
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import html
 import re
-import textwrap
 from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 
 from markdown_it.token import Token
 
 from playground.base.errors import PlaygroundError
-from playground.base.remote import ROOT, file_of
-from playground.exercises.exercise import CATALOGUE, FOLDER, Exercise
+from playground.base.remote import ROOT
+from playground.exercises.exercise import CATALOGUE, FOLDER
 from playground.explain.replay.play.player import render_player
 from playground.explain.replay.record.recording import Recording
 from playground.figures.runs import FIGURE_OF, find_run
@@ -23,10 +20,11 @@ from playground.site.addresses import ADDRESSES, CODE, LESSON_FILES, TEXTS
 from playground.site.calculators.pages import place_calculators
 from playground.site.chapters import CHAPTERS
 from playground.site.code import line_of, read_text, show_code
-from playground.site.contents import PROGRESS, Page
+from playground.site.contents import Page
+from playground.site.exercises import add_exercises, list_exercises
 from playground.site.markdown import label_cells, new_markdown
 from playground.site.search import Section
-from playground.tools.failures.programs import PROGRAMS, find, read_body
+from playground.tools.failures.programs import PROGRAMS
 
 PLAYED = re.compile(
     r"<!-- play (?P<run>[\w -]+ board)(?: from (?P<event>\w+)(?: (?P<nth>\d+))?)?: "
@@ -35,8 +33,6 @@ PLAYED = re.compile(
 )
 """A run that a chapter plays: its name, the event on which the player opens (of rank 0, the first
 of this name or the nth), and its caption."""
-BEFORE_EXERCISES = re.compile(r'<h2 id="(try-this|exercises)">.*?(?=<h2|\Z)', re.DOTALL)
-"""What stands before the exercises: what to try, or a page's own words on them."""
 GLOSSARY_ROW = re.compile(r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td.*?>(.*?)</td>)')
 """A word of the glossary: its address, itself, and what it means."""
 DIAGRAM = re.compile(r"<code>[^<]* ─▶ .*?</code>", re.DOTALL)
@@ -105,40 +101,18 @@ class Site:
         completions: dict[str, Callable[[str], str]] = {
             "glossary": self.add_links_back,
             "map": link_lessons,
-            "exercises": self.add_list_of_exercises,
+            "exercises": partial(list_exercises, self),
         }
         if page in completions:
             return completions[page](body)
         if file.suffix == ".ipynb":
             self.copies[file.name] = file
             return body.replace("</h1>", f"</h1>\n{DOWNLOAD.format(file.name)}", 1)
-        return self.add_exercises(page, body)
-
-    def add_exercises(self, page: str, body: str) -> str:
-        """The body of a chapter with its exercises, if it has some."""
-        own = [each for each in CATALOGUE.values() if each.lesson == page]
-        if not own:
-            return body
-        shown = "".join(map(self.show_exercise, own))
-        heading = '<h2 id="exercises">Exercises</h2>\n'
-        return BEFORE_EXERCISES.sub(
-            lambda part: part[0] + ("" if part[1] == "exercises" else heading) + shown, body
-        )
+        return add_exercises(self, page, body)
 
     def add_links_back(self, body: str) -> str:
         """The glossary, whose words lead back to where they are used first."""
         return GLOSSARY_ROW.sub(self.lead_back, body)
-
-    def add_list_of_exercises(self, body: str) -> str:
-        """The page of all exercises, with links to them by lesson."""
-        lists = body
-        for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
-            links = "".join(
-                f'<li><a href="{self.link(FOLDER / each.folder)}">{each.title}</a></li>'
-                for each in its
-            )
-            lists += f'<h2 id="{lesson}">{lesson}</h2><ul>{links}</ul>'
-        return lists
 
     def lead_back(self, row: re.Match[str]) -> str:
         """The word of a row of the glossary, with a link to where it is first used."""
@@ -150,55 +124,6 @@ class Site:
             f'{row[0]} <a href="{page}.html#use-{row[1]}" aria-label="{words[1]}, used in '
             f'{page}">↩&nbsp;{page}</a>'
         )
-
-    def show_exercise(self, exercise: Exercise) -> str:
-        """The task, the stub, the commands, the hints, each inside the one before, and the names of
-        known mistakes."""
-        page, file, hints = exercise.lesson, FOLDER / exercise.folder / "text.md", ""
-        name = f"exercise-{exercise.name}"
-        self.sections.append(Section(f"{page}.html#{name}", f"{page}: {exercise.title}"))
-        task = self.render(page, file, exercise.task.partition("\n")[2])
-        for number, hint in reversed([*enumerate(exercise.hints, 1)]):
-            hints = (
-                f"<details><summary>Hint {exercise.describe_hint(number)}</summary>"
-                f"{self.render(page, file, hint)}{hints}</details>\n"
-            )
-        run = "".join(
-            f"$ python -m playground {command} {exercise.name}\n"
-            for command in ("exercise", "check")
-        )
-        mistakes = "".join(
-            f"<li>{self.markdown.renderInline(mistake.name)}</li>" for mistake in exercise.mistakes
-        )
-        return f"""<section class="exercise" aria-labelledby="{name}">
-<h3 id="{name}">{self.markdown.renderInline(exercise.title)}</h3>
-{task}<p>{exercise.effort}</p>
-<div class="copied">{show_code(exercise.stub, "python", name=exercise.file)}</div>
-{show_code(run, "console")}{hints}<details><summary>Mistakes that others made</summary>
-<ul>{mistakes}</ul></details>
-{PROGRESS.format(name)}</section>
-"""
-
-    def add_program(self, name: str) -> None:
-        """A program of `break`, where its ranks stand, what is said about it, and its cure."""
-        page, function, recording = f"break-{name}", find(name), find_run(f"break {name}")
-        file, lines = file_of(function.module), read_body(function)
-        wrong, cured = ([*read_body(each).values()] for each in (function, find(name, "_cured")))
-        changes = [*difflib.unified_diff(wrong, cured, lineterm="", n=len(wrong))][3:]
-        why = re.search(rf"^\| `{name}` \| .* \| (.*) \|$", self.texts["break"], re.MULTILINE)
-        symptom = f"{PROGRAMS[name].symptom} ({PROGRAMS[name].words})".removesuffix(" ()")
-        command = f"python -m playground break {name}"
-        self.sections.append(Section(f"{page}.html", f"break-{name}", function.summary))
-        body = f"""<h1>{name}</h1>
-<p>{html.escape(function.summary)} Symptom: {symptom}.</p>
-{show_code(textwrap.dedent(chr(10).join(wrong)), "python", file, min(lines))}
-<p>Why, and what to do: {self.markdown.renderInline(why[1] if why else "")}. The program is in <a
-href="{self.link(file)}#{file.name}-{min(lines)}">{file.name}</a>, and <code>{command}</code>
-runs it, and then the fixed program. All programs: <a href="break.html">break</a></p>
-<figure>{self.play(recording, page, {file: lines}) if recording else ""}</figure>
-<h2 id="fix">The fix</h2>
-{show_code("".join(f"{line[0]}{line[5:]}{chr(10)}" for line in changes), "diff")}"""
-        self.add(page, f"break: {name}", body, within="break")
 
     def show_figure(self, page: str, file: Path, caption: str) -> str:
         """A figure, with a player of the run that it was drawn from, once on a page. Raises

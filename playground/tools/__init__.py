@@ -9,6 +9,8 @@ from playground.base.remote import Remote, remote
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
+    """A command that is no lesson: its row in the lists of commands."""
+
     name: str
     """Its command."""
     purpose: str

@@ -30,6 +30,8 @@ NARROWEST = 14
 
 @dataclass(frozen=True)
 class Column:
+    """How a column is headed, and how its cells are written."""
+
     heading: str
     unit: str = ""
     """Unit of all its numbers; shown below the heading, in parentheses."""
@@ -65,19 +67,21 @@ class Column:
 RANK_COLUMN = Column("rank", right=True, style=RANK)
 
 
-def numbers(*headings: str | tuple[str, ...]) -> list[Column]:
-    """Columns of numbers, aligned to the right. A heading is a name, or a name, the unit of all its
-    numbers, and their format."""
-    triples = ((*([each] if isinstance(each, str) else each), "", "")[:3] for each in headings)
-    return [Column(name, unit, form, right=True) for name, unit, form in triples]
+def numbers(*specs: str | tuple[Any, ...]) -> list[Column]:
+    """Columns of numbers, aligned to the right. One is given as its heading, or as a tuple of the
+    heading, and the unit, format and scale of its numbers; what is left out at its end is as in
+    `Column`."""
+    columns = (Column(spec) if isinstance(spec, str) else Column(*spec) for spec in specs)
+    return [replace(column, right=True) for column in columns]
 
 
 def named_numbers(*specs: tuple[Any, ...], wide: bool = False) -> dict[str, Column]:
-    """Columns of numbers, by the names of values in rows. A tuple is a name, its heading, and the
-    unit, format and scale of its numbers; what is left out at its end is as in `Column`, and the
-    heading is the name."""
-    named = {name: Column(*(about or [name])) for name, *about in specs}
-    return {name: replace(column, right=True, wide=wide) for name, column in named.items()}
+    """Columns of numbers, by the names of values in rows. A tuple is a name, and then what
+    `numbers` takes; the heading is the name where nothing else is given."""
+    columns = numbers(*(tuple(about) or name for name, *about in specs))
+    return {
+        name: replace(column, wide=wide) for (name, *_), column in zip(specs, columns, strict=True)
+    }
 
 
 class Table:

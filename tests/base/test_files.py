@@ -160,7 +160,7 @@ def test_no_figure_is_drawn_through_another_users_link(shared: Path) -> None:
     """Also if the link has come while the benchmark ran."""
     pytest.importorskip("matplotlib")
     row = Row(
-        size=4, time_us=1, algbw=1, busbw=1, p50_us=1, p95_us=1, p99_us=1, trials=1, calls=1,
+        size=4, algbw=1, busbw=1, p50_us=1, p95_us=1, p99_us=1, trials=1, calls=1,
         times_us=(1,), collective="all_reduce", count=1, type="float", redop="sum", root=-1,
         algorithm="auto", wrong=0, slowest_rank=0, slowest_percent=100, rank_us=(1,),
         limit_percent=None,

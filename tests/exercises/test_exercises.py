@@ -24,13 +24,13 @@ from fixtures import Run, Worlds
 
 from playground.exercises import check, mistakes as mistakes_module, verdict as verdict_module
 from playground.exercises.attempt import Attempt, Solution, attempt
+from playground.exercises.changes import patch
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
     CHOOSE,
     COLLECTIVES,
     CORE,
-    CULPRIT,
     DEADLOCK,
     ERROR,
     FAIL,
@@ -44,12 +44,12 @@ from playground.exercises.exercise import (
     Exercise,
     Mistake,
     Place,
-    patch,
 )
 from playground.exercises.layouts import Layout, cost_of
 from playground.exercises.limits import solving
 from playground.exercises.mistakes import NAMED, attempt_mistake
 from playground.exercises.observation import explain_digits
+from playground.exercises.repair import CULPRIT
 from playground.exercises.scaling import judges as scaling
 from playground.exercises.transcript import TICK, Transcript
 from playground.exercises.verdict import Verdict, check_solution, tell_lines
@@ -462,7 +462,8 @@ def test_a_repair_of_another_program_is_none(exercise: Exercise) -> None:
         assert (
             f"SEED is {seed}, and this file was drawn with another" in judge(exercise, copied).words
         )
-        assert not replace(exercise, seed=seed).find_changes(replace(exercise, seed=seed).stub)
+        drawn = replace(exercise, seed=seed)
+        assert not drawn.repair.find_changes(drawn.stub)
 
 
 def test_a_program_to_be_repaired_stays_what_it_is(folder: Path, run_cli: Run) -> None:

@@ -29,7 +29,6 @@ EVERYTHING = BenchSettings(
 )
 ROW = Row(
     size=2**32,
-    time_us=9999999.9,
     algbw=1234.5,
     busbw=0.000433,
     p50_us=9999999.9,

@@ -159,7 +159,7 @@ def samples_from(true: Machine, asked: Plan) -> list[Sample]:
         (name, len(each.ranks), nbytes, each.node): [1.0]
         for each in asked.groups
         for nbytes in (*each.fitted, *each.held_out)
-        for name in asked.names
+        for name in asked.algorithms
     }
     samples = plan.samples_of([timed], asked)
     return [replace(each, seconds=fit.error(true, each, asked) + 1) for each in samples]

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from playground.exercises.cases import Case, Cases, coded
+from playground.exercises.repair import of_fault
 
 
 def lost_token(rank: int, size: int, seed: int) -> Cases:
@@ -35,7 +36,7 @@ def stuck(rank: int, size: int, seed: int) -> Cases:
             sum(sum(share[step]) for share in shares if step < len(share))
             for step in range(max(lengths))
         ]
-        culprit = (lengths.index(min(lengths)), unlucky)[seed % 2]
+        culprit = of_fault(seed, [lengths.index(min(lengths)), unlucky])
         about = f"batches of each rank: {', '.join(map(str, lengths))}"
         yield Case(about, (shares[rank],), sums, is_coded=False, culprit=culprit)
 
@@ -71,7 +72,7 @@ def not_a_number(rank: int, size: int, seed: int) -> Cases:
             (losses[rank], masks[rank]),
             chosen.mean().item(),
             is_coded=False,
-            culprit=(empty, infinite)[seed % 2],
+            culprit=of_fault(seed, [empty, infinite]),
             notes=notes,
         )
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.exercises.cases import Case, Cases, predict
+from playground.exercises.repair import of_fault
 from playground.ui.units import plural
 from playground.world.simulated_gpu.races import count_races, races_since
 
@@ -74,7 +75,7 @@ def wrong_device(rank: int, size: int, seed: int) -> Cases:
             (gpus, batches),
             float(expected),
             is_coded=False,
-            culprit=(elsewhere, unlucky)[seed % 2],
+            culprit=of_fault(seed, [elsewhere, unlucky]),
         )
 
 

@@ -10,29 +10,19 @@ from functools import partial
 import torch
 from torch import nn
 
-from playground.exercises.cases import Actions, Case, Cases, counting, gradients, predict
+from playground.exercises.cases import (
+    Actions,
+    Case,
+    Cases,
+    Shapes,
+    average_gradients,
+    counting,
+    give_gradients,
+    gradients,
+    predict,
+)
 from playground.training.averaging import bucketed, flat as flat_rung, per_parameter
 from playground.ui.units import plural
-
-Shapes = Sequence[tuple[int, ...]]
-
-
-def give_gradients(
-    rank: int, size: int, shapes: Shapes, unused: int | None = None
-) -> list[torch.Tensor]:
-    """N (1 + (i + k) % 5) 10^r in element i of gradient k of rank r: each digit of the mean is a
-    rank's. `unused`: a gradient that is zero on odd ranks."""
-    gradients = []
-    for k, shape in enumerate(shapes):
-        row = (torch.arange(torch.Size(shape).numel()) + k) % 5 + 1.0
-        gradients.append((row * (0 if k == unused and rank % 2 else size * 10**rank)).view(shape))
-    return gradients
-
-
-def average_gradients(size: int, shapes: Shapes, unused: int | None = None) -> list[torch.Tensor]:
-    """The mean of all ranks' gradients."""
-    everyones = [give_gradients(rank, size, shapes, unused) for rank in range(size)]
-    return [sum(each[1:], each[0]) / size for each in zip(*everyones, strict=True)]
 
 
 def describe_reductions(elements: Sequence[int]) -> str:

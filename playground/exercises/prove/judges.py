@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,34 +18,68 @@ from playground.ui.units import plural
 LR, STEPS = 0.1, 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """How a training differs from SGD on the mean of all ranks' gradients."""
+
+    computes_alone: bool = False
+    """Whether each rank computes whole batches, and sends nothing."""
+    sums: bool = False
+    """Whether gradients are summed, not averaged."""
+    is_unweighted: bool = False
+    """Whether each rank's mean counts as much, however large its share of the batch is."""
+    accumulates: bool = False
+    """Whether gradients are never set to zero."""
+    dtype: torch.dtype = torch.float64
+    """What gradients are rounded to."""
+    kept: str = ""
+    """The ending of the names of parameters that stay as they are."""
+    kept_last: str = ""
+    """The name of a parameter that stays as it is in the last step."""
+    skips_last: bool = False
+    """Whether the last rank leaves out its last step."""
+    moves_apart: bool = False
+    """Whether the last step adds numbers on rank 0 and subtracts them on rank 1, whose mean is zero
+    in each parameter."""
+
+    def leaves_out(self, name: str, is_last_step: bool, is_last_rank: bool) -> bool:
+        """Whether a step leaves a parameter as it is."""
+        if self.kept and name.endswith(self.kept):
+            return True
+        return is_last_step and (name == self.kept_last or (self.skips_last and is_last_rank))
+
+
 def judge(rank: int, size: int, seed: int) -> Cases:
     """The learner writes the judge: it is given trainings that are right, and others that are
     not."""
-    for about, mistake in (
-        ("right: each rank computes whole batches", "alone"),
-        ("right: averaged gradients", ""),
-        ("wrong: gradients are summed", "summed"),
-        ("wrong: a mean of the ranks' means, with unequal shares", "unweighted"),
-        ("wrong: gradients are never set to zero", "accumulated"),
-        ("wrong: the last rank leaves out its last step", "left out"),
-        ("wrong: the biases stay as they are", "without biases"),
-        ("wrong: the last step leaves out the last parameter", "without 2.bias"),
-        ("wrong: the last step leaves out the first parameter", "without 0.weight"),
-        ("wrong: ranks 0 and 1 move apart by what the mean does not show", "apart"),
-        ("wrong: gradients are rounded to bfloat16", "rounded"),
-        ("right: gradients travel as float32", "float32"),
+    for about, variant in (
+        ("right: each rank computes whole batches", Variant(computes_alone=True)),
+        ("right: averaged gradients", Variant()),
+        ("wrong: gradients are summed", Variant(sums=True)),
+        ("wrong: a mean of the ranks' means, with unequal shares", Variant(is_unweighted=True)),
+        ("wrong: gradients are never set to zero", Variant(accumulates=True)),
+        ("wrong: the last rank leaves out its last step", Variant(skips_last=True)),
+        ("wrong: the biases stay as they are", Variant(kept="bias")),
+        ("wrong: the last step leaves out the last parameter", Variant(kept_last="2.bias")),
+        ("wrong: the last step leaves out the first parameter", Variant(kept_last="0.weight")),
+        (
+            "wrong: ranks 0 and 1 move apart by what the mean does not show",
+            Variant(moves_apart=True),
+        ),
+        ("wrong: gradients are rounded to bfloat16", Variant(dtype=torch.bfloat16)),
+        ("right: gradients travel as float32", Variant(dtype=torch.float32)),
     ):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
         inputs, targets = (torch.randn(STEPS, 7, width).double() for width in (3, 1))
-        step = partial(train, mistake, rank, size, enumerate(zip(inputs, targets, strict=True)))
+        step = partial(train, variant, rank, size, enumerate(zip(inputs, targets, strict=True)))
         yield Case(
             about, (model, step, inputs, targets), returns=about.startswith("right"), is_coded=False
         )
 
 
 def train(
-    mistake: str,
+    variant: Variant,
     rank: int,
     size: int,
     coming: Iterator[tuple[int, tuple[torch.Tensor, torch.Tensor]]],
@@ -52,32 +87,30 @@ def train(
     inputs: torch.Tensor,
     targets: torch.Tensor,
 ) -> None:
-    """A step of SGD on this rank's part of a batch, with a mistake. `coming`: numbers of steps, and
-    whole batches."""
+    """A step of SGD on this rank's part of a batch, done in this way. `coming`: numbers of steps,
+    and whole batches."""
     step, whole = next(coming)
-    weight = 1 if mistake == "unweighted" else len(inputs) * size / len(whole[0])
-    if mistake == "alone":
+    is_last_step, is_last_rank = step == STEPS - 1, rank == size - 1
+    weight = 1 if variant.is_unweighted else len(inputs) * size / len(whole[0])
+    if variant.computes_alone:
         inputs, targets = whole
         weight = 1
         size = 1
-    if mistake != "accumulated":
+    if not variant.accumulates:
         model.zero_grad()
     (F.mse_loss(model(inputs), targets) * weight).backward()
     for name, param in model.named_parameters():
-        dtype = {"rounded": torch.bfloat16, "float32": torch.float32}.get(mistake, torch.float64)
-        gradient = param.grad.to(dtype).double()
-        if mistake != "alone":
+        gradient = param.grad.to(variant.dtype).double()
+        if not variant.computes_alone:
             dist.all_reduce(gradient)
-        if mistake != "summed":
+        if not variant.sums:
             gradient /= size
-        stays = mistake == "without biases" and name.endswith("bias")
-        left_out = mistake == f"without {name}" or (mistake == "left out" and rank == size - 1)
-        if not stays and not (left_out and step == STEPS - 1):
+        if not variant.leaves_out(name, is_last_step, is_last_rank):
             param.data.add_(gradient, alpha=-LR)
-        sign = {0: 1, 1: -1}.get(rank, 0) * (mistake == "apart" and step == STEPS - 1)
-        param.data += (
-            0.01 * sign * (torch.arange(param.numel()).view_as(param) - (param.numel() - 1) / 2)
-        )
+        if variant.moves_apart and is_last_step:
+            sign = {0: 1, 1: -1}.get(rank, 0)
+            places = torch.arange(param.numel()).view_as(param)
+            param.data += 0.01 * sign * (places - (param.numel() - 1) / 2)
 
 
 def scaled_rate(rank: int, size: int, seed: int) -> Cases:

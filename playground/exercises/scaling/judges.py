@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from playground.exercises.cases import ENOUGH, Case, Cases, predict
+from playground.exercises.repair import of_fault
 from playground.lessons.all_reduce.lesson import measure, ring
 from playground.training.mesh_costs import TrainingTask, cost_of, hosts_of_eight
 
@@ -60,7 +61,7 @@ def lost_speedup(rank: int, size: int, seed: int) -> Cases:
         draw = random.Random(each)
         while True:
             lengths = [draw.randrange(5, 60) for _ in range(draw.randrange(8, 12))]
-            due, faulty = divide(lengths, size), divide(lengths, size, fault=seed % 2)
+            due, faulty = divide(lengths, size), divide(lengths, size, of_fault(seed, FAULTS))
             *_, second, most = sorted(map(sum, faulty))
             if most > max(1.1 * second, 1.1 * max(map(sum, due))):
                 break
@@ -85,11 +86,16 @@ def describe_work(computed: list[int]) -> dict[str, int]:
     return {"tokens computed": sum(computed)}
 
 
-def divide(lengths: Sequence[int], size: int, fault: int | None = None) -> list[list[int]]:
+IN_TURN, SHORTEST_FIRST = FAULTS = "documents in turn", "the shortest document first"
+"""Those of the program that divides documents."""
+
+
+def divide(lengths: Sequence[int], size: int, fault: str = "") -> list[list[int]]:
     """The lengths of each rank's documents, by the repaired program or with one of its faults."""
     shares: list[list[int]] = [[] for _ in range(size)]
-    for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=fault != 1):
-        share = shares[number % size] if fault == 0 else min(shares, key=sum)
+    longest_first = fault != SHORTEST_FIRST
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=longest_first):
+        share = shares[number % size] if fault == IN_TURN else min(shares, key=sum)
         share.append(lengths[number])
     return shares
 

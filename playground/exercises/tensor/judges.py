@@ -27,27 +27,27 @@ def mirrored(rank: int, size: int, seed: int) -> Cases:
     """The output and all gradients of an MLP. One process is the oracle."""
     for length, features in ((1, 1), (3, 2), (2, 5)):
         torch.manual_seed(seed)
-        tokens, due = torch.randn(2, length, 3).double()
+        tokens, gradient = torch.randn(2, length, 3).double()
         up = torch.randn(3, features * size).double()
         down = torch.randn(features * size, 3).double()
         whole = [each.clone().requires_grad_() for each in (tokens, up, down)]
         output = torch.relu(whole[0] @ whole[1]) @ whole[2]
-        output.backward(due)
+        output.backward(gradient)
         given = [tokens, up.chunk(size, 1)[rank].clone(), down.chunk(size, 0)[rank].clone()]
         for each in given:
             each.requires_grad_()
         of_tokens, of_up, of_down = (each.grad for each in whole)
         names = ("tokens.grad", "columns.grad", "rows.grad")
         parts = (of_tokens, of_up.chunk(size, 1)[rank], of_down.chunk(size, 0)[rank])
-        run = partial(forward_and_backward, rank, size, given, due)
+        run = partial(forward_and_backward, rank, size, given, gradient)
         about = f"{plural(length, 'token')}, {plural(features, 'feature')} on each rank"
         held = partial(gradients_of, names, given)
         expected = dict(zip(names, parts, strict=True))
-        due, most = output.detach(), 2 * max(2, size - 1) * tokens.numel()
+        most = 2 * max(2, size - 1) * tokens.numel()
         yield Case(
             about,
             tuple(given),
-            due,
+            output.detach(),
             held=held,
             expected=expected,
             is_coded=False,

@@ -12,8 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from playground.exercises.cases import Case, Cases, coded, gradients, predict
-from playground.exercises.ladder.judges import Shapes, average_gradients, give_gradients
+from playground.exercises.cases import (
+    Case,
+    Cases,
+    Shapes,
+    average_gradients,
+    coded,
+    give_gradients,
+    gradients,
+    predict,
+)
 from playground.exercises.layouts import choose
 from playground.training.mesh_costs import TrainingTask, hosts_of_eight
 from playground.training.sharding import METHODS, train

@@ -8,13 +8,16 @@ const ORDERS = {
   "gpipe": (s, stages, m) => [...count(1, m), ...count(1, m).map((each) => -each)],
   "1f1b": (s, stages, m) => {
     const ahead = Math.min(m, stages - 1 - s);
-    return [...count(1, ahead), ...count(ahead + 1, m).flatMap((each) => [each, ahead - each]), ...count(m - ahead + 1, m).map((each) => -each)];
+    const pairs = count(ahead + 1, m).flatMap((each) => [each, ahead - each]);
+    return [...count(1, ahead), ...pairs, ...count(m - ahead + 1, m).map((each) => -each)];
   },
 };
 
-/** What each stage does in each slot, 0 where it idles: a forward takes one slot and a backward two. A forward follows that of the stage before, a backward that of the stage after. */
+/** What each stage does in each slot, 0 where it idles: a forward takes one slot and a backward two. A forward follows
+ * that of the stage before, a backward that of the stage after. */
 function fillSlots(schedule, stages, microbatches) {
-  const orders = count(0, stages - 1).map((s) => ORDERS[schedule](s, stages, microbatches)), slots = orders.map(() => []), ends = new Map();
+  const orders = count(0, stages - 1).map((s) => ORDERS[schedule](s, stages, microbatches));
+  const slots = orders.map(() => []), ends = new Map();
   while (orders.some((order) => order.length)) {
     orders.forEach((order, s) => {
       const [next] = order, source = next > 0 ? s - 1 : s + 1;
@@ -40,32 +43,49 @@ function pipeline({ stages, microbatches, schedule }) {
   const rows = {};
   for (const name of Object.keys(ORDERS)) {
     const length = fillSlots(name, stages, microbatches)[0].length, bubble = 1 - 3 * microbatches / length;
-    rows[name] = [plain(length), [bubble, `${digits(100 * bubble)} %`], ...[0, stages - 1].map((s) => countHeld(ORDERS[name](s, stages, microbatches)))];
+    const held = [0, stages - 1].map((s) => countHeld(ORDERS[name](s, stages, microbatches)));
+    rows[name] = [plain(length), [bubble, `${digits(100 * bubble)} %`], ...held];
   }
   const [slots, bubble, held] = rows[schedule].map(([, text]) => text);
+  const idle = `stages idle for ${bubble} of ${slots} slots`;
   return {
     rows,
-    says: `${schedule}: stages idle for ${bubble} of ${slots} slots; the first one holds ${held} of ${microbatches} microbatches.`,
+    says: `${schedule}: ${idle}; the first one holds ${held} of ${microbatches} microbatches.`,
     draw: (room, width) => drawSlots(fillSlots(schedule, stages, microbatches), width),
   };
 }
 
+/** The drawing, in pixels: a row for each stage, with its name and a box for each forward and backward. */
+const ROW = 26, SLOTS_AT = 60, BOX_TOP = 2, BOX_HEIGHT = 24, BASELINE = 18, MARGIN = 2;
+/** The most width of a slot, and the least of a box with a number that can be read. */
+const WIDEST = 26, READABLE = 18;
+/** The key below it: a box and a text for forward, and for backward. */
+const KEY_TOP = 6, KEY_BOX = 14, KEY_TEXT = 20, KEY_WIDTH = 92, KEY_HEIGHT = 24;
+
 /** In the width that there is: with the numbers of microbatches, as long as they can be read. */
 function drawSlots(slots, width) {
-  const slot = Math.min(26, (width - 62) / slots[0].length), gap = Math.min(1, slot / 8);
-  const write = (text, long, x, y) => slot * long < 18 ? "" : `<text class="middle" x="${x + slot * long / 2 - 0.5}" y="${y}">${text}</text>`;
-  const cells = slots.map((row, s) => {
+  const slot = Math.min(WIDEST, (width - SLOTS_AT - MARGIN) / slots[0].length);
+  const rows = slots.map((row, s) => {
     const texts = row.map((each) => each ? `${each > 0 ? "F" : "B"}${Math.abs(each) - 1}` : ".");
-    const boxes = texts.map((text, at) => {
-      const long = text[0] === "B" ? 2 : 1, x = 60 + slot * at;
-      return text === "." || text === texts[at - 1] ? "" :
-        `<rect class="${text[0]}" x="${x}" y="${26 * s + 2}" width="${slot * long - gap}" height="24" stroke-width="${gap}"/>${write(text, long, x, 26 * s + 18)}`;
-    });
-    return `<g data-slots="${texts.join(" ")}"><text x="0" y="${26 * s + 18}">stage ${s}</text>${boxes.join("")}</g>`;
+    const boxes = texts.map((text, at) => text === "." || text === texts[at - 1] ? "" : drawBox(text, at, s, slot));
+    const name = `<text x="0" y="${ROW * s + BASELINE}">stage ${s}</text>`;
+    return `<g data-slots="${texts.join(" ")}">${name}${boxes.join("")}</g>`;
   });
-  const bottom = 26 * slots.length, key = ["forward", "backward"].map((name, at) =>
-    `<rect class="${name[0].toUpperCase()}" x="${60 + 92 * at}" y="${bottom + 6}" width="14" height="14"/><text x="${80 + 92 * at}" y="${bottom + 18}">${name}</text>`);
-  return [62 + slot * slots[0].length, bottom + 24, cells.join("") + key.join("")];
+  const bottom = ROW * slots.length, key = ["forward", "backward"].map((name, place) => {
+    const x = SLOTS_AT + KEY_WIDTH * place, box = `x="${x}" y="${bottom + KEY_TOP}" width="${KEY_BOX}" height="${KEY_BOX}"`;
+    return `<rect class="${name[0].toUpperCase()}" ${box}/><text x="${x + KEY_TEXT}" y="${bottom + BASELINE}">${name}</text>`;
+  });
+  return [SLOTS_AT + MARGIN + slot * slots[0].length, bottom + KEY_HEIGHT, rows.join("") + key.join("")];
+}
+
+/** The box of a forward, of one slot, or of a backward, of two, with its name in the middle. */
+function drawBox(text, at, stage, slot) {
+  const [kind] = text, taken = kind === "B" ? 2 : 1, gap = Math.min(1, slot / 8);
+  const middle = SLOTS_AT - 0.5 + slot * (at + taken / 2);
+  const place = `x="${SLOTS_AT + slot * at}" y="${ROW * stage + BOX_TOP}"`;
+  const size = `width="${slot * taken - gap}" height="${BOX_HEIGHT}" stroke-width="${gap}"`;
+  const name = `<text class="middle" x="${middle}" y="${ROW * stage + BASELINE}">${text}</text>`;
+  return `<rect class="${kind}" ${place} ${size}/>${slot * taken < READABLE ? "" : name}`;
 }
 
 start("pipeline", pipeline);

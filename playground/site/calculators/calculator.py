@@ -60,6 +60,8 @@ class Control:
 
 @dataclass(frozen=True)
 class Calculator:
+    """A calculator of a chapter: its controls, and the rows that it computes from them."""
+
     title: str
     controls: tuple[Control, ...]
     columns: tuple[str, ...]

@@ -1,9 +1,13 @@
 "use strict";
 const Calculators = (() => {
-/** Three significant digits, and the largest unit of which there is at least one, or the smallest. */
-const DECIMAL = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"]], BINARY = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
+/** Pixels of a drawing. */
+const WIDEST = 660;
+const DECIMAL = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"]];
+const BINARY = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
 const SECONDS = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
 const digits = (value) => `${Number(value.toPrecision(3))}`;
+
+/** Three significant digits, in the largest unit of which there is one, or the smallest. */
 function scale(value, units) {
   const [size, unit] = units.find(([size]) => value >= size) ?? units.at(-1);
   return [value, `${digits(value / size)} ${unit}`];
@@ -27,15 +31,19 @@ function update(section, compute) {
       control.ariaValueText = text;
     }
   }
-  const drawing = section.querySelector(".drawing"), { rows, says, draw } = compute(chosen), [width, height, shapes] = draw(Math.min(660, drawing.clientWidth), drawing.clientWidth);
+  const drawing = section.querySelector(".drawing"), { rows, says, draw } = compute(chosen);
+  const [width, height, shapes] = draw(Math.min(WIDEST, drawing.clientWidth), drawing.clientWidth);
   for (const row of section.querySelectorAll("tbody tr")) {
     const name = row.firstChild.textContent;
     row.ariaCurrent = Object.values(chosen).includes(name) ? "true" : null;
-    for (const [place, cell] of [...row.querySelectorAll("data")].entries()) [cell.value, cell.textContent] = rows[name][place];
+    for (const [place, cell] of [...row.querySelectorAll("data")].entries()) {
+      [cell.value, cell.textContent] = rows[name][place];
+    }
   }
   section.querySelector("caption").textContent = settings.join(", ");
   section.querySelector(".result").textContent = says;
-  drawing.innerHTML = `<svg viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" role="img" aria-label="${says}">${shapes}</svg>`;
+  const size = `viewBox="0 0 ${width} ${height}" width="${width}" height="${height}"`;
+  drawing.innerHTML = `<svg ${size} role="img" aria-label="${says}">${shapes}</svg>`;
 }
 
 /** Have a calculator compute what its controls say, from now on. */

@@ -18,7 +18,7 @@ from playground.algorithms.cost_model import (
     times_sent,
 )
 from playground.site.calculators.calculator import Calculator, Cell, Chosen, Control, digits, scaled
-from playground.training.formulas import COLLECTIVES_OF_STAGE
+from playground.training.formulas import COLLECTIVES_OF_STAGE, FLOAT32, MIXED
 from playground.ui.units import BYTES, SECONDS
 
 DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
@@ -37,9 +37,15 @@ def in_seconds(seconds: float) -> Cell:
 
 
 ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
-STATES = {"Adam": 8, "SGD with momentum": 4, "SGD": 0}
+WIDE, _, ADAM = FLOAT32
+NARROW, _, ADAM_AND_MASTER = MIXED
+STATES = {"Adam": ADAM, "SGD with momentum": ADAM // 2, "SGD": 0}
 """Bytes of a parameter's state, in float32."""
-PRECISIONS = {"float32": (4, 0), "mixed precision": (2, 4), "bfloat16": (2, 0)}
+PRECISIONS = {
+    "float32": (WIDE, 0),
+    "mixed precision": (NARROW, ADAM_AND_MASTER - ADAM),
+    "bfloat16": (NARROW, 0),
+}
 """Bytes of a parameter, and of its gradient; and of its master, which the optimizer holds."""
 ZERO_STAGES = ("data parallel", "zero1", "zero2", "zero3")
 """As the chapter names them."""

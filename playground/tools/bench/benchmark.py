@@ -245,8 +245,13 @@ class Measurement:
         [(slowest_rank, often)] = slowest_ranks.most_common(1)
         algbw = self.nbytes / p50 / 1000
         return Row(
+            collective=self.spec.name,
+            algorithm=algorithm,
             size=self.nbytes,
-            time_us=p50,
+            count=self.count,
+            type=self.settings.dtype,
+            redop=self.settings.op if self.spec.reduces else "none",
+            root=self.spec.root,
             algbw=algbw,
             busbw=algbw * self.spec.factor(self.size),
             p50_us=p50,
@@ -255,12 +260,6 @@ class Measurement:
             trials=len(trials),
             calls=calls,
             times_us=times_us,
-            collective=self.spec.name,
-            count=self.count,
-            type=self.settings.dtype,
-            redop=self.settings.op if self.spec.reduces else "none",
-            root=self.spec.root,
-            algorithm=algorithm,
             wrong=self.wrong[algorithm],
             slowest_rank=slowest_rank,
             slowest_percent=100 * often / len(trials),

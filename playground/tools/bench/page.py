@@ -71,7 +71,7 @@ def columns_of(settings: BenchSettings) -> dict[str, Column]:
 
 def cells(row: Row, columns: Iterable[str]) -> list[object]:
     """The values of a row under these columns."""
-    shown = vars(row) | {
+    shown = row.values | {
         "algbw": format_digits(row.algbw),
         "busbw": format_digits(row.busbw),
         "wrong": bad(str(row.wrong)) if row.wrong else 0,
@@ -132,7 +132,7 @@ class Report:
             {},
             environment=self.environment,
             settings=self.settings.document,
-            rows=self.rows,
+            rows=[row.values for row in self.rows],
             average_busbw=averages,
         )
         if plot:

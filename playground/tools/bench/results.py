@@ -25,10 +25,18 @@ Key = tuple[str, str, int]
 class Row:
     """One algorithm of one collective at one size."""
 
+    collective: str
+    algorithm: str
     size: int
     """Bytes, as nccl-tests counts them."""
-    time_us: float
-    """As `p50_us`."""
+    count: int
+    """Elements of the tensor, or of a rank's share of it."""
+    type: str
+    """Data type."""
+    redop: str
+    """Reduction, or "none"."""
+    root: int
+    """The rank at the root, -1 where all ranks do the same."""
     algbw: float
     """GB/s: size / time."""
     busbw: float
@@ -43,16 +51,6 @@ class Row:
     """Calls in a row, per trial."""
     times_us: Sequence[float]
     """Time per call of each trial, in µs."""
-    collective: str
-    count: int
-    """Elements of the tensor, or of a rank's share of it."""
-    type: str
-    """Data type."""
-    redop: str
-    """Reduction, or "none"."""
-    root: int
-    """The rank at the root, -1 where all ranks do the same."""
-    algorithm: str
     wrong: int
     """Elements of the results that are not what they must be, on all ranks together."""
     slowest_rank: int
@@ -63,6 +61,16 @@ class Row:
     """Time per call, in µs: each rank's own median, in rank order."""
     limit_percent: float | None
     """Time of the memory as a percentage of this row's; None if it was not measured."""
+
+    @property
+    def time_us(self) -> float:
+        """The time of a row, in µs: the median."""
+        return self.p50_us
+
+    @property
+    def values(self) -> dict[str, object]:
+        """By name, as --json and tables show them: with the time."""
+        return vars(self) | {"time_us": self.time_us}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,8 @@ the `REDUCTION`."""
 
 @dataclass(frozen=True)
 class CollectiveSpec:
+    """A collective: what each rank gives and must end with."""
+
     name: str
     factor: Callable[[int], float]
     """busbw / algbw on N ranks: what a link carries for each byte of the size."""

@@ -39,6 +39,8 @@ MEASURE = remote("playground.training.step_times:run")
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
+    """The options of the data."""
+
     dataset: str = flag(
         "auto",
         "auto: MNIST if it is here or can be downloaded, else generated digits.",

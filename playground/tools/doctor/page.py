@@ -47,6 +47,8 @@ TIERS: Mapping[str, Sequence[Check]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorSettings:
+    """The options of `doctor`."""
+
     names: str | None = flag(
         None, "Hosts to examine, in the same order on each of them, where this command is to be "
               "started, too.",

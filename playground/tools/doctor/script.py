@@ -30,7 +30,7 @@ from playground.tools.doctor.data_parallel.script import Script
 from playground.tools.doctor.data_parallel.start import find_device
 from playground.tools.doctor.data_parallel.text import TrainingText
 from playground.tools.doctor.looked_at import say_looks
-from playground.tools.doctor.script_run import ScriptRun, copy_files, run_script
+from playground.tools.doctor.script_run import RunPlan, ScriptRun, copy_files, run_script
 from playground.tools.doctor.set_order import sets_walked
 from playground.world.backends import BACKENDS, LEAVE_OUT
 from playground.world.program import parse_program
@@ -73,7 +73,16 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
         for size in SIZES:
             here = folder.resolve() / f"{size}-ranks"
             argv = [str(copy_files(path, here)), *words]
-            run, states = run_script(here, argv, size, seconds, timeout, folder / f"seen-{size}")
+            run, states = run_script(
+                RunPlan(
+                    here=here,
+                    argv=argv,
+                    size=size,
+                    seconds=seconds,
+                    timeout=timeout,
+                    seen=folder / f"seen-{size}",
+                )
+            )
             runs.append(run)
             operations += (one for state in states for one in state.operations)
             if run.has_failed:

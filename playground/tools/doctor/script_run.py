@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playground.base.errors import TIMED_OUT, PeerDisconnected, RankFailed, RankTimeout, UsageError
@@ -40,27 +40,6 @@ from playground.world.launcher.examiner import line_of
 from playground.world.launcher.launch import launch
 from playground.world.program import Program
 from playground.world.rank.reports import Event, report
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptFacts:
-    """The facts of a script."""
-
-    path: Path
-    folder: str
-    """Where the copies were in which it ran."""
-    runs: Sequence[ScriptRun]
-    """One for each number of ranks."""
-    operations: Sequence[Operation] = field(repr=False)
-    """Those of all ranks in all runs."""
-    seconds: float = 0.0
-    """The limit of each run."""
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether a run was stopped, so that what comes later is not known."""
-        return any(run.stands for run in self.runs)
-
 
 COPIED = 2**30
 """Bytes that are copied for a run, at most."""
@@ -187,11 +166,26 @@ def quiet() -> Iterator[None]:
         logging.getLogger("playground").removeHandler(handler)
 
 
-def run_script(
-    here: Path, argv: Sequence[str], size: int, seconds: float, timeout: float, seen: Path
-) -> tuple[ScriptRun, Sequence[RankState]]:
-    """The script on `size` ranks, in the working folder `here`: how that ended, and the state of
-    each rank. The ranks write what they see of its training into the folder `seen`."""
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """How a script is to be run."""
+
+    here: Path
+    """Its working folder."""
+    argv: Sequence[str]
+    """The script, and its arguments."""
+    size: int
+    """Number of ranks."""
+    seconds: float
+    """The time after which it is stopped."""
+    timeout: float
+    """Seconds that a rank may wait in an operation."""
+    seen: Path
+    """The folder into which ranks write what they see of its training."""
+
+
+def run_script(plan: RunPlan) -> tuple[ScriptRun, Sequence[RankState]]:
+    """How a run of the script ended, and the state of each rank."""
     watch = RunWatch()
     has_returned = is_stopped = False
     failed: RankFailed | RankTimeout | None = None
@@ -199,10 +193,10 @@ def run_script(
     try:
         with quiet():
             launch(
-                Checked(run_on_rank, seen),
-                size,
-                args=(here, argv, seconds),
-                timeout=timeout,
+                Checked(run_on_rank, plan.seen),
+                plan.size,
+                args=(plan.here, plan.argv, plan.seconds),
+                timeout=plan.timeout,
                 on_report=watch.listen,
                 bare=True,
             )
@@ -216,17 +210,21 @@ def run_script(
         watch.kill()
     states = watch.last or [view.read() for view in watch.views]
     why = why or find_mismatch(states)
-    stands = "; ".join(map(tell_place, watch.last)) or "they had not begun" if is_stopped else ""
-    facts = read_ranks(folder_of_last_start(seen), size)
+    facts = read_ranks(folder_of_last_start(plan.seen), plan.size)
     run = ScriptRun(
-        size=size, has_returned=has_returned, diagnosis=why,
+        size=plan.size,
+        has_returned=has_returned,
+        diagnosis=why,
         failure=explain_end(failed, states) if failed else "",
-        mistakes=find_mistakes(facts), stands=stands,
+        mistakes=find_mistakes(facts),
+        stands=tell_places(watch.last) if is_stopped else "",
         looked_at=describe_looks(
-            facts, size, calls=sum(len(state.operations) for state in states),
-            stopped_after=seconds if is_stopped else 0,
+            facts,
+            plan.size,
+            calls=sum(len(state.operations) for state in states),
+            stopped_after=plan.seconds if is_stopped else 0,
         ),
-    )  # fmt: skip
+    )
     return run, states
 
 
@@ -261,6 +259,11 @@ def look_at_the_end(views: Sequence[View]) -> tuple[list[RankState], bool]:
         replace(state, line=view.ask_for_line()) if state.doing == Doing.IN_PROGRAM else state
         for state, view in zip(states, views, strict=True)
     ], were_still
+
+
+def tell_places(states: Sequence[RankState]) -> str:
+    """Where the ranks were when their time was up."""
+    return "; ".join(map(tell_place, states)) or "they had not begun"
 
 
 def tell_place(state: RankState) -> str:

@@ -33,6 +33,8 @@ SAY_WHAT_WOULD_RUN = remote("playground.tools.run.dry:say_what_would_run")
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
+    """The options of `run`."""
+
     is_module: bool = flag(
         False, "Run a module, as `python -m` does: its name is in the place of SCRIPT.", name="-m"
     )

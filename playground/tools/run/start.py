@@ -63,7 +63,8 @@ def share_imports(file: Path, tree: ast.Module) -> None:
 
 def warm_up(session: Session, asked: ProgramOptions) -> None:
     """Have the imports begin that all ranks of a program share, also of what is to check it."""
-    session.world.warm_up(RUN_PROGRAM, *IN_RANKS * (asked.check != OFF))
+    needed = () if asked.check == OFF else IN_RANKS
+    session.world.warm_up(RUN_PROGRAM, *needed)
 
 
 def prepare_start(session: Session, asked: ProgramOptions) -> bool:

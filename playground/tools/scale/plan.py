@@ -63,8 +63,7 @@ class Group:
 class Plan:
     """The plan of a measurement."""
 
-    names: Sequence[str]
-    """Algorithms."""
+    algorithms: Sequence[str]
     groups: Sequence[Group]
     seconds: float
     """How long rounds begin."""
@@ -114,6 +113,8 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
+    """The times of all algorithms for one tensor on one number of ranks."""
+
     size: int
     """Bytes of the tensor."""
     world_size: int
@@ -146,10 +147,10 @@ def plan_for(hosts: Sequence[tuple[int, ...]], effort: Effort, cores: int, all_c
             f"{MAX_RANKS}; for a "
             f"cluster give --alpha and --beta"
         )
-    names = [name for name in COSTS if len(hosts) > 1 or not ALGORITHMS[name].needs_hosts]
+    algorithms = [name for name in COSTS if len(hosts) > 1 or not ALGORITHMS[name].needs_hosts]
     groups = groups_of_hosts(hosts, effort) if len(hosts) > 1 else groups_of_one_host(size, effort)
     return Plan(
-        names=names,
+        algorithms=algorithms,
         groups=[*groups],
         seconds=effort.seconds,
         hosts=len(hosts),

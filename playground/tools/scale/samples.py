@@ -43,7 +43,7 @@ def measure(rank: int, size: int, effort: Effort) -> tuple[Plan, dict[Key, list[
     for group in plan.groups:
         process_group = dist.new_group(group.ranks)
         turns += [
-            Turn(plan.names, nbytes, group, process_group)
+            Turn(plan.algorithms, nbytes, group, process_group)
             for nbytes in (*group.fitted, *group.held_out)
         ]
     outcomes = interleave(turns, rounds(plan.seconds), Random(0))
@@ -79,13 +79,16 @@ def rounds(seconds: float) -> Iterator[int]:
 class Turn:
     """All algorithms, one after the other, on one group and one size of tensor."""
 
-    def __init__(self, names: Sequence[str], nbytes: int, members: Group, group: Any) -> None:
-        self.names = names
+    def __init__(
+        self, algorithms: Sequence[str], nbytes: int, group: Group, process_group: Any
+    ) -> None:
+        self.algorithms = algorithms
         self.nbytes = nbytes
-        self.group = group
-        self.ranks = members.ranks
-        self.node = members.node
-        self.calls = dict.fromkeys(names, 1)
+        self.ranks = group.ranks
+        self.node = group.node
+        self.process_group = process_group
+        self.calls = dict.fromkeys(algorithms, 1)
+        """By algorithm, the calls that are timed together."""
         self.number = 0
         """Number of the round."""
 
@@ -98,13 +101,15 @@ class Turn:
             return {}
         seconds = {}
         # different each round: it may meet ranks still leaving the barrier
-        first = number % len(self.names)
-        for name in (*self.names[first:], *self.names[:first]):
+        first = number % len(self.algorithms)
+        for name in (*self.algorithms[first:], *self.algorithms[:first]):
             call = partial(
-                load_all_reduce(name), torch.zeros(self.nbytes // ELEMENT), group=self.group
+                load_all_reduce(name),
+                torch.zeros(self.nbytes // ELEMENT),
+                group=self.process_group,
             )
-            seconds[name] = timed(call, self.calls[name], group=self.group)()
+            seconds[name] = timed(call, self.calls[name], group=self.process_group)()
             if number == 0:  # find how many calls fill a block: the same number on every rank
-                [longest] = slowest([seconds[name]], self.group)
+                [longest] = slowest([seconds[name]], self.process_group)
                 self.calls[name] = max(1, min(MAX_CALLS, int(BLOCK / longest)))
         return seconds

@@ -20,6 +20,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -45,6 +46,7 @@ namespace {
 using Bytes = std::vector<char>;
 enum Kind : int { P2P, ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, GOODBYE };
 const char* const NAMES[]{"ncclSend", "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter"};
+static_assert(std::size(NAMES) == GOODBYE, "a name for each kind but the last, which is no call");
 
 struct Header {
   int kind, dtype, op, root;
@@ -100,9 +102,11 @@ std::string describe(const Header& one) {
   static const char* const kinds[] = {"a message", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "destroy"};
   static const char* const types[] = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"};
   static const char* const ops[] = {"sum", "product", "max", "min", "average"};
+  static_assert(std::size(kinds) == GOODBYE + 1 && std::size(types) == ncclBfloat16 + 1 && std::size(ops) == ncclAvg + 1,
+                "a word for each value");
   std::string text = kinds[one.kind], bytes = " of " + std::to_string(one.bytes) + " bytes";
   if (one.kind == P2P || one.kind == GOODBYE) return text + (one.kind == P2P ? bytes : "");
-  text += bytes + (one.dtype < 10 ? std::string(" of ") + types[one.dtype] : "");
+  text += bytes + (one.dtype < static_cast<int>(std::size(types)) ? std::string(" of ") + types[one.dtype] : "");
   if (one.kind == ALL_REDUCE || one.kind == REDUCE || one.kind == REDUCE_SCATTER) text += std::string(", ") + ops[one.op];
   return text + (one.kind == REDUCE || one.kind == BROADCAST ? ", root " + std::to_string(one.root) : "");
 }
@@ -208,6 +212,7 @@ ncclResult_t connect_ranks(ncclComm_t* result, const std::string& token, int ran
 
 size_t size_of(ncclDataType_t dtype) {
   static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  static_assert(std::size(sizes) == ncclFloat8e5m2 + 1, "a size for each type");
   return sizes[dtype];
 }
 

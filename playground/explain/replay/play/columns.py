@@ -27,6 +27,11 @@ from playground.explain.replay.render.timeline import LANE_GAP, Lanes, is_bar, s
 MAX_WAITS, MAX_CHAINS = 5_000, 300
 """Numbers of waits, the longest, whose peers and whose chains of causes are on the page."""
 
+MAX_NUMBERS = 10_000
+"""Numbers on a page. Beyond them it shows shapes."""
+NEVER = -1
+"""The duration of an event that was not over when its rank was gone."""
+COLUMNS = ("start", "long", "step", "steps", "up", "what")
 NEVER_ENDED = "No wait has ended"
 
 SMALL_GAP = 8
@@ -67,12 +72,6 @@ def to_chain(chain: Chain, places: Places) -> list[object]:
         return [waits]
     times = map(nanoseconds, (busy.start, busy.end))
     return [waits, places[ref_of(busy.event)], *times, int(busy.is_recorded)]
-
-
-MAX_NUMBERS = 10_000
-"""Numbers on a page. Beyond them it shows shapes."""
-NEVER = -1
-"""The duration of an event that was not over when its rank was gone."""
 
 
 class Vectors:
@@ -135,9 +134,6 @@ def to_columns(recording: Recording) -> dict[str, object]:
             {each.file: recording.texts.get(each.file, "") for each in recording.sources}
         ),
     }
-
-
-COLUMNS = ("start", "long", "step", "steps", "up", "what")
 
 
 def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:

@@ -17,7 +17,9 @@ from playground.explain.replay.record.recording import Recording
 from playground.explain.replay.render.scene import INK, PAPER, STYLES
 from playground.explain.replay.render.svg import css_name
 
-SCRIPTS = ("run", "format", "stage", "timeline", "ranks", "source", "waits", "player")
+SCRIPTS = (
+    "constants", "run", "format", "stage", "timeline", "ranks", "source", "waits", "player"
+)  # fmt: skip
 """Parts of the script, each after those it uses."""
 
 

@@ -32,12 +32,11 @@ STYLES: dict[str, Colour] = {
     "message": ("#8250df", "#bc8cff"),
     "chunk": ("#cf222e", "#ff7b72"),
     "idle": ("#fafbfc", "#161b22"),
-    "bucket 0": ("#a8d4ff", "#0b4a8f"),
-    "bucket 1": ("#ffc680", "#8a4b08"),
-    "bucket 2": ("#aceebb", "#1a6b34"),
-    "bucket 3": ("#dcc4ff", "#55299b"),
 }
-BUCKETS = 4
+STYLES_OF_BUCKETS = "forward", "backward", "optimizer", "communication"
+"""The styles whose colours DDP's buckets have, one after another."""
+STYLES |= {f"bucket {number}": STYLES[style] for number, style in enumerate(STYLES_OF_BUCKETS)}
+BUCKETS = len(STYLES_OF_BUCKETS)
 """Number of colours for buckets, which later buckets reuse."""
 TEXT_SIZE = 12
 

@@ -63,13 +63,17 @@ height="{height}" role="img" aria-labelledby="title desc">
 def style_sheet(scene: Scene) -> str:
     """CSS rules for the styles in this scene, with colours for light and for dark surroundings."""
     rules = [
-        f"text{{font:{TEXT_SIZE}px {FONT};fill:var(--ink);dominant-baseline:central}}"
-        ".heading{font-weight:bold;dominant-baseline:auto}.middle{text-anchor:middle}.end{text-anchor:end}"
-        ".paper{fill:var(--paper)}"
-        ".box,.bar,.lane{stroke:var(--line);stroke-width:1}.lane{stroke:none}"
-        ".label{paint-order:stroke;stroke:var(--paper);stroke-width:4px}"
-        ".arrow{fill:none;stroke-width:1.4}.meant{stroke-dasharray:4 "
-        "3}text.muted{fill:var(--muted)}"
+        f"text{{font:{TEXT_SIZE}px {FONT};fill:var(--ink);dominant-baseline:central}}",
+        ".heading{font-weight:bold;dominant-baseline:auto}",
+        ".middle{text-anchor:middle}",
+        ".end{text-anchor:end}",
+        ".paper{fill:var(--paper)}",
+        ".box,.bar,.lane{stroke:var(--line);stroke-width:1}",
+        ".lane{stroke:none}",
+        ".label{paint-order:stroke;stroke:var(--paper);stroke-width:4px}",
+        ".arrow{fill:none;stroke-width:1.4}",
+        ".meant{stroke-dasharray:4 3}",
+        "text.muted{fill:var(--muted)}",
     ]
     used = sorted({mark.style for mark in scene.marks} | {"muted"})
     for name in map(css_name, used):

@@ -1,19 +1,27 @@
 /** A number with up to four digits; very large and very small ones with their power of ten. */
 function formatNumber(number) {
   const size = Math.abs(number);
-  if (size !== 0 && Number.isFinite(number) && (size >= 1e5 || size < 1e-3)) return number.toExponential(1).replace("e+", "e");
+  const needsPower = size !== 0 && Number.isFinite(number) && (size >= 1e5 || size < 1e-3);
+  if (needsPower) return number.toExponential(1).replace("e+", "e");
   return String(Number(number.toPrecision(4)));
 }
 
+const TIMES = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
+
 function formatTime(nanoseconds) {
-  if (!Number.isFinite(nanoseconds)) return "never";
-  const [unit, size] = nanoseconds >= 1e9 ? ["s", 1e9] : nanoseconds >= 1e6 ? ["ms", 1e6] : nanoseconds >= 1e3 ? ["µs", 1e3] : ["ns", 1];
-  return `${formatNumber(nanoseconds / size)} ${unit}`;
+  return Number.isFinite(nanoseconds) ? formatUnit(nanoseconds, TIMES) : "never";
 }
 
+const SIZES = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
+
 function formatBytes(bytes) {
-  const [unit, size] = bytes >= 2 ** 30 ? ["GiB", 2 ** 30] : bytes >= 2 ** 20 ? ["MiB", 2 ** 20] : bytes >= 2 ** 10 ? ["KiB", 2 ** 10] : ["B", 1];
-  return `${formatNumber(bytes / size)} ${unit}`;
+  return formatUnit(bytes, SIZES);
+}
+
+/** An amount in the largest of these units of which there is at least one, or in the smallest. */
+function formatUnit(amount, units) {
+  const [unit, size] = units.find(([, least]) => amount >= least) ?? units.at(-1);
+  return `${formatNumber(amount / size)} ${unit}`;
 }
 
 /** The first of these values, as many as are asked for. */
@@ -53,7 +61,8 @@ function formatDoing(run, clock, rank, time) {
   const wait = run.waits[run.waitOf.get(place)];
   if (run.isAlone(place)) return `${name} of this rank only`;
   if (wait) {
-    const hasCome = wait.awaited !== null && run.begin[clock][wait.awaited] <= time, why = formatWait(run, wait, hasCome);
+    const hasCome = wait.awaited !== null && run.begin[clock][wait.awaited] <= time;
+    const why = formatWait(run, wait, hasCome);
     return kind === "wait" ? why : `${name}: ${why}`;
   }
   if (kind === "bucket") return `all_reduce of ${name}`;
@@ -90,8 +99,6 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-const TRIED = 4;
-
 /** The moments with the longest of these texts, each text once. */
 function longest(moments, text) {
   const when = new Map(moments.map((time) => [text(time), time]));
@@ -107,7 +114,10 @@ function reserve(elements, tries, show) {
     elements.forEach((each, index) => { most[index] = Math.max(most[index], each.getBoundingClientRect().height); });
   }
   // In a table a height is the least that a cell has; elsewhere it would be the most, too.
-  elements.forEach((each, index) => { each.style[getComputedStyle(each).display === "table-cell" ? "height" : "minHeight"] = `${most[index]}px`; });
+  elements.forEach((each, index) => {
+    const isCell = getComputedStyle(each).display === "table-cell";
+    each.style[isCell ? "height" : "minHeight"] = `${most[index]}px`;
+  });
 }
 
 /** Write a text where another stands; nothing is done where it stands already. */

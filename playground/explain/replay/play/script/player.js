@@ -1,5 +1,3 @@
-const STEPS_AT_FIRST = 3, REAL_SECONDS = 20, MOST_SAID = 6, MOST_SAID_NARROW = 2, MOST_MEASURED = 400, IS_STILL = matchMedia("(prefers-reduced-motion: reduce)");
-
 /** The parts of the page, which all show the same moment. */
 class View {
   constructor(player, run) {
@@ -11,16 +9,19 @@ class View {
     this.waits = new Waits(run, (place) => this.visit(place));
     this.root = element("section", {class: "run", "aria-label": `Run: ${run.command}`},
       element("div", {class: "wide"}, this.timeline.root, player.controls.status, ...this.warn()),
-      element("figure", {}, this.stage.svg, this.stage.caption), element("div", {class: "scroll", tabindex: 0}, this.ranks.root),
+      element("figure", {}, this.stage.svg, this.stage.caption),
+      element("div", {class: "scroll", tabindex: 0}, this.ranks.root),
       element("p", {class: "wide muted facts"}, this.describe()),
-      element("details", {class: "wide", ...(player.isAlone && {open: ""})}, element("summary", {}, "Waits, and the program"),
+      element("details", {class: "wide", ...(player.isAlone && {open: ""})},
+        element("summary", {}, "Waits, and the program"),
         element("div", {class: "run"}, this.waits.root, this.source.root)));
   }
 
   /** What was run. */
   describe() {
     const {run} = this, versions = Object.entries(run.versions).map((pair) => pair.join(" "));
-    return [`${run.ranks.length} ranks on ${run.backend}`, `${run.size} events in ${formatTime(run.end)}`, `recorded ${run.began}`, ...versions].join(" · ");
+    const what = [`${run.ranks.length} ranks on ${run.backend}`, `${run.size} events in ${formatTime(run.end)}`];
+    return [...what, `recorded ${run.began}`, ...versions].join(" · ");
   }
 
   /** Why it stood still, and what of it is missing. */
@@ -36,9 +37,11 @@ class View {
 
   /** The diagnosis of a run that stood still, and how to fix it, as the command says it. */
   tellStandstill() {
-    if (!this.run.standstill) return this.run.ended ? [element("p", {class: "warning"}, `It failed: ${this.run.ended}`)] : [];
-    const {sentence, cure} = this.run.standstill;
-    return [element("p", {class: "warning"}, element("strong", {}, sentence), element("div", {class: "cure"}, cure))];
+    const {standstill, ended} = this.run;
+    if (!standstill) return ended ? [element("p", {class: "warning"}, `It failed: ${ended}`)] : [];
+    const {sentence, cure} = standstill;
+    const fix = element("div", {class: "cure"}, cure);
+    return [element("p", {class: "warning"}, element("strong", {}, sentence), fix)];
   }
 
   layOut() {
@@ -86,8 +89,10 @@ class View {
 
   /** The moment in words: messages that are under way, ranks that wait. */
   tell(clock, time) {
-    const {run} = this, said = run.arrowsBetween(clock, time, time).map((arrow) =>
-      `rank ${run.rankOf[run.sent[arrow]]} → rank ${run.rankOf[run.received[arrow]]}: ${formatCargo(run, run.sent[arrow])}`);
+    const {run} = this, said = run.arrowsBetween(clock, time, time).map((arrow) => {
+      const sent = run.sent[arrow], received = run.received[arrow];
+      return `rank ${run.rankOf[sent]} → rank ${run.rankOf[received]}: ${formatCargo(run, sent)}`;
+    });
     run.ranks.forEach((rank, index) => {
       const doing = formatDoing(run, clock, index, time);
       if (doing) said.push(`rank ${rank.rank}: ${doing}`);
@@ -138,7 +143,9 @@ class Player {
     this.controls.position.addEventListener("input", (event) => this.goTo(Number(event.target.value)));
     document.addEventListener("keydown", (event) => { if (this.hasKeys()) this.press(event); });
     const redraw = () => { this.layOut(); this.show(); };
-    for (const query of ["(prefers-color-scheme: dark)", "(resolution: 1dppx)"]) matchMedia(query).addEventListener("change", redraw);
+    for (const query of ["(prefers-color-scheme: dark)", "(resolution: 1dppx)"]) {
+      matchMedia(query).addEventListener("change", redraw);
+    }
     new MutationObserver(redraw).observe(document.documentElement, {attributeFilter: ["data-theme"]});
   }
 
@@ -160,9 +167,17 @@ class Player {
   press(event) {
     const {tagName} = event.target;
     if (event.ctrlKey || event.altKey || event.metaKey || tagName === "SELECT") return;
-    const actions = {ArrowLeft: () => this.step(-1), ArrowRight: () => this.step(1), Home: () => this.goTo(this.start()),
-      End: () => this.goTo(this.length()), "+": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.zoom(Infinity),
-      t: () => this.changeClock(this.clock === "real" ? "logical" : "real"), w: () => this.explainLongest()};
+    const actions = {
+      ArrowLeft: () => this.step(-1),
+      ArrowRight: () => this.step(1),
+      Home: () => this.goTo(this.start()),
+      End: () => this.goTo(this.length()),
+      "+": () => this.zoom(0.5),
+      "-": () => this.zoom(2),
+      0: () => this.zoom(Infinity),
+      t: () => this.changeClock(this.clock === "real" ? "logical" : "real"),
+      w: () => this.explainLongest(),
+    };
     if (!["BUTTON", "SUMMARY"].includes(tagName)) actions[" "] = () => this.toggle();
     const action = actions[event.key];
     if (!action || (tagName === "PRE" && event.key !== " ")) return;
@@ -281,7 +296,8 @@ class Player {
   }
 
   layOut() {
-    const every = Math.ceil(this.stops.length / MOST_MEASURED), moments = [...this.stops].filter((_, index) => index % every === 0);
+    const every = Math.ceil(this.stops.length / MOST_MEASURED);
+    const moments = [...this.stops].filter((_, index) => index % every === 0);
     this.view.layOut();
     this.view.reserve(this.clock, moments);
     const {status} = this.controls, told = longest(moments, (time) => this.tell(time));
@@ -308,7 +324,8 @@ class Player {
 
 Player.all = [];
 for (const kind of ["pointerdown", "focusin"]) {
-  document.addEventListener(kind, (event) => Player.turnTo(Player.all.find(({place}) => place.contains(event.target)) ?? null));
+  document.addEventListener(kind, ({target}) =>
+    Player.turnTo(Player.all.find(({place}) => place.contains(target)) ?? null));
 }
 for (const place of document.querySelectorAll(".player")) {
   Run.read(JSON.parse(place.querySelector("script").textContent)).then((run) => new Player(run, place));

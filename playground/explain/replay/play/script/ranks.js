@@ -1,5 +1,3 @@
-const DIGIT = 7.9, AROUND_NUMBER = 11, CELL_PADDING = 12, MOST_TALL = 4, OPENER = 85;
-
 /** A table: what each rank does, what it holds, and the line at which it is. */
 class Ranks {
   /** `select(rank)` is called to look at a rank's line, `explain(wait)` to see what caused one of its waits. */
@@ -11,7 +9,8 @@ class Ranks {
     const head = ["Rank", "Does", "Holds", "Line"].map((name) => element("th", {scope: "col"}, name));
     this.isLow = rows.length > MOST_TALL;
     const kinds = [run.holdings.every((changes) => !changes.length) && "bare", this.isLow && "many"];
-    this.root = element("table", {class: kinds.filter(Boolean).join(" ")}, element("caption", {class: "muted"}, "Where every rank is"),
+    this.root = element("table", {class: kinds.filter(Boolean).join(" ")},
+      element("caption", {class: "muted"}, "Where every rank is"),
       element("thead", {}, element("tr", {}, ...head)), this.body);
     this.shown = run.ranks.map(() => ({}));
   }
@@ -54,7 +53,8 @@ class Ranks {
     ].map((text) => longest(moments, text)));
     const open = this.shown.map((shown) => shown.isOpen);
     for (const shown of this.shown) shown.isOpen = false;
-    reserve([...this.body.rows].flatMap((row) => [...row.cells].slice(1)), TRIED, (i) => tries.forEach((times, rank) => {
+    const cells = [...this.body.rows].flatMap((row) => [...row.cells].slice(1));
+    reserve(cells, TRIED, (i) => tries.forEach((times, rank) => {
       this.showRow(clock, rank, ...times.map((each) => each[Math.min(i, each.length - 1)]));
     }));
     this.shown.forEach((shown, rank) => { Object.assign(shown, {isOpen: open[rank], text: undefined}); });
@@ -109,6 +109,7 @@ class Ranks {
       this.showHeld(cell, rank, held, result);
       cell.querySelector("button").focus({preventScroll: true});
     };
-    return element("button", {click: open, "aria-expanded": `${shown.isOpen ?? false}`}, shown.isOpen ? "one line" : `… ${more} more`);
+    const text = shown.isOpen ? "one line" : `… ${more} more`;
+    return element("button", {click: open, "aria-expanded": `${shown.isOpen ?? false}`}, text);
   }
 }

@@ -92,11 +92,13 @@ class Run {
     for (const clock of ["real", "logical"]) {
       const began = (arrow) => this.begin[clock][this.sent[arrow]];
       this.arrows[clock] = Uint32Array.from(this.sent.keys()).sort((a, b) => began(a) - began(b));
-      this.longestArrow[clock] = this.sent.reduce((most, _, arrow) => Math.max(most, this.arrived(clock, arrow) - began(arrow)), 0);
+      const long = (arrow) => this.arrived(clock, arrow) - began(arrow);
+      this.longestArrow[clock] = this.sent.reduce((most, _, arrow) => Math.max(most, long(arrow)), 0);
     }
   }
 
-  /** The place of the first training step, of those by a way that has a name if there are any; undefined if there is none. */
+  /** The place of the first training step, of those by a way that has a name if there are any; undefined if there is
+   * none. */
   firstTrainingStep() {
     const steps = [];
     for (let place = 0; place < this.size; place++) {
@@ -143,7 +145,8 @@ class Run {
   /** The last change of what the rank holds; undefined before the first. */
   lastChange(clock, rank, time) {
     const changes = this.holdings[rank];
-    return changes[lastUpTo(changes.length, (i) => (changes[i].isAtEnd ? this.finish : this.begin)[clock][changes[i].place], time)];
+    const when = ({isAtEnd, place}) => (isAtEnd ? this.finish : this.begin)[clock][place];
+    return changes[lastUpTo(changes.length, (i) => when(changes[i]), time)];
   }
 
   /** What the rank holds: numbers, null where there was no room for them, undefined where nothing is known. */
@@ -177,8 +180,8 @@ class Run {
   /** Whether an event is a collective of a group of one rank, which waits for nobody. */
   isAlone(place) { return this.what(place).group.length === 1; }
 
-  /** The collectives of the backend that ranks are in, and DDP's buckets: each with its name, its bytes, its group and those
-   * ranks. A group of one rank exchanges nothing, and is left out. */
+  /** The collectives of the backend that ranks are in, and DDP's buckets: each with its name, its bytes, its group and
+   * those ranks. A group of one rank exchanges nothing, and is left out. */
   collectives(clock, time) {
     const found = new Map();
     this.ranks.forEach((_, rank) => {

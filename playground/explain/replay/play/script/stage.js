@@ -1,5 +1,3 @@
-const WIDE_CELL = 36, NARROW_CELL = 30, LOW = 110, HIGH = 240, HIGH_NARROW = 200, HIGHEST = 420, LETTER = 7.3, NARROW = 600, ROW_HEIGHT = 20, MOST_WITH_VALUES = 16, MOST_LIT = 200, LABEL_HEIGHT = 16, ALONG = [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8];
-
 /** The ranks around a table, what each holds, and the messages that are under way between them. */
 class Stage {
   constructor(run) {
@@ -9,7 +7,8 @@ class Stage {
     this.waits = element("g");
     this.boxes = element("g");
     this.caption = element("figcaption");
-    const marker = element("marker", {id: this.head, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto"},
+    const look = {viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto"};
+    const marker = element("marker", {id: this.head, ...look},
       element("path", {class: "head", d: "M0 0L8 4L0 8z"}));
     this.svg = element("svg", {role: "img", "aria-label": "Ranks, what they hold, and the messages between them"},
       element("defs", {}, marker), this.boxes, this.waits, this.links);
@@ -45,7 +44,8 @@ class Stage {
   place() {
     const count = this.run.ranks.length, [width, height] = this.size;
     this.box = {w: Math.max(60, this.cells * this.cell + 8), h: this.cells ? 2 * ROW_HEIGHT + 6 : ROW_HEIGHT};
-    const across = count > 1 ? Math.max(0, (width - this.box.w) / 2 - 4) : 0, down = count > 2 ? (height - this.box.h) / 2 - 4 : 0;
+    const across = count > 1 ? Math.max(0, (width - this.box.w) / 2 - 4) : 0;
+    const down = count > 2 ? (height - this.box.h) / 2 - 4 : 0;
     const turn = count > 2 ? -Math.PI / 2 : Math.PI;
     this.places = this.run.ranks.map((_, rank) => {
       const angle = turn + (2 * Math.PI * rank) / count;
@@ -93,9 +93,10 @@ class Stage {
   /** Who waits for whom, once all of them are in calls that never end. */
   showStandstill(clock, time) {
     const waits = this.run.standstill?.waits ?? [];
-    const isStill = ([rank]) => this.run.stack(clock, rank, time).some((place) => this.run.finish[clock][place] === Infinity);
-    const arrows = waits.every(isStill) ? waits.flatMap(([rank, others]) => others.map((other) => this.connect(rank, other))) : [];
-    this.waits.replaceChildren(...arrows);
+    const finish = this.run.finish[clock];
+    const isStill = ([rank]) => this.run.stack(clock, rank, time).some((place) => finish[place] === Infinity);
+    const connect = ([rank, others]) => others.map((other) => this.connect(rank, other));
+    this.waits.replaceChildren(...(waits.every(isStill) ? waits.flatMap(connect) : []));
   }
 
   /** A curve from one rank's box to another's, as an SVG path, and its three points. */
@@ -106,7 +107,8 @@ class Stage {
   }
 
   connect(rank, other) {
-    return element("path", {class: "awaits", d: this.curve(rank, other).d, "marker-end": `url(#${this.head})`, "data-awaits": `${rank} ${other}`},
+    const look = {class: "awaits", d: this.curve(rank, other).d, "marker-end": `url(#${this.head})`};
+    return element("path", {...look, "data-awaits": `${rank} ${other}`},
       element("title", {}, `rank ${rank} waits for rank ${other}`));
   }
 
@@ -150,15 +152,16 @@ class Stage {
 
   move(clock, arrow, time, isMoving) {
     const link = this.lit.get(arrow);
-    const begin = this.run.begin[clock][this.run.sent[arrow]], end = Math.min(this.run.arrived(clock, arrow), this.run.length[clock]);
+    const begin = this.run.begin[clock][this.run.sent[arrow]];
+    const end = Math.min(this.run.arrived(clock, arrow), this.run.length[clock]);
     const t = isMoving && end > begin ? (time - begin) / (end - begin) : 0.5;
     const dot = link.children[1], {x, y} = pointOf(link.curve, t);
     dot.setAttribute("cx", x);
     dot.setAttribute("cy", y);
   }
 
-  /** Put a label beside each line, where it covers no rank, no other label and no other line. Where there is no room for
-   * the values it has the bytes alone, or else is left out: the moment in words has all of it. */
+  /** Put a label beside each line, where it covers no rank, no other label and no other line. Where there is no room
+   * for the values it has the bytes alone, or else is left out: the moment in words has all of it. */
   placeLabels(arrows) {
     if (this.labelled === arrows.join(" ")) return;
     this.labelled = arrows.join(" ");
@@ -168,7 +171,8 @@ class Stage {
       const label = this.lit.get(arrow).children[2], sent = this.run.sent[arrow];
       const others = [...taken, ...lines.filter((_, each) => each !== index).flat()];
       const texts = [formatCargo(this.run, sent), formatBytes(this.run.what(sent).bytes)];
-      const found = texts.flatMap((text) => this.placesFor(text, this.lit.get(arrow).curve)).find((place) => !others.some((other) => overlap(place, other)));
+      const places = texts.flatMap((text) => this.placesFor(text, this.lit.get(arrow).curve));
+      const found = places.find((place) => !others.some((other) => overlap(place, other)));
       write(label, found?.text ?? "");
       if (!found) return;
       label.setAttribute("x", found.x);
@@ -180,7 +184,8 @@ class Stage {
   /** The places beside a curve, within the picture, at which there could be a label. */
   placesFor(text, curve) {
     const w = text.length * LETTER + 6, h = LABEL_HEIGHT, [width, height] = this.size, [from, , to] = curve;
-    const long = Math.hypot(to.x - from.x, to.y - from.y) || 1, across = {x: (from.y - to.y) / long, y: (to.x - from.x) / long};
+    const long = Math.hypot(to.x - from.x, to.y - from.y) || 1;
+    const across = {x: (from.y - to.y) / long, y: (to.x - from.x) / long};
     const away = (Math.abs(across.x) * w + Math.abs(across.y) * h) / 2 + 8;
     return ALONG.flatMap((t) => [-away, away].map((by) => {
       const {x, y} = pointOf(curve, t);

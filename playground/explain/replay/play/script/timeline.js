@@ -1,13 +1,16 @@
-const LABELS = 64, AXIS = 20, GAP_BELOW = 6, MOST_ARROWS = 3000, NEAR = 4;
-
 /** All ranks below each other, time to the right: bars, messages, and where we are. Only what is in sight is drawn. */
 class Timeline {
   /** `goTo(time)` is called to go to a moment, `choose(place)` when an event is clicked. */
   constructor(run, goTo, choose) {
     Object.assign(this, {run, goTo, choose, chosen: -1});
     this.back = element("canvas", {"aria-hidden": "true"});
-    this.front = element("canvas", {role: "img", "aria-label": "All ranks below each other, time to the right", pointerdown: (event) => this.press(event), pointermove: (event) => this.drag(event),
-      pointerup: (event) => this.release(event)});
+    this.front = element("canvas", {
+      role: "img",
+      "aria-label": "All ranks below each other, time to the right",
+      pointerdown: (event) => this.press(event),
+      pointermove: (event) => this.drag(event),
+      pointerup: (event) => this.release(event),
+    });
     this.root = element("div", {class: "timeline"}, this.back, this.front);
     this.height = run.height + AXIS + GAP_BELOW;
     this.tops = new Map(run.lanes.map((lane) => [`${lane.rank} ${lane.name}`, lane]));
@@ -54,7 +57,8 @@ class Timeline {
       context.fillStyle = this.colours("idle");
       context.fillRect(LABELS, top, this.width - LABELS, height);
       context.fillStyle = this.colours("ink");
-      context.fillText(name === "main" ? `rank ${this.run.ranks[rank].rank}` : ` ${name}`, 0, top + height / 2, LABELS - 4);
+      const label = name === "main" ? `rank ${this.run.ranks[rank].rank}` : ` ${name}`;
+      context.fillText(label, 0, top + height / 2, LABELS - 4);
     }
     context.save();
     context.beginPath();
@@ -89,10 +93,11 @@ class Timeline {
       context.lineWidth = place === this.chosen ? 3 : 0.5;
       context.strokeRect(left, what.top + 0.5, width, this.run.bar - 1);
     }
-    const room = Math.floor((width - 4) / 7.3), name = what.name;
+    const room = Math.floor((width - 4) / LETTER), name = what.name;
     if (room > 2) {
       context.fillStyle = this.colours("ink");
-      context.fillText(name.length > room ? `${name.slice(0, room - 1)}…` : name, left + 3, what.top + this.run.bar / 2 + 1);
+      const text = name.length > room ? `${name.slice(0, room - 1)}…` : name;
+      context.fillText(text, left + 3, what.top + this.run.bar / 2 + 1);
     }
   }
 
@@ -124,12 +129,13 @@ class Timeline {
 
   drawAxis(context) {
     const y = this.run.height + AXIS / 2 + GAP_BELOW, isReal = this.clock === "real";
-    const every = tickDistance((this.to - this.from) / (this.width > 600 ? 10 : 4), isReal ? 0 : 1);
+    const every = tickDistance((this.to - this.from) / (this.width > NARROW ? 10 : 4), isReal ? 0 : 1);
     context.fillStyle = this.colours("muted");
     context.textAlign = "center";
     for (let tick = Math.ceil(this.from / every) * every; tick <= this.to; tick += every) {
       const x = this.x(isReal ? tick : tick + 0.5);
-      if (x > LABELS - 2 && x < this.width) context.fillText(isReal ? formatTime(Math.round(tick)) : formatNumber(tick + 1), x, y);
+      const text = isReal ? formatTime(Math.round(tick)) : formatNumber(tick + 1);
+      if (x > LABELS - 2 && x < this.width) context.fillText(text, x, y);
     }
     context.textAlign = "start";
   }

@@ -1,5 +1,3 @@
-const WAITS_AT_ONCE = 8;
-
 /** The longest waits, and the chain from one of them to the rank and the line that caused it. */
 class Waits {
   /** `visit(place)` is called to go to an event. */
@@ -10,15 +8,16 @@ class Waits {
     this.more = element("button", {click: () => this.showMore()}, "more");
     this.chain = element("ol", {class: "chain"});
     this.answer = element("div", {"aria-live": "polite", tabindex: -1});
-    this.root = element("section", {}, element("p", {class: "title"}, run.waits.length ? "The longest waits" : run.noWaits),
-      this.list, this.more, this.answer);
+    const title = element("p", {class: "title"}, run.waits.length ? "The longest waits" : run.noWaits);
+    this.root = element("section", {}, title, this.list, this.more, this.answer);
     this.showMore();
   }
 
   showMore() {
     const from = this.list.children.length;
     this.run.waits.slice(from, from + WAITS_AT_ONCE).forEach((wait, i) => {
-      this.list.append(element("li", {}, element("button", {click: () => this.explain(from + i)}, this.describe(wait))));
+      const button = element("button", {click: () => this.explain(from + i)}, this.describe(wait));
+      this.list.append(element("li", {}, button));
     });
     this.more.hidden = this.list.children.length >= this.run.waits.length;
   }
@@ -64,6 +63,7 @@ class Waits {
   }
 
   describeEnd(wait) {
-    return awaitedRank(this.run, wait) === null ? "What it waited for is not recorded." : "Every rank was there: what it waited for is the transfer.";
+    if (awaitedRank(this.run, wait) === null) return "What it waited for is not recorded.";
+    return "Every rank was there: what it waited for is the transfer.";
   }
 }
