@@ -2,8 +2,18 @@
 has.
 
 Importing this does not import torch. A new all-reduce is a function in all_reduce.py, its cost one
-in cost_model.py, and an entry here: choices, help, bench and scale derive from this
-table.
+in cost_model.py, and an entry here: choices, help, bench and scale derive from this table.
+
+    all_reduce     our all-reduces, from the first idea to the fast ones
+    collectives    an algorithm as a function with the signature of torch.distributed's
+    messages       its parts: messages, and adding what has arrived
+    operation      the reduction operations that they support
+    background     `async_op`: a collective that goes on in a thread
+    shared_memory  collectives in memory that the ranks of a host share
+    segment        that memory, and how ranks meet in it
+    cost_model     the time that an all-reduce takes, by the alpha-beta model
+    traffic        the bytes that a rank sends, call by call
+    link           a simulated link of a given speed
 """
 
 from __future__ import annotations

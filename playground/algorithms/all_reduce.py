@@ -29,7 +29,7 @@ from playground.algorithms.collectives import (
     reduce_scatter_by,
     run_collective,
 )
-from playground.algorithms.cost_model import IN_FLIGHT, PIECE, distances, power_of_two
+from playground.algorithms.cost_model import IN_FLIGHT, RING_PIECE, distances, power_of_two
 from playground.algorithms.messages import (
     Addressed,
     Executor,
@@ -268,7 +268,7 @@ def pieces_per_chunk(tensor: torch.Tensor, size: int) -> int:
     # the pieces of one batch must pair up on both sides, so as many are cut as are in flight
     if is_batched(tensor):
         return min(IN_FLIGHT, max(1, chunk))
-    return max(1, ceil(chunk * tensor.element_size() / PIECE))
+    return max(1, ceil(chunk * tensor.element_size() / RING_PIECE))
 
 
 @AllReduce

@@ -56,7 +56,7 @@ def share_of_others(size: int) -> float:
 def times_sent(size: int, *collectives: str) -> float:
     """What each of N ranks sends in these collectives, in whole tensors. Raises `KeyError` for one
     that is not in `TIMES_SENT`."""
-    return sum(TIMES_SENT[name] for name in collectives) * (size - 1) / size
+    return sum(TIMES_SENT[name] for name in collectives) * share_of_others(size)
 
 
 def bytes_sent(collective: str, size: int, nbytes: int, place: int = 0) -> float:
@@ -87,7 +87,7 @@ def bytes_sent(collective: str, size: int, nbytes: int, place: int = 0) -> float
 
 ELEMENT = 4
 """Bytes: tensors of float32."""
-PIECE = 768 * 1024
+RING_PIECE = 768 * 1024
 """Bytes, at most, of one message of the pipelined ring between CPUs: what was received is then
 still in a core's cache when it is added, and when it is sent on. Found by trying 64 KiB to 8
 MiB."""
@@ -257,7 +257,7 @@ def ring_cost(task: Task, pieces: int = 1) -> Cost:
 
 def pipelined_ring_cost(task: Task) -> Cost:
     """The ring, a chunk in as many pieces as it takes on CPUs."""
-    return ring_cost(task, ceil(ceil(task.elements / task.size) * ELEMENT / PIECE))
+    return ring_cost(task, ceil(ceil(task.elements / task.size) * ELEMENT / RING_PIECE))
 
 
 def recursive_doubling_cost(task: Task) -> Cost:

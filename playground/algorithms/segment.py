@@ -45,11 +45,14 @@ twice as long."""
 LINE, PAGE = 64, 4096
 """Bytes: what cores pass to each other at a time, and what is mapped at a time."""
 MOST_RANKS = 64
+"""Ranks of a group on one host; more have no shared memory."""
 MOST_VIEWS = 64
+"""How many views of slots are kept, one for each half, dtype and number of elements."""
 TRIES, TRIES_IF_CROWDED = 60, 5
 """How often a rank looks for a signal before it sleeps: where each rank has a core, and where it
 keeps another from its core by looking."""
 SLICE = 0.05
+"""Seconds that a rank sleeps between two looks at its peers."""
 LOST = "Connection closed by peer"
 """How gloo begins to say that a peer has ended; whoever reads errors knows these words."""
 CALL = struct.Struct("QQQ")
@@ -74,34 +77,35 @@ class Semaphores:
         quick, slow = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
         try:  # what cannot wait keeps the interpreter's lock: to give it away would take longer
             self.post = quick.sem_post
+            """Called with an address: adds a signal. The C function itself, for speed."""
             self.try_wait = quick.sem_trywait
-            init = quick.sem_init
-            wait = slow.sem_clockwait
-            self._value = quick.sem_getvalue
+            """Called with an address: takes a signal and returns 0, or another number if there is
+            none. The C function itself."""
+            self.sem_init = quick.sem_init
+            self.sem_getvalue = quick.sem_getvalue
+            self.sem_clockwait = slow.sem_clockwait
         except AttributeError as error:
             raise OSError(f"the C library has no such function: {error}") from None
         self.post.argtypes = self.try_wait.argtypes = [ctypes.c_void_p]
-        self._value.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
-        init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
-        wait.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(Timespec)]
-        self._init = init
-        self._wait = wait
+        self.sem_init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
+        self.sem_getvalue.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
+        self.sem_clockwait.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(Timespec)]
 
     def make(self, address: int) -> None:
-        """A semaphore that is shared between processes, at this address."""
-        if self._init(address, 1, 0):
+        """Make a semaphore that is shared between processes, at this address. Raises `OSError`."""
+        if self.sem_init(address, 1, 0):
             raise OSError(ctypes.get_errno(), "sem_init")
 
     def value(self, address: int) -> int:
         """Signals that are there to be waited for."""
-        self._value(address, ctypes.byref(value := ctypes.c_int()))
+        self.sem_getvalue(address, ctypes.byref(value := ctypes.c_int()))
         return value.value
 
     def wait(self, address: int, seconds: float) -> bool:
         """Sleep until there is a signal, `seconds` at most. Returns whether one came."""
         end = time.monotonic() + seconds
         limit = Timespec(int(end), int(end % 1 * 1e9))
-        return self._wait(address, time.CLOCK_MONOTONIC, ctypes.byref(limit)) == 0
+        return self.sem_clockwait(address, time.CLOCK_MONOTONIC, ctypes.byref(limit)) == 0
 
 
 @contextlib.contextmanager

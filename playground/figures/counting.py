@@ -66,7 +66,7 @@ class Trainer:
             lambda: copying_loss(self.sync.model(tokens), targets),
             self.sync,
             last=last,
-            moment=moment,
+            on_moment=moment,
         )
         self.losses.append(loss)
 

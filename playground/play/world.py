@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from playground.base.errors import Deadlock, PlaygroundError, RankFailed, UsageError
 from playground.explain.hang import MAKE_DDP, NEW_GROUP, SPLIT_GROUP, Operation
-from playground.explain.hang.box import CAPACITY
+from playground.explain.hang.box_format import CAPACITY
 from playground.explain.hang.diagnosis import tell
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.wording import Diagnosis

@@ -21,6 +21,15 @@ The thread is the current one, and the program's line is found from there by
 see `FastObserver`. What DistributedDataParallel averages in C++ calls no method of Python's: only
 an observer that `looks_inside` is told of it, see `native`. What a training program does besides,
 with its models and its data, an observer that `looks_at_training` is told.
+
+    tap          stands in the place of torch's methods, and tells observers
+    observer     who is told: `Observer` and `FastObserver`
+    call         a call, as observers are told of it
+    methods      the methods of `ProcessGroup` that are operations, and their arguments
+    inside       what torch does by itself: its calls in C++, its waits
+    native       the calls in C++ that no method of Python's sees
+    training     what a training program does besides: models, samples, batches, files
+    replacement  puts a function in the place of another module's
 """
 
 from playground.tap.call import Call, number_of, ranks_of

@@ -15,7 +15,7 @@ from playground.tap.replacement import Wrap
 
 
 class Observer:
-    """Is told what this rank calls, from `observing` on: see the module's docstring."""
+    """Is told what this rank calls, from `observing` on: see `playground.tap`."""
 
     looks_at_calls = True
     """Whether it is told of calls."""

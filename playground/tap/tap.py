@@ -40,14 +40,15 @@ class Tap:
 
     def __init__(self) -> None:
         self.recorder: FastObserver | None = None
-        self.all: tuple[Observer, ...] = ()
+        self.all_observers: tuple[Observer, ...] = ()
         self.observers: tuple[Observer, ...] = ()
         """Those that look at calls."""
         self.one_at_a_time = threading.Lock()
         self.numbers = itertools.count()
         self.works: dict[int, UnderWay] = {}
         """By the id of the work, as long as the program has that."""
-        self.open: set[UnderWay] = set()
+        self.under_way: set[UnderWay] = set()
+        """Those that are not known to be over."""
         self.thread = threading.local()
         """`batch`: the calls of the batch that this thread is starting, if the backend makes one
         work of them; `in_call`: whether it is in an operation that Python has called."""
@@ -56,47 +57,51 @@ class Tap:
         places: dict[str, Wrap] = {
             method: partial(self.wrap_operation, method) for method in METHODS
         }
-        self.calls = [Replacement(ProcessGroup, *place) for place in places.items()]
-        self.calls += [Replacement(Work, "wait", self.wrap_wait)]
-        self.ends = [
+        self.for_calls = [
+            *(Replacement(ProcessGroup, *place) for place in places.items()),
+            Replacement(Work, "wait", self.wrap_wait),
+        ]
+        """For the recorder, and for observers of calls."""
+        self.for_ends = [
             Replacement(ProcessGroup, "_start_coalescing", calling(self.start_batch)),
             Replacement(ProcessGroup, "_end_coalescing", calling(self.end_batch)),
             Replacement(Work, "get_future", calling(self.get_future)),
             Replacement(Work, "is_completed", calling(self.poll)),
         ]
-        """Only observers have to be told of."""
-        self.within: list[Replacement] = []
-        """Only observers that look inside have to be told of."""
-        self.passes = [Replacement(torch.autograd, "backward", calling(self.backward))]
-        """Only observers that look inside or at training have to be told of."""
-        self.recorded: list[Replacement] = []
-        self.in_place: list[Replacement] = []
+        """For observers of calls: what tells the ends of works, and which belong together."""
+        self.for_inside: list[Replacement] = []
+        """For observers that look inside; empty until the first of them comes."""
+        self.for_passes = [Replacement(torch.autograd, "backward", calling(self.backward))]
+        """For observers that look inside or at training."""
+        self.for_recorder: list[Replacement] = []
+        """The recorder's own: its `places`, and those of `record_also`."""
+        self.installed: list[Replacement] = []
 
     def add(self, observer: Observer) -> None:
         with self.one_at_a_time:
-            if observer.looks_inside and not self.within:
-                self.within = self.inside.find_replacements()
-            self.tell((*self.all, observer))
+            if observer.looks_inside and not self.for_inside:
+                self.for_inside = self.inside.find_replacements()
+            self.tell((*self.all_observers, observer))
             if observer.looks_inside:
                 for group in list_groups():
                     self.inside.listen(group)
 
     def discard(self, observer: Observer) -> None:
         with self.one_at_a_time:
-            for entry in list(self.open):
+            for entry in list(self.under_way):
                 # its callback has not run yet: the thread that runs callbacks is late
                 if entry.future is not None and entry.future.done():
                     self.finish(entry)
-            self.tell(tuple(each for each in self.all if each is not observer))
+            self.tell(tuple(each for each in self.all_observers if each is not observer))
             if not self.inside.observers:
                 self.inside.stop_listening()
             if not self.observers:
                 self.works.clear()
-                self.open.clear()
+                self.under_way.clear()
 
     def tell(self, observers: tuple[Observer, ...]) -> None:
         """From now on, tell these."""
-        self.all = observers
+        self.all_observers = observers
         self.observers = tuple(each for each in observers if each.looks_at_calls)
         self.inside.observers = tuple(each for each in observers if each.looks_inside)
         self.inside.tells_ends = any(each.looks_at_ends for each in self.inside.observers)
@@ -109,27 +114,27 @@ class Tap:
         self.put_in_place([])  # what is in place has asked the one before
         self.recorder = recorder
         places = recorder.places if recorder else {}
-        self.recorded = [Replacement(*place, wrap) for place, wrap in places.items()]
+        self.for_recorder = [Replacement(*place, wrap) for place, wrap in places.items()]
         self.put_in_place(self.wanted)
 
     @property
     def wanted(self) -> list[Replacement]:
         """What is to be in place for those that are told now."""
-        calls = self.calls if self.recorder or self.observers else []
-        ends = self.ends if self.observers else []
-        within = self.within if self.inside.observers else []
-        passes = self.passes if self.inside.observers or self.training.observers else []
+        calls = self.for_calls if self.recorder or self.observers else []
+        ends = self.for_ends if self.observers else []
+        within = self.for_inside if self.inside.observers else []
+        passes = self.for_passes if self.inside.observers or self.training.observers else []
         trained = self.training.replacements if self.training.observers else []
-        return [*calls, *self.recorded, *ends, *within, *passes, *trained]
+        return [*calls, *self.for_recorder, *ends, *within, *passes, *trained]
 
     def put_in_place(self, wanted: list[Replacement]) -> None:
-        for each in self.in_place:
+        for each in self.installed:
             if each not in wanted:
                 each.remove()
         for each in wanted:
-            if each not in self.in_place:
+            if each not in self.installed:
                 each.install()
-        self.in_place = wanted
+        self.installed = wanted
 
     def leave(self) -> None:
         """This process has been forked from the rank: it is recorded no more."""
@@ -183,14 +188,14 @@ class Tap:
         key = id(work)
         entry = UnderWay(calls, ref(work, (lambda _: self.forget(key)) if may_be_dropped else None))
         self.works[key] = entry
-        self.open.add(entry)
+        self.under_way.add(entry)
         for call in calls:
             call.work = entry.work
 
     def finish(self, entry: UnderWay) -> None:
         """These calls are over, unless that has been told."""
         try:
-            self.open.remove(entry)
+            self.under_way.remove(entry)
         except KeyError:
             return
         for each in self.observers:
@@ -199,8 +204,8 @@ class Tap:
     def forget(self, key: int) -> None:
         """A work is gone."""
         entry = self.works.pop(key, None)
-        if entry is not None and entry.future is None and entry in self.open:
-            self.open.discard(entry)
+        if entry is not None and entry.future is None and entry in self.under_way:
+            self.under_way.discard(entry)
             for each in self.observers:
                 each.dropped(entry.calls)
 
@@ -211,7 +216,7 @@ class Tap:
         @wraps(real)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             entry = self.works.get(id(work))
-            if entry is None or not (entry in self.open or self.inside.observers):
+            if entry is None or not (entry in self.under_way or self.inside.observers):
                 return recorded(work, *args, **kwargs)
             calls = entry.calls
             observers = self.who_hears_of_wait(entry)
@@ -235,7 +240,7 @@ class Tap:
     def who_hears_of_wait(self, entry: UnderWay) -> tuple[Observer, ...]:
         """Who is told that the program, or torch, waits for these calls."""
         call = entry.calls[0]
-        if call.is_torchs or entry not in self.open:
+        if call.is_torchs or entry not in self.under_way:
             return self.inside.observers if call.is_torchs or not call.blocks else ()
         return () if call.blocks else self.observers
 
@@ -244,7 +249,7 @@ class Tap:
         entry = self.works.get(id(work))
         for call in entry.calls if entry else ():
             call.has_future = True
-        if entry is not None and entry.future is None and entry in self.open:
+        if entry is not None and entry.future is None and entry in self.under_way:
             entry.future = future
             future.add_done_callback(lambda _: self.finish(entry))
         if entry is not None and self.inside.observers:
@@ -273,7 +278,9 @@ class Tap:
         return work
 
     def backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        observers = tuple(each for each in self.all if each.looks_inside or each.looks_at_training)
+        observers = tuple(
+            each for each in self.all_observers if each.looks_inside or each.looks_at_training
+        )
         for each in observers:
             each.backward_begun(args[0] if args else kwargs.get("tensors"))
         try:
@@ -306,5 +313,5 @@ def record(recorder: FastObserver) -> None:
 def record_also(places: Mapping[tuple[Any, str], Wrap]) -> None:
     """Have the recorder replace further functions, as of a module that is imported by now."""
     with _tap.one_at_a_time:
-        _tap.recorded += [Replacement(*place, wrap) for place, wrap in places.items()]
+        _tap.for_recorder += [Replacement(*place, wrap) for place, wrap in places.items()]
         _tap.put_in_place(_tap.wanted)

@@ -9,6 +9,7 @@ Data:
 Models and their parts:
 
     tiny_gpt          a GPT, and sequences to train it on
+    resnet            torchvision's resnet18 for images of one channel
     activations       what autograd keeps for backward
     context_parallel  attention whose keys travel
     tensor_parallel   where the ranks part and meet

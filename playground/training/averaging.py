@@ -15,12 +15,12 @@ from torch import nn
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
-AllReduce = Callable[..., object]
+AllReduceCall = Callable[..., object]
 """Called as `all_reduce(tensor, op=…)`, in place; with `async_op=True` it returns at once something
 to `wait()` for."""
 
 
-def per_parameter(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+def per_parameter(model: nn.Module, all_reduce: AllReduceCall = dist.all_reduce) -> None:
     """One all_reduce per parameter: `average_gradients` of the lesson sgd.
 
     Raises `ValueError` for a parameter without a gradient: the other ranks would wait for it.
@@ -32,28 +32,28 @@ def per_parameter(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> 
     none_safe(model, all_reduce)
 
 
-def none_safe(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+def none_safe(model: nn.Module, all_reduce: AllReduceCall = dist.all_reduce) -> None:
     """The same, but a gradient that is None (these samples took another branch) counts as zero."""
     for grad in gradients(model):
         all_reduce(grad, op=dist.ReduceOp.SUM)
         grad /= dist.get_world_size()
 
 
-def flat(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+def flat(model: nn.Module, all_reduce: AllReduceCall = dist.all_reduce) -> None:
     """One all_reduce for all gradients: many small messages take longer than a large one."""
     for grads in buckets(gradients(model)):
         average_together(grads, all_reduce)
 
 
 def bucketed(
-    model: nn.Module, all_reduce: AllReduce = dist.all_reduce, bucket_cap: float = BUCKET_CAP
+    model: nn.Module, all_reduce: AllReduceCall = dist.all_reduce, bucket_cap: float = BUCKET_CAP
 ) -> None:
     """One all_reduce per bucket, the last layers' first: the copy to be sent is no larger."""
     for grads in buckets(gradients(model)[::-1], bucket_cap):
         average_together(grads, all_reduce)
 
 
-def average_together(grads: Sequence[torch.Tensor], all_reduce: AllReduce) -> None:
+def average_together(grads: Sequence[torch.Tensor], all_reduce: AllReduceCall) -> None:
     """Leave in every tensor its mean over all ranks. They are of one type: one message."""
     message = torch.cat([grad.flatten() for grad in grads])
     all_reduce(message, op=dist.ReduceOp.SUM)

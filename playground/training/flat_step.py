@@ -19,7 +19,7 @@ from torch import nn
 from playground.algorithms.messages import segment_of
 from playground.algorithms.segment import Segment
 from playground.algorithms.shared_memory import add_all, agree
-from playground.training.averaging import AllReduce, views_of
+from playground.training.averaging import AllReduceCall, views_of
 from playground.training.sharding import FlatParameter
 from playground.training.sync import SECOND_BACKWARD
 from playground.training.zero_sync import ReplicatedSync
@@ -95,7 +95,7 @@ class SharedStep(FlatStep):
         self.are_read = False
 
 
-def new_shared_step(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> FlatStep:
+def new_shared_step(model: nn.Module, all_reduce: AllReduceCall = dist.all_reduce) -> FlatStep:
     """A `SharedStep` where all ranks share memory; otherwise a `FlatStep`."""
     segment = segment_of(dist.group.WORLD, next(model.parameters()).device)
     if isinstance(segment, Segment) and 1 < segment.size == dist.get_world_size():

@@ -13,6 +13,8 @@ from playground.base.remote import Remote, remote
 
 @dataclass(frozen=True)
 class GradSyncSpec:
+    """One way to synchronise gradients."""
+
     name: str
     code: Remote
     """A function `average(model, **needs)` that is called after backward, or a `GradSync` class

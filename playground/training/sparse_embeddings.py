@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from playground.base.upstream import parts_of_sparse, version_of
-from playground.training.averaging import BUCKET_CAP, AllReduce
+from playground.training.averaging import BUCKET_CAP, AllReduceCall
 from playground.training.step_settings import TOKENS
 from playground.training.sync import OverlappedSync
 
@@ -40,7 +40,7 @@ class SparseEmbeddings(OverlappedSync):
     def __init__(
         self,
         model: nn.Module,
-        all_reduce: AllReduce = dist.all_reduce,
+        all_reduce: AllReduceCall = dist.all_reduce,
         bucket_cap: int = BUCKET_CAP,
     ) -> None:
         self.weights = use_sparse_gradients(model)

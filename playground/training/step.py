@@ -17,7 +17,7 @@ from playground.training.sync import GradSync
 
 Forward = Callable[[], torch.Tensor]
 """Runs a forward pass, and returns the loss."""
-Moment = Callable[[str], object]
+OnMoment = Callable[[str], object]
 """Called with "forward", "synced" and "step" (the optimizer's) as each of them is done."""
 
 
@@ -27,13 +27,13 @@ def training_step(
     sync: GradSync,
     *,
     last: bool = False,
-    moment: Moment = lambda name: None,
+    on_moment: OnMoment = lambda name: None,
 ) -> torch.Tensor:
     """One step of the optimizer. Returns the loss, without its graph. `last` says that what follows
     is no step."""
-    loss = backward(optimizer, forward, sync, moment=moment)
+    loss = backward(optimizer, forward, sync, on_moment=on_moment)
     optimizer.step()
-    moment("step")
+    on_moment("step")
     sync.after_step(last)
     return loss
 
@@ -43,15 +43,15 @@ def backward(
     forward: Forward,
     sync: GradSync,
     *,
-    moment: Moment = lambda name: None,
+    on_moment: OnMoment = lambda name: None,
 ) -> torch.Tensor:
     """All of a training step but the optimizer's part: leaves the synchronised gradients."""
     optimizer.zero_grad()
     loss = forward()
-    moment("forward")
+    on_moment("forward")
     loss.backward()
     sync.after_backward()
-    moment("synced")
+    on_moment("synced")
     return loss.detach()
 
 

@@ -16,7 +16,7 @@ from playground.training.prepare import PreparedData
 BERT = "bert"
 IMAGE_MODELS = {
     "net": remote("playground.lessons.mnist:Net"),
-    "resnet18": remote("playground.training.step_times:ResNet18"),
+    "resnet18": remote("playground.training.resnet:ResNet18"),
 }
 """They have 21,840 and 11,175,370 parameters."""
 MODELS = IMAGE_MODELS | {BERT: remote("playground.training.sparse_embeddings:TokenBert")}

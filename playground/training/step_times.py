@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -40,7 +39,7 @@ from playground.base import host
 from playground.measurement import environment
 from playground.measurement.interleave import Heartbeat, interleave
 from playground.tap import Call, Observer, observing
-from playground.training.averaging import AllReduce, trainable_parameters
+from playground.training.averaging import AllReduceCall, trainable_parameters
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.grad_syncs import DDP, SPARSE
 from playground.training.replicas import (
@@ -61,33 +60,13 @@ from playground.world.rendezvous.agreement import require_same_on_all_ranks
 WARM_UP = 3
 """Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the
 first."""
-NewSync = Callable[[nn.Module, AllReduce], GradSync]
+NewSync = Callable[[nn.Module, AllReduceCall], GradSync]
 """Makes the gradient synchronisation of a model, by that all-reduce."""
 Moment = Any
 """Seconds, or an event on a GPU."""
 
 
-class ResNet18(nn.Module):
-    """torchvision's resnet18 for images of one channel: [batch, 1, 28, 28] → log-probabilities
-    [batch, 10].
-
-    11,175,370 parameters. In training each rank needs two samples or more: 28 pixels shrink to one,
-    and BatchNorm cannot normalise a single value. Source:
-    https://docs.pytorch.org/vision/stable/models/resnet.html
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        from torchvision.models import resnet18
-
-        self.layers = resnet18(num_classes=10)
-        self.layers.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.log_softmax(self.layers(x), dim=1)
-
-
-def build_sync(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int) -> GradSync:
+def build_sync(name: str, model: nn.Module, all_reduce: AllReduceCall, bucket_cap: int) -> GradSync:
     """The gradient synchronisation of that name for `model`; `bucket_cap` is the bytes of a full
     bucket."""
     if name == SPARSE:
@@ -237,7 +216,7 @@ class TimedReplica:
         name: str,
         start: nn.Module,
         new_sync: NewSync,
-        all_reduce: AllReduce,
+        all_reduce: AllReduceCall,
         new_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
     ) -> None:
         self.name = name
@@ -272,7 +251,7 @@ class TimedReplica:
 
         self.inputs = tuple(each[:2] for each in inputs)  # BatchNorm wants two
         self.clock.start()
-        self.loss = training_step(self.optimizer, loss, self.sync, moment=self.clock.take).item()
+        self.loss = training_step(self.optimizer, loss, self.sync, on_moment=self.clock.take).item()
         self.clock.take("end")
         moments = ("start", "forward", "gradient", "synced", "step", "end")
         forward, backward, averaging, step, averaging_parameters = self.clock.seconds(*moments)
@@ -369,7 +348,9 @@ class StepMessages(Observer):
             self.sent.append(Message(whole // 2, is_early))
 
 
-def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllReduce) -> GradSync:
+def over_link(
+    link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllReduceCall
+) -> GradSync:
     """The synchronisation of `new_sync`, its messages over `link`."""
     sync = new_sync(model, link.all_reduce(all_reduce))
     if isinstance(sync.model, DistributedDataParallel):

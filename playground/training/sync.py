@@ -21,7 +21,7 @@ from torch import nn
 
 from playground.training.averaging import (
     BUCKET_CAP,
-    AllReduce,
+    AllReduceCall,
     Bucket,
     average_together,
     buckets,
@@ -101,7 +101,7 @@ class OverlappedSync(SyncInBackward):
     def __init__(
         self,
         model: nn.Module,
-        all_reduce: AllReduce = dist.all_reduce,
+        all_reduce: AllReduceCall = dist.all_reduce,
         bucket_cap: float = BUCKET_CAP,
         excluded: Set[nn.Parameter] = frozenset(),
     ) -> None:
@@ -163,7 +163,7 @@ class LocalSGD(GradSync):
     """
 
     def __init__(
-        self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, sync_every: int = 1
+        self, model: nn.Module, all_reduce: AllReduceCall = dist.all_reduce, sync_every: int = 1
     ) -> None:
         super().__init__(model)
         self.all_reduce = all_reduce
@@ -183,7 +183,7 @@ class LocalSGD(GradSync):
 
 
 def all_reduce_hook(
-    all_reduce: AllReduce, bucket: dist.GradBucket
+    all_reduce: AllReduceCall, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """A communication hook, by which DistributedDataParallel averages its buckets with an
     all-reduce of ours:

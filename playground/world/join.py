@@ -86,26 +86,38 @@ def join(
         with preempt_on_sigterm(config.grace):
             result = run_until_preempted(run_function, fn, env.rank, env.size, *args)
         if config.bare:
-            finish()  # exit functions may take part in what others do
-        hooks.end_program()
-        if config.bare:
-            watch.close()
-            if serves:
-                watch.await_others()
+            end_program(watch, serves)
             results = [result]
         else:
-            with hooks.paused():  # these calls are not the program's
-                results = all_gather_object(result)
-                # all leave together, since nccl's communicators end only when their peers' do
-                dist.barrier()
-                watch.close()
-            member.leave()
+            results = gather_and_leave(member, watch, result)
     except BaseException as error:
         if (failed := explain(error, watch)) is error:
             raise
         forget_frames(error)
         raise failed from error
     raise_if_preempted(results)
+    return results
+
+
+def end_program(watch: PeerWatch, serves: bool) -> None:
+    """The function was a whole program: leave the others, once its threads and exit functions have
+    ended. `serves`: this process serves the store, and waits until nobody needs it."""
+    finish()  # exit functions may take part in what others do
+    hooks.end_program()
+    watch.close()
+    if serves:
+        watch.await_others()
+
+
+def gather_and_leave(member: Member, watch: PeerWatch, result: Any) -> list[Any]:
+    """Every rank's result, in rank order, with which all leave the world together."""
+    hooks.end_program()
+    with hooks.paused():  # these calls are not the program's
+        results = all_gather_object(result)
+        # all leave together, since nccl's communicators end only when their peers' do
+        dist.barrier()
+        watch.close()
+    member.leave()
     return results
 
 

@@ -83,10 +83,14 @@ class Program:
     def locate(self) -> Path | None:
         """Its file; None for one that only a rank will find. Imports nothing. Raises `UsageError`
         if there is no such program."""
-        if not self.is_module:
-            if not os.path.exists(self.name):
-                raise UsageError(f"run {self.name}: there is no such file, in {os.getcwd()}")
-            return None if zipfile.is_zipfile(self.name) else find_main(Path(self.name))
+        if self.is_module:
+            return self.locate_module()
+        if not os.path.exists(self.name):
+            raise UsageError(f"run {self.name}: there is no such file, in {os.getcwd()}")
+        return None if zipfile.is_zipfile(self.name) else find_main(Path(self.name))
+
+    def locate_module(self) -> Path | None:
+        """The file of a module, as found on the `sys.path` that a rank will have."""
         package, *inner = self.name.split(".")
         before = sys.path[:]
         sys.path[:] = [*self.first_folders, *self.path]

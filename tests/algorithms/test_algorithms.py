@@ -18,7 +18,7 @@ from ranks import all_reduce_in_group, all_reduce_large, observed, several_at_on
 
 from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce, messages
 from playground.algorithms.collectives import check_shares
-from playground.algorithms.cost_model import PIECE
+from playground.algorithms.cost_model import RING_PIECE
 from playground.algorithms.operation import check
 from playground.testing import World
 from playground.world import device
@@ -118,7 +118,7 @@ def test_each_phase_of_the_ring_is_a_collective(size: int, world: Worlds) -> Non
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.stress), 3])
 def test_large_tensors_in_many_pieces(size: int, world: Worlds) -> None:
     """Large enough for the ring to cut its chunks, and not divisible by anything."""
-    numel = 3 * size * PIECE // 4 + 7
+    numel = 3 * size * RING_PIECE // 4 + 7
     assert world(size).run(all_reduce_large, numel, NAMES) == [dict.fromkeys(NAMES, True)] * size
 
 

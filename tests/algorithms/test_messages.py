@@ -15,7 +15,7 @@ from ranks import observed
 
 from playground import launch
 from playground.algorithms import ALGORITHMS, all_reduce, load_algorithm, load_all_reduce
-from playground.algorithms.cost_model import IN_FLIGHT, PIECE
+from playground.algorithms.cost_model import IN_FLIGHT, RING_PIECE
 from playground.algorithms.messages import Addressed, Group, WatchedExecutor, Works, executed_by
 from playground.world import RankFailed
 
@@ -137,7 +137,7 @@ def count_what_is_under_way(rank: int, size: int, numel: int) -> dict[str, int]:
 def test_all_messages_are_waited_for(world: Worlds) -> None:
     """Also those that are sent: the program may write the tensor when the call has returned."""
     counts = dict.fromkeys([*NAMES, "phases"], 0)
-    assert world(3).run(count_what_is_under_way, 6 * PIECE + 5) == [counts] * 3
+    assert world(3).run(count_what_is_under_way, 6 * RING_PIECE + 5) == [counts] * 3
 
 
 def memory_beside(rank: int, size: int, name: str, numel: int) -> int:
@@ -157,9 +157,9 @@ def memory_beside(rank: int, size: int, name: str, numel: int) -> int:
 
 
 def test_the_pipelined_ring_needs_memory_for_two_pieces(world: Worlds) -> None:
-    numel = 4 * PIECE  # 16 pieces' worth of float32
+    numel = 4 * RING_PIECE  # 16 pieces' worth of float32
     for beside in world(2).run(memory_beside, "pipelined-ring", numel):
-        assert 0 < beside <= IN_FLIGHT * PIECE
+        assert 0 < beside <= IN_FLIGHT * RING_PIECE
 
 
 def test_the_ring_needs_memory_for_one_chunk(world: Worlds) -> None:

@@ -25,7 +25,7 @@ from playground.algorithms.all_reduce import (
     recursive_doubling,
 )
 from playground.algorithms.collectives import AllReduce
-from playground.algorithms.cost_model import PIECE, Machine, Task, hierarchical_cost
+from playground.algorithms.cost_model import RING_PIECE, Machine, Task, hierarchical_cost
 from playground.algorithms.messages import Addressed, Executor, hosts_of
 from playground.base.host import host_id, ranks_by_host
 from playground.world import RankFailed, UsageError
@@ -98,7 +98,7 @@ def large_on_hosts(rank: int, size: int, layout: Layout, numel: int, batched: bo
 @pytest.mark.parametrize("layout", [(0, 1, 1, 1), (0, 1, 0, 1)])
 def test_large_tensors_in_many_pieces(layout: Layout, batched: bool, world: Worlds) -> None:
     """Also where messages go in batches, as on nccl."""
-    assert world(4).run(large_on_hosts, layout, PIECE + 7, batched) == [True] * 4
+    assert world(4).run(large_on_hosts, layout, RING_PIECE + 7, batched) == [True] * 4
 
 
 def count_on_hosts(

@@ -27,7 +27,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
-from playground.world.launcher import examiner, fork_client
+from playground.world.launcher import child_processes, examiner, fork_client
 from playground.world.launcher.fork_server import LAUNCHER_ONLY
 
 examiner.INTERVAL = 0.05
@@ -162,17 +162,17 @@ def run_module(
     sys.stdout, sys.stderr = map(open_to_write, (1, 2))
     sys.argv = [module, *words]
     if module in STARTS_RANKS and "RANK" not in environ:
-        fork_client.spawn = fork_server(line)  # type: ignore[assignment]
+        child_processes.spawn = fork_server(line)  # type: ignore[assignment]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     if module == SCRIPT:
         atexit._run_exitfuncs()  # other programs exit by themselves
 
 
 def fork_server(line: Connection) -> Callable[[list[str], int, int], int]:
-    """What does once, in the place of `fork_client.spawn`, what that does: the process that becomes
-    this program's fork server is forked now, before the program has changed anything, and has torch
-    imported."""
-    spawn, (ours, theirs) = fork_client.spawn, socket.socketpair()
+    """What does once, in the place of `child_processes.spawn`, what that does: the process that
+    becomes this program's fork server is forked now, before the program has changed anything, and
+    has torch imported."""
+    spawn, (ours, theirs) = child_processes.spawn, socket.socketpair()
     if not (pid := os.fork()):
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_ONLY)
         # or it would be ended with this program by the server that has forked that
@@ -183,7 +183,7 @@ def fork_server(line: Connection) -> Callable[[list[str], int, int], int]:
     theirs.close()
 
     def tell_it(words: list[str], stdin: int, kept: int) -> int:
-        fork_client.spawn = spawn
+        child_processes.spawn = spawn
         with ours:
             socket.send_fds(
                 ours, [json.dumps([words[-1], kept, dict(os.environ)]).encode()], [stdin, kept]

@@ -17,7 +17,7 @@ from simulation import Simulation, Sizes
 from widths import too_wide
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
-from playground.algorithms.cost_model import PIECE, Cost, Counts, Machine, Task
+from playground.algorithms.cost_model import RING_PIECE, Cost, Counts, Machine, Task
 from playground.algorithms.messages import Addressed
 from playground.base.host import ranks_by_host
 from playground.tools.scale import fit, page, plan
@@ -84,7 +84,7 @@ def test_costs_are_those_of_the_messages_really_sent(size: int, world: Worlds) -
 
 def test_pieces_cost_messages_and_hide_additions() -> None:
     """Up to one piece per chunk, the two rings are the same."""
-    for nbytes, pieces in ((4 * PIECE, 1), (8 * PIECE, 2)):
+    for nbytes, pieces in ((4 * RING_PIECE, 1), (8 * RING_PIECE, 2)):
         plain, tuned = (COSTS[name](Task(4, nbytes)).between for name in ("ring", "pipelined-ring"))
         assert (tuned.messages, tuned.bytes) == (pieces * plain.messages, plain.bytes)
         assert (tuned == plain) == (pieces == 1)

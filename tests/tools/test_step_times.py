@@ -23,7 +23,7 @@ from playground.base.remote import Remote
 from playground.lessons.mnist import Net
 from playground.tap import Call, observing
 from playground.tools.bench.steps import agreement, hidden_text, result_texts
-from playground.training.averaging import AllReduce
+from playground.training.averaging import AllReduceCall
 from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import DDP, GRAD_SYNCS
 from playground.training.step_results import PARTS, Variant
@@ -102,7 +102,7 @@ def test_all_variants_are_one_training(bench: Run, world: Worlds, digits_folder:
     assert by_name(document, "difference_to_ddp")["ddp"] == 0
 
 
-def forget_the_average(model: torch.nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+def forget_the_average(model: torch.nn.Module, all_reduce: AllReduceCall = dist.all_reduce) -> None:
     """Send everything, and leave every gradient as it was."""
     all_reduce(torch.cat([param.grad.flatten() for param in model.parameters()]))
 

@@ -17,7 +17,8 @@ from processes import ENOUGH
 from programs import SCRIPT
 
 from playground.explain.hang import Doing
-from playground.explain.hang.box import ANSWERS, Box, View, find_boxes
+from playground.explain.hang.box import Box, View, find_boxes
+from playground.explain.hang.box_format import ANSWERS
 from playground.tools.why import page
 from playground.tools.why.family import list_family
 from playground.tools.why.page import tell_more

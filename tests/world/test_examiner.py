@@ -10,7 +10,8 @@ import pytest
 
 from playground.explain.hang import RECEIVE, UNASKED, Doing, Kind, Operation, RankState
 from playground.explain.hang.activity import Activity
-from playground.explain.hang.box import MAIN, Box, Description, View
+from playground.explain.hang.box import Box, View
+from playground.explain.hang.box_format import MAIN, Description
 from playground.explain.hang.states import SEND
 from playground.explain.hang.wording import Diagnosis
 from playground.world import PeerDisconnected, RankFailed

@@ -21,7 +21,7 @@ from processes import ENOUGH, is_alive
 from playground.base.errors import ForkServerFailed
 from playground.base.upstream import find_modules_as_here
 from playground.tools.why.family import list_family
-from playground.world.launcher import fork_client
+from playground.world.launcher import child_processes, fork_client
 
 
 def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
@@ -164,7 +164,7 @@ def test_a_descriptor_beyond_the_limit_is_inheritable_as_before(begin: Begin) ->
         os.dup2(null.fileno(), 400, inheritable=True)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (400, most))
-            pid = fork_client.spawn(
+            pid = child_processes.spawn(
                 ["/bin/sh", "-c", "exec 2>&-; [ ! -e /dev/fd/400 ]"], null.fileno(), null.fileno()
             )
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -187,7 +187,7 @@ def test_the_limit_that_keeps_a_server_from_starting_is_named(
 
     monkeypatch.setattr(os, "posix_spawn", refuse)
     with pytest.raises(ForkServerFailed, match=re.escape(f"(ulimit {option})")):
-        fork_client.spawn(["true"], 0, 0)
+        child_processes.spawn(["true"], 0, 0)
 
 
 def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(

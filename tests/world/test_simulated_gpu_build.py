@@ -14,6 +14,7 @@ import pytest
 from processes import ENOUGH
 
 from playground.base.frames import PACKAGE, RUNNERS
+from playground.explain import memory
 from playground.world import UsageError
 from playground.world.simulated_gpu import build as building
 from playground.world.simulated_gpu.build import CUDA, CannotBeBuilt, build
@@ -159,3 +160,19 @@ def test_folders_that_run_a_program_are_those_of_tracebacks() -> None:
     assert named
     ours = {each for each in re.findall(r'"(.*?)"', named[1]) if each.startswith("/playground/")}
     assert ours == {f"/playground/{each.removeprefix(PACKAGE)}" for each in RUNNERS}
+
+
+def test_kinds_of_memory_are_those_of_its_recorder() -> None:
+    """The library and `playground.explain.memory` write the same numbers into one record."""
+    source = (Path(building.__file__).parent / "memory.cpp").read_text(encoding="utf-8")
+    declared = re.search(r"const int64_t (UNKNOWN = .*);", source)
+    assert declared
+    numbers = {name: int(number) for name, number in re.findall(r"(\w+) = (\d+)", declared[1])}
+    assert numbers == {
+        "UNKNOWN": memory.OTHER,
+        "GRADIENTS": memory.GRADIENTS,
+        "ACTIVATIONS": memory.ACTIVATIONS,
+        "OF_BACKWARD": memory.OF_BACKWARD,
+        "KINDS": memory.MOST_KINDS,
+    }
+    assert memory.OF_BACKWARD < memory.MOST_KINDS

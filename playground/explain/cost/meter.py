@@ -6,12 +6,11 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed._functional_collectives  # the tap does, once for all ranks if it is here
@@ -20,6 +19,7 @@ from playground.algorithms.link import Link
 from playground.algorithms.messages import WatchedExecutor, executed_by
 from playground.algorithms.traffic import sent_by
 from playground.base.event_log import NONE, EventLog, Table, map_file
+from playground.explain.cost.clock import Clock, Moment
 from playground.explain.cost.log import (
     BEGAN,
     CALLS,
@@ -43,8 +43,6 @@ from playground.tap import Call, Observer, observing
 
 MOST_CALLS = 10_000
 """How many calls are remembered whose end nobody has told."""
-Moment = Any
-"""Seconds of the host's monotonic clock; on a GPU, an event."""
 
 
 class CostLog(EventLog):
@@ -92,13 +90,6 @@ class Issued:
     """Whether torch waits for it in C++, where it has called it."""
 
 
-class Later(NamedTuple):
-    """What is computed when a GPU has come to an event."""
-
-    last: Moment
-    compute: Callable[[], None]
-
-
 class ThreadState(threading.local):
     """`inside`: the row of the collective of ours whose messages this thread sends; `started`:
     since when it waits."""
@@ -115,6 +106,7 @@ class Meter(Observer):
     def __init__(self, log: CostLog, link: Link | None = None) -> None:
         self.log = log
         self.link = link
+        self.clock = Clock()
         self.lines = Lines()
         self.known: list[Line] = []
         self.thread = ThreadState()
@@ -122,10 +114,6 @@ class Meter(Observer):
         """By number."""
         self.backwards: list[list[Call]] = []
         """The asynchronous calls in each backward pass under way."""
-        self.later: deque[Later] = deque()
-        """What can be computed once the GPU has come to an event."""
-        self.base: Moment = None
-        """The event from which the moments of a GPU are counted."""
         log.set(BEGAN, time.monotonic())
 
     def find_row(self, operation: str) -> int:
@@ -134,33 +122,6 @@ class Meter(Observer):
         if number >= len(self.known):
             self.known = [*self.lines.lines]
         return self.log.find_row(None if number == NONE else self.known[number], number, operation)
-
-    def now(self, on_gpu: bool = False) -> Moment:
-        if not on_gpu:
-            return time.monotonic()
-        event = torch.cuda.Event(enable_timing=True)
-        if self.base is None:
-            self.base = torch.cuda.Event(enable_timing=True)
-            self.base.record()
-        event.record()
-        return event
-
-    def seconds(self, moment: Moment) -> float:
-        """A moment as a number; of a GPU, once it has come to the event."""
-        if isinstance(moment, float):
-            return moment
-        found: float = self.base.elapsed_time(moment) / 1000
-        return found
-
-    def settle(self, last: Moment, compute: Callable[[], None]) -> None:
-        """Compute what depends on moments up to `last`: now or, on a GPU, when it has come
-        there."""
-        if isinstance(last, float):
-            compute()
-            return
-        self.later.append(Later(last, compute))
-        while self.later and self.later[0].last.query():
-            self.later.popleft().compute()
 
     def stand_still(self, row: int, since: float) -> None:
         """From `since` on the main thread waits, in this row; 0: it goes on."""
@@ -179,7 +140,7 @@ class Meter(Observer):
         now = time.monotonic()
         if len(self.calls) >= MOST_CALLS:
             self.calls.pop(next(iter(self.calls)))
-        issued = Issued(row, self.now(True) if on_gpu else now, on_gpu)
+        issued = Issued(row, self.clock.now(True) if on_gpu else now, on_gpu)
         if self.link and not on_gpu:
             issued.carried = self.link.ends.get(call.number, 0.0)
         self.calls[call.number] = issued
@@ -191,7 +152,7 @@ class Meter(Observer):
         issued = self.calls.get(call.number)
         if issued is None:
             return
-        issued.returned = self.now(issued.on_gpu)
+        issued.returned = self.clock.now(issued.on_gpu)
         if call.is_torchs or call.is_functional:
             self.stand_still(0, 0.0)
         if self.backwards:
@@ -203,32 +164,32 @@ class Meter(Observer):
         issued = self.calls.get(call.number)
         if issued is None:
             return
-        issued.completed = self.now(issued.on_gpu)
+        issued.completed = self.clock.now(issued.on_gpu)
         if call.is_native:
             # a thread of the backend's tells it: the main one goes on
             self.log.set(SINCE, 0.0)
         if issued.is_alone:
             self.calls.pop(call.number, None)
-            self.settle(issued.completed, lambda: self.add_wait(issued, issued.completed))
+            self.clock.settle(issued.completed, lambda: self.add_wait(issued, issued.completed))
 
     def add_wait(self, issued: Issued, end: Moment) -> None:
         """Add what a call that blocks has waited."""
-        end = max(self.seconds(end), issued.carried)
-        self.log.add(issued.row, WAITED, max(0.0, end - self.seconds(issued.start)))
+        end = max(self.clock.seconds(end), issued.carried)
+        self.log.add(issued.row, WAITED, max(0.0, end - self.clock.seconds(issued.start)))
 
     def done(self, calls: Sequence[Call]) -> None:
         for call in calls:
             issued = self.calls.get(call.number)
             if issued and call.waits_in_call:
                 self.calls.pop(call.number)
-                end = self.now(issued.on_gpu)
-                self.settle(end, partial(self.add_wait, issued, end))
+                end = self.clock.now(issued.on_gpu)
+                self.clock.settle(end, partial(self.add_wait, issued, end))
                 self.stand_still(0, 0.0)
 
     def waiting(self, calls: Sequence[Call]) -> None:
         first = self.calls.get(calls[0].number)
         if first:
-            self.thread.started = self.now(first.on_gpu)
+            self.thread.started = self.clock.now(first.on_gpu)
             self.stand_still(self.find_row(f"{calls[0].name}.wait"), time.monotonic())
 
     def waited(self, calls: Sequence[Call]) -> None:
@@ -238,14 +199,14 @@ class Meter(Observer):
         self.thread.started = None
         if not ended or start is None:
             return
-        end, row = self.now(ended[0].on_gpu), self.find_row(f"{calls[0].name}.wait")
-        self.settle(end, lambda: self.add_async(ended, row, start, end))
+        end, row = self.clock.now(ended[0].on_gpu), self.find_row(f"{calls[0].name}.wait")
+        self.clock.settle(end, lambda: self.add_async(ended, row, start, end))
         self.stand_still(0, 0.0)
 
     def add_async(self, ended: Sequence[Issued], row: int, start: Moment, end: Moment) -> None:
         """Add what the program has waited for calls, from `start` to `end`."""
-        began = self.seconds(start)
-        self.log.add(row, WAITED, max(0.0, self.seconds(end) - began))
+        began = self.clock.seconds(start)
+        self.log.add(row, WAITED, max(0.0, self.clock.seconds(end) - began))
         for issued in ended:
             self.add_hidden(issued, began)
 
@@ -253,8 +214,8 @@ class Meter(Observer):
         """What of a call was hidden until the program began to wait."""
         done = until
         if issued.completed is not None:
-            done = max(self.seconds(issued.completed), issued.carried)
-        hidden = min(until, done) - self.seconds(issued.returned)
+            done = max(self.clock.seconds(issued.completed), issued.carried)
+        hidden = min(until, done) - self.clock.seconds(issued.returned)
         self.log.add(issued.row, HIDDEN, max(0.0, hidden))
 
     def failed(self, calls: Sequence[Call], error: BaseException) -> None:
@@ -274,29 +235,26 @@ class Meter(Observer):
         found = [self.calls.pop(call.number, None) for call in left]
         calls = [issued for issued in found if issued]
         if calls:
-            end = self.now(calls[0].on_gpu)
-            self.settle(end, lambda: self.add_backward(calls, end))
+            end = self.clock.now(calls[0].on_gpu)
+            self.clock.settle(end, lambda: self.add_backward(calls, end))
             self.stand_still(0, 0.0)
 
     def add_backward(self, calls: Sequence[Issued], end: Moment) -> None:
-        began = max(self.seconds(issued.returned) for issued in calls)
+        began = max(self.clock.seconds(issued.returned) for issued in calls)
         ends = [
-            max(self.seconds(issued.completed), issued.carried)
+            max(self.clock.seconds(issued.completed), issued.carried)
             for issued in calls
             if issued.completed is not None
         ]
         # a thread of the backend's may be late to tell the last
-        over = max(ends) if len(ends) == len(calls) else self.seconds(end)
-        self.log.add(calls[-1].row, WAITED, max(0.0, min(over, self.seconds(end)) - began))
+        over = max(ends) if len(ends) == len(calls) else self.clock.seconds(end)
+        self.log.add(calls[-1].row, WAITED, max(0.0, min(over, self.clock.seconds(end)) - began))
         for issued in calls:
             self.add_hidden(issued, began)
 
     def finish(self) -> None:
         """The program has ended."""
-        if self.later:
-            torch.cuda.synchronize()
-            while self.later:
-                self.later.popleft().compute()
+        self.clock.settle_all()
         self.log.set(SINCE, 0.0)
         self.log.set(ENDED, time.monotonic())
 

@@ -12,6 +12,7 @@ In a rank, what is written:
     queues       the streams of its GPU
     sources      the line of the program that calls
     box          the memory that they are written to
+    box_format   its format
     activity     what else may act in the process
     idle         threads that only others can wake
 

@@ -19,7 +19,6 @@ import mmap
 import os
 import re
 import signal
-import struct
 import sys
 import threading
 import time
@@ -32,12 +31,9 @@ from typing import Any, NamedTuple
 
 from playground.base.event_log import (
     BEGUN,
-    HEADER,
     NONE,
-    OWN,
     USED,
     EventLog,
-    Format,
     LogReader,
     Table,
     read_lines,
@@ -46,6 +42,42 @@ from playground.base.forks import move_up
 from playground.base.frames import is_program
 from playground.base.process_status import is_stopped, process_status
 from playground.base.untrusted import printable
+from playground.explain.hang.box_format import (
+    ANSWERS,
+    CAPACITY,
+    CHANNEL,
+    COUNTS,
+    DONE_AT,
+    ENDED,
+    FIRST,
+    FLAGS,
+    FORMAT,
+    GPU,
+    HEADS,
+    IS_OPEN,
+    IS_QUEUED,
+    LENGTH,
+    LINE,
+    MAIN,
+    MARK_AT,
+    MAY_GIVE_UP,
+    MOST_BEHIND,
+    MOST_CHANNELS,
+    MOST_SIZES,
+    OPERATION,
+    OVERFLOW,
+    PID,
+    PROGRAMS,
+    QUEUE,
+    QUEUE_AT,
+    RAISED,
+    RANK,
+    RECORD,
+    SIZE,
+    UNNAMED,
+    WORLD,
+    Description,
+)
 from playground.explain.hang.sources import Sources
 from playground.explain.hang.states import (
     AWAITED,
@@ -56,90 +88,24 @@ from playground.explain.hang.states import (
     Gpu,
     Operation,
     RankState,
-    channel_of,
 )
 
 NAME = "flight-recorder-of-a-rank"
 SWITCH = "PLAYGROUND_FLIGHT_RECORDER"
-CAPACITY = 2048
-"""Number of operations in the ring."""
 LATEST, LATEST_ON_GPU = 64, 512
 """Number of a rank's latest operations that are looked at while it runs. The host of a GPU runs
 ahead."""
-MOST_CHANNELS = 8192
-"""Number of channels that are told apart."""
 NO_TAG = -1
 """In the place of the tag of a message that is counted with others."""
 MOST_RAISED = 64
 """Number of classes of exceptions that are told apart."""
-PID, RANK, SIZE, PROGRAMS, ENDED, MAIN, ANSWERS, GPU = range(OWN, OWN + 8)
-"""Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those
-that have returned; `MAIN` is the number of the operation that the main thread is in, or -1. As long
-as `BEGUN` and `MAIN` stay as they are, the main thread has begun and ended no operation. `ANSWERS`
-is 1 if the rank answers `QUESTION`, `GPU` a number of `Gpu`."""
 QUESTION = signal.SIGURG
 """The signal on which the main thread's stack is written: one that is ignored by whoever has no
 handler for it."""
 ANSWER_TIMEOUT = 2.0
 """Seconds in which the stack must be written."""
-MOST_SIZES = 6
-"""Number of a shape's sizes in a record: the last one is the product of those that have no
-place."""
-MOST_BEHIND = 3
-"""Number of batches of which is told that an operation is behind them."""
-HEADS = [
-    struct.Struct(f"<qqiiiii4x{8 * (1 + MOST_BEHIND)}x{sizes}q{8 * (MOST_SIZES - sizes)}xq")
-    for sizes in range(MOST_SIZES + 1)
-]
-"""when called (ns), when done, index + 1, line, description, what had been raised, number of sizes,
-sizes, mark"""
-RECORD = HEADS[-1]
-QUEUE = struct.Struct(f"<{1 + MOST_BEHIND}q")
-"""Of an operation in a stream of a GPU, in the room after these fields, which is 0 for others: its
-batch and flags, and the batches that it is behind, plus 1."""
-FIRST, LENGTH = HEADER, RECORD.size // 8
-"""Where the first record begins, and how long each is, in units of 8 bytes."""
-DONE_AT, QUEUE_AT, MARK_AT = 1, 5, LENGTH - 1
-"""Offsets in a record, in units of 8 bytes."""
-IS_QUEUED, IS_OPEN = 1, 2
-"""Flags: whether a stream carries it out, and whether its batch has no end yet. The batch is above
-them."""
-FLAGS = 2
-"""Number of bits of the flags."""
-MARK = struct.Struct(f"<{8 * MARK_AT}xq")
-MAY_GIVE_UP = -1
-"""In the place of when it was done: it is not, and has a time limit of its own."""
-FORMAT = Format(
-    title=b"PLAYBOX6", record=RECORD, mark=MARK, capacity=CAPACITY, words=MOST_CHANNELS, ring=True
-)
-COUNTS = FORMAT.words_at // 8
-"""Where the counts by channel begin, in units of 8 bytes."""
-OVERFLOW = COUNTS + MOST_CHANNELS - 1
-"""The count of what is not told apart: see `FULL`."""
-WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED = (
-    "world", "channel", "operation", "line", "raised", "unnamed",
-)  # fmt: skip
-"""Subjects of lines of the text."""
 FRAME = re.compile(r'\s*File "(.+)", line (\d+),? in (\S+)\n')
 FULL = f"what it does on more than {MOST_CHANNELS} channels"
-
-
-class Description(NamedTuple):
-    """What operations have in common that are described once: see `Operation`."""
-
-    kind: str
-    name: str
-    group: tuple[int, ...] = ()
-    dtype: Any = ""
-    """Torch's own, or a text."""
-    peer: int | None = None
-    tag: int = 0
-    number: int = 0
-    members: tuple[int, ...] = ()
-
-    @property
-    def channel(self) -> Channel:
-        return channel_of(self.kind, self.name, self.group, self.peer, self.tag, self.number)
 
 
 class Known(NamedTuple):
@@ -174,6 +140,22 @@ class Box(EventLog):
         self.words[SIZE] = size
         self.world = world
         self.main_thread = threading.main_thread().ident
+        # The rest begins with each world.
+        self.worlds = -1
+        """How many worlds the program has formed itself."""
+        self.known: dict[Any, Known] = {}
+        """What the hooks look up, by keys of their own."""
+        self.around = NONE
+        """The operation of the main thread in which it may call others."""
+        self.descriptions: Table
+        self.channels: Table
+        self.raised: Table
+        """Classes of exceptions."""
+        self.unnamed: Table
+        """What the program has called that is not counted."""
+        self.sources: Sources
+        self.call: Callable[..., int]
+        """See `make_call`."""
         if signal.getsignal(QUESTION) == signal.SIG_DFL:
             os.lseek(self.file, 0, os.SEEK_END)
             faulthandler.register(QUESTION, self.file, all_threads=False)
@@ -195,8 +177,7 @@ class Box(EventLog):
         there."""
         words = self.words
         self.worlds += 1
-        self.known: dict[Any, Known] = {}
-        """What the hooks look up, by keys of their own."""
+        self.known = {}
         self.descriptions, self.channels = Table(self, OPERATION), Table(self, CHANNEL)
         self.raised, self.unnamed = Table(self, RAISED), Table(self, UNNAMED)
         self.sources = Sources(Table(self, LINE).__getitem__)
@@ -204,7 +185,6 @@ class Box(EventLog):
         words[USED] = 0
         words[GPU] = Gpu.NONE
         self.around = NONE
-        """The operation of the main thread in which it may call others."""
         has_moved = number != words[RANK]
         self.write(WORLD, (self.world, words[BEGUN], self.worlds, has_moved, time.monotonic()))
         self.octets[FORMAT.words_at : FORMAT.text_at] = bytes(8 * MOST_CHANNELS)

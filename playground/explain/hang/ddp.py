@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.base.upstream import find_tensors, is_joining, may_rebuild_buckets
-from playground.explain.hang.box import MAIN
+from playground.explain.hang.box_format import MAIN
 from playground.explain.hang.recording import FlightRecorder
 from playground.explain.hang.states import BACKWARD, BUCKETS, BUFFERS, MAKE_DDP
 from playground.tap import number_of, ranks_of

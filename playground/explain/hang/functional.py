@@ -16,7 +16,7 @@ from torch import Tensor
 
 from playground.base.event_log import NONE
 from playground.base.upstream import FUNCTIONAL, memory_of, resolve_group
-from playground.explain.hang.box import GPU
+from playground.explain.hang.box_format import GPU, Description
 from playground.explain.hang.recording import FlightRecorder
 from playground.explain.hang.states import COLLECTIVE
 from playground.tap.replacement import calling
@@ -83,7 +83,7 @@ class FunctionalCalls:
             dtype, shape = tensor.dtype, tuple(map(int, tensor.shape))
         key = id(group), name, dtype, given.get("src")
         known = box.known.get(key) or self.recording.describe(
-            box, key, group, COLLECTIVE, name, dtype, given.get("src"), 0
+            box, key, group, Description(COLLECTIVE, name, dtype=dtype, peer=given.get("src"))
         )
         with self.recording.counted_apart(id(group)):
             call = box.call(known, 4, id(group) in self.recording.limited, shape)

@@ -29,7 +29,8 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from playground.base.errors import LOST_PEER
 from playground.base.upstream import default_store
 from playground.explain.hang.activity import clues
-from playground.explain.hang.box import GPU, MAIN, MAY_GIVE_UP, Box, Known
+from playground.explain.hang.box import Box, Known
+from playground.explain.hang.box_format import GPU, MAIN, MAY_GIVE_UP, Description
 from playground.explain.hang.ddp import DDPCalls
 from playground.explain.hang.functional import FunctionalCalls
 from playground.explain.hang.recording import ZERO, FlightRecorder
@@ -125,9 +126,10 @@ class Hooks(FlightRecorder):
         that is not the one that was launched, by its ranks' numbers, `place` is where it is."""
         if not self.box:
             return contextlib.nullcontext()
-        limited, number = self.is_limit(timeout), zlib.crc32(place.encode())
-        ranks = tuple(range(size))
-        return self.inside(self.box, FORM_WORLD, ranks, (), number, limited, place=place)
+        number, ranks = zlib.crc32(place.encode()), tuple(range(size))
+        world = Description(COLLECTIVE, FORM_WORLD, ranks, dtype=place, number=number)
+        known = self.box.describe(world, world)
+        return self.inside(self.box, known, limited=self.is_limit(timeout))
 
     def forget_groups(self) -> None:
         """Begin with those of the world that has just been formed, if there is one."""
@@ -235,7 +237,8 @@ class Hooks(FlightRecorder):
             key = id(group), name, dtype, root, op
             known = box.known.get(key)
             if known is None:
-                known = self.describe(box, key, group, COLLECTIVE, name, dtype, root, op)
+                what = Description(COLLECTIVE, name, dtype=dtype, peer=root, tag=op)
+                known = self.describe(box, key, group, what)
             limited = id(group) in self.limited
             if has_limit or _getframe(3).f_globals is not TORCH:  # whose functions set no other's
                 limited = limited or any(map(self.is_limit, map(find_timeout, given)))
@@ -255,9 +258,9 @@ class Hooks(FlightRecorder):
             if known is None:
                 *peer, tag = map(operator.index, given[1:])
                 tag = 0 if self.is_on_gpu(group, tensor) else tag  # which NCCL does not look at
-                known = self.describe(
-                    box, key, group, kind, kind, tensor.dtype, peer[0] if peer else None, tag
-                )
+                number = peer[0] if peer else None
+                what = Description(kind, kind, dtype=tensor.dtype, peer=number, tag=tag)
+                known = self.describe(box, key, group, what)
             self.here.counted = tensor
             return known, id(group) in self.limited, tensor.shape
 
@@ -372,7 +375,9 @@ class Hooks(FlightRecorder):
         members = world if ranks is None else tuple(sorted(map(int, ranks)))
         come = members if call.get("use_local_synchronization") else world
         limits = call.get("timeout"), default_store().timeout
-        with self.inside(box, NEW_GROUP, come, members, limited=any(map(self.is_limit, limits))):
+        making = Description(COLLECTIVE, NEW_GROUP, come, members=members)
+        known = box.describe(making, making)
+        with self.inside(box, known, limited=any(map(self.is_limit, limits))):
             group = real(ranks, *args, **kwargs)
         if isinstance(group, ProcessGroup):  # otherwise this rank is none of it
             self.read_group(group, is_new=True)
@@ -387,8 +392,9 @@ class Hooks(FlightRecorder):
         if box is None or dist.get_rank() not in members:
             return real(parent, ranks, *args, **kwargs)
         limits = *map(find_timeout, (*args, *kwargs.values())), default_store().timeout
-        limited = any(map(self.is_limit, limits))
-        with self.inside(box, SPLIT_GROUP, members, (), number_of(parent), limited):
+        splitting = Description(COLLECTIVE, SPLIT_GROUP, members, number=number_of(parent))
+        known = box.describe(splitting, splitting)
+        with self.inside(box, known, limited=any(map(self.is_limit, limits))):
             return real(parent, ranks, *args, **kwargs)
 
 

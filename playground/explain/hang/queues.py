@@ -28,7 +28,8 @@ from torch import Tensor
 
 from playground.base.host import SIMULATED_GPUS
 from playground.base.upstream import current_stream
-from playground.explain.hang.box import GPU, MOST_BEHIND, Box
+from playground.explain.hang.box import Box
+from playground.explain.hang.box_format import GPU, MOST_BEHIND
 from playground.explain.hang.states import DESTROY, Gpu
 from playground.tap.replacement import Wrap, calling
 

@@ -26,7 +26,8 @@ from playground.base.upstream import (
     read_timeout,
 )
 from playground.explain.hang.activity import clues
-from playground.explain.hang.box import GPU, MAIN, Box, Description, Known
+from playground.explain.hang.box import Box, Known
+from playground.explain.hang.box_format import GPU, MAIN, Description
 from playground.explain.hang.queues import Queues
 from playground.explain.hang.states import BACKWARD, BUCKETS, COLLECTIVE, HOST, STRANGERS, Gpu
 from playground.tap import number_of, ranks_of
@@ -111,22 +112,21 @@ class FlightRecorder(FastObserver):
         if counted is not None:
             self.tallies[key] = Tally(ref(group), counted if is_new else 0)
 
-    def describe(
-        self, box: Box, key: Any, group: Any, kind: str, name: str, dtype: Any, peer: Any, tag: int
-    ) -> Known:
-        """From now on, operations like this are known by `key`. `peer` is a number in the group;
-        None is anyone."""
+    def describe(self, box: Box, key: Any, group: Any, description: Description) -> Known:
+        """From now on, operations of this group like this are known by `key`. The description's
+        peer is a number in the group, None is anyone; the group's ranks and number are put in."""
         self.read_group(group)
-        ranks = ranks_of(group)
+        ranks, peer = ranks_of(group), description.peer
+        is_collective = description.kind == COLLECTIVE
         if peer is not None:
             # torch refuses a root that is none, and waits for a message for ever
-            no_rank = None if kind == COLLECTIVE else STRANGERS + peer
+            no_rank = None if is_collective else STRANGERS + peer
             peer = dict(enumerate(ranks)).get(peer, no_rank)
         known = box.describe(
-            key, Description(kind, name, ranks, dtype, peer, tag, number_of(group))
+            key, description._replace(group=ranks, peer=peer, number=number_of(group))
         )
         # which NCCL counts apart
-        is_counted = kind == COLLECTIVE or id(group) not in self.on_gpu
+        is_counted = is_collective or id(group) not in self.on_gpu
         if is_counted and (tally := self.tallies.get(id(group))):
             tally.places.add(known.count_at)
         return known
@@ -225,9 +225,13 @@ class FlightRecorder(FastObserver):
         self.read_group(group)
         with self.counted_apart(key):
             limited, may_be_none = key in self.limited, name in (BUCKETS, BACKWARD)
-            with self.inside(
-                box, name, ranks_of(group), (), number_of(group), limited, may_be_none, model
-            ) as calls:
+            place = key, name, model
+            known = box.known.get(place)
+            if known is None:
+                ranks, number = ranks_of(group), number_of(group)
+                what = Description(COLLECTIVE, name, ranks, tag=model, number=number)
+                known = box.describe(place, what)
+            with self.inside(box, known, limited=limited, may_be_none=may_be_none) as calls:
                 call, queues = calls[0], self.queues if key in self.on_gpu else None
                 if queues:
                     queues.add(box, call, (key, None), ends=False)
@@ -237,18 +241,10 @@ class FlightRecorder(FastObserver):
 
     @contextlib.contextmanager
     def inside(
-        self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...],
-        number: int = 0,
-        limited: bool = False, may_be_none: bool = False, model: int = 0,
-        place: str = "",
-    ) -> Iterator[list[int]]:  # fmt: skip
-        """Record a collective of these ranks that takes as long as this block, in which there may
-        be others. If it `may_be_none`, it is taken back unless the block clears the list that it is
-        in."""
-        key = name, ranks, members, number, model
-        known = box.known.get(key) or box.describe(
-            key, Description(COLLECTIVE, name, ranks, place, None, model, number, members)
-        )
+        self, box: Box, known: Known, *, limited: bool, may_be_none: bool = False
+    ) -> Iterator[list[int]]:
+        """Record a collective that takes as long as this block, in which there may be others. If it
+        `may_be_none`, it is taken back unless the block clears the list that it is in."""
         call = box.call(known, 4, limited)
         is_main, around = get_ident() == box.main_thread, box.around
         if is_main:

@@ -52,11 +52,19 @@ class Channel(NamedTuple):
 
 
 class Doing(StrEnum):
-    """The states of a rank: waits in an operation; runs the program; has returned from it; SIGSTOP;
-    its process is gone; no state of it is given, as of one on another host."""
+    """The states of a rank."""
 
-    IN_OPERATION, IN_PROGRAM, FINISHED = "in an operation", "in the program", "finished"
-    STOPPED, DEAD, NOT_SEEN = "stopped", "dead", "not seen"
+    IN_OPERATION = "in an operation"
+    """Its main thread is in an operation, or waits for one."""
+    IN_PROGRAM = "in the program"
+    FINISHED = "finished"
+    """The program has returned."""
+    STOPPED = "stopped"
+    """By SIGSTOP."""
+    DEAD = "dead"
+    """Its process is gone."""
+    NOT_SEEN = "not seen"
+    """No state of it is given, as of one on another host."""
 
 
 class Kind(StrEnum):

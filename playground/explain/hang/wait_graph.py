@@ -254,13 +254,15 @@ class WaitGraph:
     def find_culprits(self, held: Iterable[int], blocked: set[int]) -> set[int]:
         """Those without whose fault nobody would be blocked; else those that a majority disagrees
         with. One alone only if what it does alone would release all."""
+        # what never ends whatever others do: nobody else is looked at
         if strays := {rank for rank in blocked if self.waits[rank].never_ends}:
             return strays
+        # ranks that fail, if all others would go on without their failure
+        if (failing := self.find_failing()) and not self.find_blocked(held, failing):
+            return failing
         waits = [self.waits[rank] for rank in blocked]
         ended = self.finished & set[int]().union(*(wait.absent for wait in waits))
         differing = set[int]().union(*(wait.differing for wait in waits))
-        if (failing := self.find_failing()) and not self.find_blocked(held, failing):
-            return failing
         suspects = blocked | ended | differing
         excusable = {rank for rank in suspects if not self.find_blocked(held, {rank})}
         unequal = all(
@@ -272,13 +274,15 @@ class WaitGraph:
         disputed = [wait.operation for wait in waits if wait.differing]
         first = min(disputed, key=lambda one: one.index, default=None)
         minority = find_minority(self.meet(first)) & suspects if first else set()
+        # each of these alone would release all; better those that a majority disagrees with
+        if excusable:
+            return excusable & minority or excusable
+        # nobody alone would: several that a majority disagrees with, or that leave out a new_group
         partial = set[int]().union(
             *(wait.absent for wait in waits if wait.operation.name == NEW_GROUP)
         )
-        named = (
-            excusable & minority or excusable or minority or partial & suspects or blocked | ended
-        )
-        return named if len(named) > 1 or named <= excusable else blocked | ended
+        several = minority or partial & suspects
+        return several if len(several) > 1 else blocked | ended
 
     def find_failing(self) -> set[int]:
         """Ranks that wait in the first operation below an exception, unlike the others: in a

@@ -25,6 +25,8 @@ KINDS = ("other", "parameters", "gradients", "optimizer", "activations")
 OTHER, PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS = range(len(KINDS))
 OF_BACKWARD = len(KINDS)
 """What autograd has allocated: gradients if it is left at the end of a step, else activations."""
+MOST_KINDS = 8
+"""A cause is the number of a line times this, plus a kind."""
 
 
 def file_name(rank: int) -> str:

@@ -27,6 +27,7 @@ from playground.explain.lines import Lines
 from playground.explain.memory import (
     ACTIVATIONS,
     GRADIENTS,
+    MOST_KINDS,
     OF_BACKWARD,
     OPTIMIZER,
     OTHER,
@@ -38,8 +39,6 @@ from playground.world.simulated_gpu.environment import kernels
 FIND_CAUSE = ctypes.CFUNCTYPE(ctypes.c_int64)
 WIDTH = 4
 """Numbers of a row: line, kind, tensors, bytes."""
-MOST_KINDS = 8
-"""A cause is the number of a line times this, plus a kind."""
 MOST_ROWS = 10_000
 CALL = nn.Module.__call__.__code__
 """The code in which every forward of a module runs."""

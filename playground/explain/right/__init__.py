@@ -11,6 +11,7 @@ In a rank, what is seen and written:
     observer          watches the program: it starts the watchers
     watcher           what the watchers have in common
     training_seen     models, optimizers, and calls between their steps
+    models_seen       models that are wrapped, and their parameters' names
     data_seen         samples and batches
     files_seen        files that are written and read
     calls_seen        tensors of calls, until these are over

@@ -93,17 +93,31 @@ class Averaging:
         return self.team.facts[0].where(event.line)
 
     def finding(
-        self, rule: str, replicas: Sequence[Replica], what: str, where: str, why: str, fix: str,
+        self,
+        rule: str,
+        replicas: Sequence[Replica],
+        *,
+        what: str,
+        where: str,
+        why: str,
+        fix: str,
         level: Level = SURE,
-    ) -> Finding:  # fmt: skip
+    ) -> Finding:
+        """A finding on these replicas: it names the first of them, and since when they differ."""
         told = [self.names[each.name] for each in replicas]
         kind = self.team.first.optimizer.kind.rpartition(".")[2]
         more = f" and {len(told) - 3} more" if len(told) > 3 else ""
         since = min((each.sights[each.drift or 0].step for each in replicas), default=0)
         return Finding(
-            rule, level, f"{what}: parameters {', '.join(told[:3])}{more} of {kind}",
-            self.team.ranks, since, where, why, fix,
-        )  # fmt: skip
+            rule=rule,
+            level=level,
+            what=f"{what}: parameters {', '.join(told[:3])}{more} of {kind}",
+            ranks=self.team.ranks,
+            since=since,
+            where=where,
+            why=why,
+            fix=fix,
+        )
 
 
 def is_apart(replica: Replica) -> bool:
@@ -121,9 +135,9 @@ def find_start(seen: Averaging) -> Finding | None:
 
     Probable: gradients are equal on all ranks before each step, and were seen to be averaged; the
     parameters differ from the first look to the end. (Each rank may add noise of its own to one
-    model.) Unknown: another parameter of the optimizer
-    has gradients of its own on each rank, as in tensor parallelism; nothing was seen to average
-    them; another call may average parameters, which brings replicas closer that are never equal.
+    model.) Unknown: another parameter of the optimizer has gradients of its own on each rank, as in
+    tensor parallelism; nothing was seen to average them; another call may average parameters, which
+    brings replicas closer that are never equal.
     """
     apart = [
         each for each in seen.replicas
@@ -135,14 +149,16 @@ def find_start(seen: Averaging) -> Finding | None:
         return None
     calls = [call for call in seen.calls if call.gradients]
     return seen.finding(
-        "M1-start", apart, "the replicas of a model differ from the start",
-        seen.where(calls[0]) if calls else seen.team.facts[0].where(seen.team.first.line),
-        "the parameters were never equal, as each rank made its model with others, and their "
+        "M1-start",
+        apart,
+        what="the replicas of a model differ from the start",
+        where=seen.where(calls[0]) if calls else seen.team.facts[0].where(seen.team.first.line),
+        why="the parameters were never equal, as each rank made its model with others, and their "
         "gradients are averaged",
-        "broadcast the parameters of rank 0 before the first step, or seed all ranks alike before "
-        "the model is made",
+        fix="broadcast the parameters of rank 0 before the first step, or seed all ranks alike "
+        "before the model is made",
         level=PROBABLE,
-    )  # fmt: skip
+    )
 
 
 def may_average_parameters(seen: Averaging) -> bool:
@@ -188,10 +204,14 @@ def find_after(seen: Averaging) -> Finding | None:
         if event.gradients
     )  # fmt: skip
     return seen.finding(
-        "M2-after", found, "the replicas of a model drift apart", seen.where(first),
-        "the gradients are reduced after the step that uses them",
-        "reduce them between backward() and step()", level=HINT,
-    )  # fmt: skip
+        "M2-after",
+        found,
+        what="the replicas of a model drift apart",
+        where=seen.where(first),
+        why="the gradients are reduced after the step that uses them",
+        fix="reduce them between backward() and step()",
+        level=HINT,
+    )
 
 
 def events_before_backward(look: Look) -> list[Event]:
@@ -232,13 +252,15 @@ def find_parameter(seen: Averaging) -> Finding | None:
         return None
     first = next(call for call in seen.calls if found[0].place in call.parameters)
     return seen.finding(
-        "M3-parameter", found, "parameters are reduced where their gradients are meant",
-        seen.where(first),
-        "all_reduce within backward() takes the parameter: a hook of "
+        "M3-parameter",
+        found,
+        what="parameters are reduced where their gradients are meant",
+        where=seen.where(first),
+        why="all_reduce within backward() takes the parameter: a hook of "
         "register_post_accumulate_grad_hook is given the parameter, not its gradient",
-        "reduce param.grad in the hook",
+        fix="reduce param.grad in the hook",
         level=HINT,
-    )  # fmt: skip
+    )
 
 
 def find_reduce(seen: Averaging) -> Finding | None:
@@ -258,10 +280,13 @@ def find_reduce(seen: Averaging) -> Finding | None:
         return None
     first = next(call for call in seen.calls if found[0].place in call.gradients)
     return seen.finding(
-        "M6-reduce", found, "the replicas of a model drift apart", seen.where(first),
-        "reduce gives the sum of the gradients to one rank, and all ranks step",
-        "use all_reduce",
-    )  # fmt: skip
+        "M6-reduce",
+        found,
+        what="the replicas of a model drift apart",
+        where=seen.where(first),
+        why="reduce gives the sum of the gradients to one rank, and all ranks step",
+        fix="use all_reduce",
+    )
 
 
 def find_part(seen: Averaging) -> Finding | None:
@@ -279,12 +304,15 @@ def find_part(seen: Averaging) -> Finding | None:
         return None
     calls = [call for call in seen.calls if call.gradients]
     return seen.finding(
-        "M4-partial", own, "the replicas of a part of a model drift apart",
-        seen.where(calls[-1]) if calls else "",
-        "gradients of other parameters of the optimizer are averaged, and theirs are not",
-        "average the gradients of all parameters, unless each rank is to have a part of its own",
+        "M4-partial",
+        own,
+        what="the replicas of a part of a model drift apart",
+        where=seen.where(calls[-1]) if calls else "",
+        why="gradients of other parameters of the optimizer are averaged, and theirs are not",
+        fix="average the gradients of all parameters, unless each rank is to have a part of its "
+        "own",
         level=HINT,
-    )  # fmt: skip
+    )
 
 
 def find_skip(seen: Averaging) -> Finding | None:
@@ -308,12 +336,14 @@ def find_skip(seen: Averaging) -> Finding | None:
         return None
     fewest = [rank for rank, count in made.items() if count == min(made.values())]
     return seen.finding(
-        "M5-skip", found, "the replicas of a model drift apart",
-        seen.team.facts[0].where(seen.team.first.line),
-        f"rank {fewest[0]} left out a step of the optimizer that others made",
-        "let all ranks decide alike whether to make a step: all_reduce what the decision depends "
-        "on",
-    )  # fmt: skip
+        "M5-skip",
+        found,
+        what="the replicas of a model drift apart",
+        where=seen.team.facts[0].where(seen.team.first.line),
+        why=f"rank {fewest[0]} left out a step of the optimizer that others made",
+        fix="let all ranks decide alike whether to make a step: all_reduce what the decision "
+        "depends on",
+    )
 
 
 def find_order(seen: Averaging) -> Finding | None:
@@ -342,19 +372,20 @@ def find_order(seen: Averaging) -> Finding | None:
     if len(wrong) < 2 or seen.exchanges:
         return None
     return seen.finding(
-        "K1-order", [seen.replicas[place] for place in sorted(exchanged)],
-        "ranks give the gradients of different parameters to the same call",
-        seen.where(wrong[0]),
-        "calls meet in the order in which they are made, and the ranks go through the parameters "
-        "in another order",
-        "go through the parameters in the same order on all ranks: a set has none",
+        "K1-order",
+        [seen.replicas[place] for place in sorted(exchanged)],
+        what="ranks give the gradients of different parameters to the same call",
+        where=seen.where(wrong[0]),
+        why="calls meet in the order in which they are made, and the ranks go through the "
+        "parameters in another order",
+        fix="go through the parameters in the same order on all ranks: a set has none",
         level=SURE
         if all(
             bool(sights := seen.replicas[place].sights) and sights[0].are_equal
             for place in exchanged
         )
         else HINT,
-    )  # fmt: skip
+    )
 
 
 def find_sum(seen: Averaging) -> Finding | None:
@@ -372,13 +403,15 @@ def find_sum(seen: Averaging) -> Finding | None:
         return None
     calls = [call for call in seen.calls if found[0].place in call.gradients]
     return seen.finding(
-        "M9-sum", found, "the step uses the sum of the ranks' gradients",
-        seen.where(calls[-1]) if calls else "",
-        "each rank's loss is a mean, and the sum of N means is N times the mean: as if the "
+        "M9-sum",
+        found,
+        what="the step uses the sum of the ranks' gradients",
+        where=seen.where(calls[-1]) if calls else "",
+        why="each rank's loss is a mean, and the sum of N means is N times the mean: as if the "
         "learning rate were N times as large",
-        "divide the gradients by the number of ranks",
+        fix="divide the gradients by the number of ranks",
         level=HINT,
-    )  # fmt: skip
+    )
 
 
 def count_sums(seen: Averaging, replica: Replica) -> int:
@@ -421,12 +454,15 @@ def find_equal_gradients(seen: Averaging) -> Finding | None:
     if len({min(each) for each in steps}) < len(steps) or seen.exchanges:
         return None
     return seen.finding(
-        "E2-equal", seen.replicas, "all ranks compute the same gradients", seen.where(calls[0]),
-        "the gradients are equal on all ranks before they are averaged: the ranks do the work of "
-        "one",
-        "give each rank its own part of the data",
+        "E2-equal",
+        seen.replicas,
+        what="all ranks compute the same gradients",
+        where=seen.where(calls[0]),
+        why="the gradients are equal on all ranks before they are averaged: the ranks do the work "
+        "of one",
+        fix="give each rank its own part of the data",
         level=HINT,
-    )  # fmt: skip
+    )
 
 
 def find_alone(seen: Averaging) -> Finding | None:
@@ -447,14 +483,16 @@ def find_alone(seen: Averaging) -> Finding | None:
     if not all(is_drifting(each) and seen.are_own(each) for each in seen.replicas):
         return None
     return seen.finding(
-        "N1-alone", seen.replicas, "each rank trains a model of its own, on its part of the data",
-        facts[0].where(seen.team.first.line),
-        "DistributedSampler gives each rank a part of the data, and neither gradients nor "
+        "N1-alone",
+        seen.replicas,
+        what="each rank trains a model of its own, on its part of the data",
+        where=facts[0].where(seen.team.first.line),
+        why="DistributedSampler gives each rank a part of the data, and neither gradients nor "
         "parameters are averaged",
-        "wrap the model by DistributedDataParallel, or average the gradients between backward() "
-        "and step()",
+        fix="wrap the model by DistributedDataParallel, or average the gradients between "
+        "backward() and step()",
         level=HINT,
-    )  # fmt: skip
+    )
 
 
 def find_parts(seen: Averaging) -> Finding | None:
@@ -481,11 +519,14 @@ def find_parts(seen: Averaging) -> Finding | None:
         return None
     calls = [call for call in seen.calls if call.gradients]
     return seen.finding(
-        "M13-parts", seen.replicas, "groups of ranks train models apart", seen.where(calls[0]),
-        f"gradients are averaged in groups of {max(sizes)} ranks, and nothing joins the groups",
-        "average over all ranks that train the model",
+        "M13-parts",
+        seen.replicas,
+        what="groups of ranks train models apart",
+        where=seen.where(calls[0]),
+        why=f"gradients are averaged in groups of {max(sizes)} ranks, and nothing joins the groups",
+        fix="average over all ranks that train the model",
         level=HINT,
-    )  # fmt: skip
+    )
 
 
 RULES: Sequence[Callable[[Averaging], Finding | None]] = (

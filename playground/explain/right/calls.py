@@ -7,11 +7,11 @@ torch 2.14, which a test repeats.
 
 A1: nobody writes a tensor in flight. Certain: the version of a tensor that is all of its
 storage has changed between an asynchronous all_reduce, broadcast or recv on gloo and its wait.
-A hint: the bits of a message that is sent have changed (the receiver may have told, in a way
-that is not seen, that it has the message). Unknown: views; the work was asked
-whether it is done, or for its future; the rank has waited for another call meanwhile (by which
-others may have told it that they are done). Source: the documentation of asynchronous
-collective operations in torch.distributed.
+A hint: the bits of a message that is sent have changed (the receiver may have told, in a way that
+is not seen, that it has the message). Unknown: views; the work was asked whether it is done, or for
+its future; the rank has waited for another call meanwhile (by which others may have told it that
+they are done). Source: the documentation of asynchronous collective operations in
+torch.distributed.
 
 A3: what is started is waited for. A hint: the work of an asynchronous call was dropped.
 Unknown: it was asked whether it is done, or for its future; it was kept until the program
@@ -36,8 +36,8 @@ documentation of `torch.distributed`, "Collective functions": all ranks call the
 
 G3: gradients flow through a call where they are meant to. A hint: while gradients are recorded,
 all_gather or all_to_all takes a tensor of several elements that is in the graph. Unknown: the
-program puts the tensor itself into its place of the result. Source: the
-documentation of `torch.distributed.nn.functional`.
+program puts the tensor itself into its place of the result. Source: the documentation of
+`torch.distributed.nn.functional`.
 """
 
 from __future__ import annotations

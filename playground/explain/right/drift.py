@@ -134,7 +134,7 @@ class Drift:
         return self.team.facts[0].where(line)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cause:
     """Why parameters drift."""
 
@@ -168,11 +168,11 @@ def find_late(drift: Drift) -> Cause | None:
         if (each.model, each.name) == (drift.model.key, drift.name)
     ]  # fmt: skip
     return Cause(
-        "D3-late",
-        "the model got them after it was wrapped, and DistributedDataParallel averages the "
+        rule="D3-late",
+        why="the model got them after it was wrapped, and DistributedDataParallel averages the "
         "gradients of the parameters that it finds when it is made",
-        "add them before DistributedDataParallel wraps the model, or wrap it again",
-        drift.where(lines[0]) if lines else "",
+        fix="add them before DistributedDataParallel wraps the model, or wrap it again",
+        where=drift.where(lines[0]) if lines else "",
         level=PROBABLE,
     )
 
@@ -197,11 +197,11 @@ def find_unfrozen(drift: Drift) -> Cause | None:
     if any(trained) or not trained:
         return None
     return Cause(
-        "D3-unfrozen",
-        "they did not require a gradient when the model was wrapped, so that "
+        rule="D3-unfrozen",
+        why="they did not require a gradient when the model was wrapped, so that "
         "DistributedDataParallel does not average theirs",
-        "set requires_grad before DistributedDataParallel wraps the model, or wrap it again",
-        drift.where(drift.model.line),
+        fix="set requires_grad before DistributedDataParallel wraps the model, or wrap it again",
+        where=drift.where(drift.model.line),
         level=PROBABLE,
     )
 
@@ -228,12 +228,12 @@ def find_skip(drift: Drift) -> Cause | None:
     skipping = [rank for rank, count in made.items() if count == fewest]
     others = [rank for rank, count in made.items() if count == most]
     return Cause(
-        "D5-skip",
-        f"{name_ranks(skipping)} made {fewest} steps of the optimizer between two collectives "
+        rule="D5-skip",
+        why=f"{name_ranks(skipping)} made {fewest} steps of the optimizer between two collectives "
         f"where {name_ranks(others)} made {most}",
-        "let all ranks decide alike whether to make a step: all_reduce what the decision depends "
-        "on",
-        drift.where(drift.looks[0].line),
+        fix="let all ranks decide alike whether to make a step: all_reduce what the decision "
+        "depends on",
+        where=drift.where(drift.looks[0].line),
         level=SURE if drift.train_together else HINT,
     )
 
@@ -266,21 +266,21 @@ def find_write(drift: Drift) -> Cause | None:
     if loading and len(loading) < len(loads):
         facts = next(each for each in drift.team.facts if each.rank == loading[0])
         return Cause(
-            "D6-load",
-            f"only {name_ranks(loading)} called load_state_dict",
-            "load on all ranks, or before DistributedDataParallel wraps the model: it sends what "
-            "rank 0 has",
-            facts.where(loads[loading[0]][-1].line),
+            rule="D6-load",
+            why=f"only {name_ranks(loading)} called load_state_dict",
+            fix="load on all ranks, or before DistributedDataParallel wraps the model: it sends "
+            "what rank 0 has",
+            where=facts.where(loads[loading[0]][-1].line),
             level=SURE if drift.train_together else HINT,
         )
     if loading:
         return None
     return Cause(
-        "D6-write",
-        "the optimizer has not changed them: something else has written them on some ranks",
-        "change the parameters of all ranks alike, or before DistributedDataParallel wraps the "
-        "model",
-        drift.where(drift.model.line if previous.when == MADE else drift.looks[0].line),
+        rule="D6-write",
+        why="the optimizer has not changed them: something else has written them on some ranks",
+        fix="change the parameters of all ranks alike, or before DistributedDataParallel wraps "
+        "the model",
+        where=drift.where(drift.model.line if previous.when == MADE else drift.looks[0].line),
         level=SURE if drift.train_together else HINT,
     )
 
@@ -293,10 +293,10 @@ def find_step_in_backward(drift: Drift) -> Cause | None:
     if not drift.have_other_gradients or not all(look.in_backward for look in drift.looks):
         return None
     return Cause(
-        "D7-inback",
-        "the optimizer steps within backward(), before the gradients are averaged",
-        "step after backward(), or average the gradient in the same hook",
-        drift.where(drift.looks[0].line),
+        rule="D7-inback",
+        why="the optimizer steps within backward(), before the gradients are averaged",
+        fix="step after backward(), or average the gradient in the same hook",
+        where=drift.where(drift.looks[0].line),
     )
 
 
@@ -309,11 +309,11 @@ def find_hook(drift: Drift) -> Cause | None:
     if not names or not drift.have_other_gradients:
         return None
     return Cause(
-        "D8-hook",
-        f"the communication hook {' and '.join(sorted(names))} returns gradients that differ "
+        rule="D8-hook",
+        why=f"the communication hook {' and '.join(sorted(names))} returns gradients that differ "
         "between ranks",
-        "return what was reduced",
-        last_line(drift, BACKWARD),
+        fix="return what was reduced",
+        where=last_line(drift, BACKWARD),
         level=HINT,
     )
 
@@ -332,10 +332,11 @@ def find_bypass(drift: Drift) -> Cause | None:
         return None
     ever = any(drift.forwards(look) for look in drift.team.all_looks)
     return Cause(
-        "D1-bypass",
-        "no forward pass went through the wrapped model, so that nothing averaged the gradients",
-        "call the wrapped model, not its .module or the model inside",
-        last_line(drift, BACKWARD),
+        rule="D1-bypass",
+        why="no forward pass went through the wrapped model, so that nothing averaged the "
+        "gradients",
+        fix="call the wrapped model, not its .module or the model inside",
+        where=last_line(drift, BACKWARD),
         level=PROBABLE if not ever and not drift.exchanges and drift.team.have_ended else HINT,
     )
 
@@ -357,19 +358,21 @@ def find_nosync(drift: Drift) -> Cause | None:
     where = drift.where(drift.forwards(drift.looks[0])[-1].line)
     if all(any(flags) for flags in passes):
         return Cause(
-            "D2-nosync-last",
-            "the last forward pass before the step is in no_sync, and one before it is not: what "
-            "the last one adds is not averaged",
-            "leave no_sync for the last micro-batch: no_sync if it is not the last, not if it is",
-            where,
+            rule="D2-nosync-last",
+            why="the last forward pass before the step is in no_sync, and one before it is not: "
+            "what the last one adds is not averaged",
+            fix="leave no_sync for the last micro-batch: no_sync if it is not the last, not if it "
+            "is",
+            where=where,
         )
     ever = any(each.flag for look in drift.team.all_looks for each in drift.forwards(look))
     return Cause(
-        "D2-nosync-all",
-        "all forward passes before the step are in no_sync, or require_backward_grad_sync is off: "
-        "nothing averaged the gradients",
-        "run the forward pass of the last micro-batch outside of no_sync: the forward pass decides",
-        where,
+        rule="D2-nosync-all",
+        why="all forward passes before the step are in no_sync, or require_backward_grad_sync is "
+        "off: nothing averaged the gradients",
+        fix="run the forward pass of the last micro-batch outside of no_sync: the forward pass "
+        "decides",
+        where=where,
         level=PROBABLE if not ever and not drift.exchanges and drift.team.have_ended else HINT,
     )
 
@@ -386,11 +389,11 @@ def find_later_backward(drift: Drift) -> Cause | None:
     if not all(any(flags) and not flags[-1] for flags in passes):
         return None
     return Cause(
-        "D4-later",
-        "another backward(), not through the wrapped model, adds to the gradients after they were "
-        "averaged",
-        "add the losses, and call backward() once",
-        last_line(drift, BACKWARD),
+        rule="D4-later",
+        why="another backward(), not through the wrapped model, adds to the gradients after they "
+        "were averaged",
+        fix="add the losses, and call backward() once",
+        where=last_line(drift, BACKWARD),
     )
 
 
@@ -418,10 +421,11 @@ def find_settings(drift: Drift) -> Cause | None:
         for rank, look in drift.sight.looks.items()
     ]
     return Cause(
-        "D9-hyper",
-        f"the gradients are equal, and hyperparameters of the optimizer differ ({'; '.join(told)})",
-        "step schedulers, and set hyperparameters, on all ranks alike",
-        drift.where(drift.looks[0].line),
+        rule="D9-hyper",
+        why="the gradients are equal, and hyperparameters of the optimizer differ "
+        f"({'; '.join(told)})",
+        fix="step schedulers, and set hyperparameters, on all ranks alike",
+        where=drift.where(drift.looks[0].line),
         level=SURE if drift.train_together else HINT,
     )
 
@@ -441,11 +445,11 @@ def find_state(drift: Drift) -> Cause | None:
     if any(each != settings[0] for each in settings):
         return None
     return Cause(
-        "D10-state",
-        "parameters, gradients and hyperparameters are equal before the step, and the parameters "
-        "differ after it: the state of the optimizer differs",
-        "load the state of the optimizer on all ranks",
-        drift.where(drift.looks[0].line),
+        rule="D10-state",
+        why="parameters, gradients and hyperparameters are equal before the step, and the "
+        "parameters differ after it: the state of the optimizer differs",
+        fix="load the state of the optimizer on all ranks",
+        where=drift.where(drift.looks[0].line),
         level=SURE
         if drift.train_together
         and all(
@@ -482,11 +486,11 @@ def find_changed_gradient(drift: Drift) -> Cause | None:
     if any(drift.replica.have_equal_gradients(looks) is not False for looks in known):
         return None
     return Cause(
-        "D12-gradient",
-        "the gradients are equal when backward() has ended, and differ before the step: each rank "
-        "has changed them in a way of its own, as by random numbers",
-        "change averaged gradients alike on all ranks, or before they are averaged",
-        drift.where(drift.looks[0].line),
+        rule="D12-gradient",
+        why="the gradients are equal when backward() has ended, and differ before the step: each "
+        "rank has changed them in a way of its own, as by random numbers",
+        fix="change averaged gradients alike on all ranks, or before they are averaged",
+        where=drift.where(drift.looks[0].line),
         level=PROBABLE if drift.train_together else HINT,
     )
 
@@ -507,9 +511,9 @@ CAUSES: Sequence[FindCause] = (
 )
 """In this order: the first that tells a cause is right."""
 UNEXPLAINED = Cause(
-    "D-drift",
-    "the cause lies between two steps that were looked at",
-    "compare the ranks at each step from there on",
+    rule="D-drift",
+    why="the cause lies between two steps that were looked at",
+    fix="compare the ranks at each step from there on",
     level=HINT,
 )
 

@@ -180,14 +180,16 @@ def find_reduced_loss(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         if not all(is_drifting(each) and seen.are_own(each) for each in seen.replicas):
             continue
         yield seen.finding(
-            "M7-loss", seen.replicas, "the replicas of a model drift apart",
-            team.facts[0].where(reduced[0][0][-1].line),
-            "the loss is reduced before backward(), and gradients do not flow through all_reduce: "
-            "each rank goes on with the gradients of its own loss",
-            "call backward() on each rank's own loss, and average the gradients between backward() "
-            "and step()",
+            "M7-loss",
+            seen.replicas,
+            what="the replicas of a model drift apart",
+            where=team.facts[0].where(reduced[0][0][-1].line),
+            why="the loss is reduced before backward(), and gradients do not flow through "
+            "all_reduce: each rank goes on with the gradients of its own loss",
+            fix="call backward() on each rank's own loss, and average the gradients between "
+            "backward() and step()",
             level=HINT,
-        )  # fmt: skip
+        )
 
 
 def reductions_before_backward(look: Look) -> list[Event]:

@@ -17,9 +17,9 @@ def find_untrained(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     Probable: in all steps that were looked at, and in three at least, no parameter of an optimizer
     of torch's has a gradient, although one requires it and backward passes came before each step;
     and when the program has ended, they are what they were at the last of these. (Their loss may
-    come later.) A hint: it has not ended. Unknown: they have gradients on another rank; a
-    step calls a closure; the optimizer is not torch's (it may find gradients elsewhere); events are
-    not known whole. Source: the documentation of `torch.optim.Optimizer`, which steps with the
+    come later.) A hint: it has not ended. Unknown: they have gradients on another rank; a step
+    calls a closure; the optimizer is not torch's (it may find gradients elsewhere); events are not
+    known whole. Source: the documentation of `torch.optim.Optimizer`, which steps with the
     gradients of the parameters that it was given.
     """
     found: dict[tuple[str, str], list[tuple[RankFacts, Look]]] = {}

@@ -48,15 +48,14 @@ from playground.explain.right.fingerprint import (
 from playground.explain.right.log import (
     ENDED,
     FINAL,
-    LATE,
     LOOK,
-    MODEL,
     OVERWRITTEN,
     RESTORED,
     UNOWNED,
 )
+from playground.explain.right.models_seen import WrappedModels
 from playground.explain.right.parameter_names import ParameterNames, parameters_of
-from playground.explain.right.training_records import Events, Pending, Seen, Stepping, Wrapped
+from playground.explain.right.training_records import Events, Pending, Seen, Stepping
 from playground.explain.right.watcher import (
     Notes,
     SeesCalls,
@@ -79,11 +78,7 @@ class TrainingWatcher(Watcher):
 
     def __init__(self, notes: Notes) -> None:
         super().__init__(notes)
-        notes.count_steps = self.count_steps
-        self.models: dict[int, Wrapped] = {}
-        """By id, as long as they are alive."""
-        self.made: dict[str, int] = {}
-        """How many models were wrapped, by the name of their group."""
+        notes.count_steps_by(self.count_steps)
         self.largest = 0
         """The number of elements of the largest parameter that was seen."""
         self.optimizers: WeakKeyDictionary[Any, Stepping] = WeakKeyDictionary()
@@ -92,6 +87,7 @@ class TrainingWatcher(Watcher):
         self.looking: set[int] = set()
         """The numbers of optimizers whose next step is looked at."""
         self.names = ParameterNames(self.optimizers)
+        self.models = WrappedModels(notes.log, self.names, self.find_line)
         self.events = Events()
         self.stack: list[Any] = []
         """The optimizers that are stepping, the innermost last."""
@@ -131,31 +127,13 @@ class TrainingWatcher(Watcher):
 
     @guarded
     def model_wrapped(self, model: Any) -> None:
-        self.drop_dead()
-        group = model.process_group
-        name: str = group.group_name
-        number = self.made.get(name, 0) + 1
-        self.made[name] = number
-        key = f"{name}#{number}"
-        ignored = {*model.parameters_to_ignore}
-        wrapped = Wrapped(ref(model), key, ref(group), ignored)
-        self.models[id(model)] = wrapped
-        found = [
-            (each, param) for each, param in model.module.named_parameters() if each not in ignored
-        ]
-        for each, param in found:
-            self.names.add(param, f"{key}/{each}")
-        self.notes.log.tell(
-            MODEL, key, list(ranks_of(group)), [each for each, _ in found],
-            [param.requires_grad for _, param in found],
-            [find_fingerprint(param) for _, param in found], self.find_line(),
-        )  # fmt: skip
+        self.models.add(model)
         self.look_inside()
 
     @guarded
     def model_called(self, model: Any, args: Sequence[Any]) -> None:
-        wrapped = self.models.get(id(model))
-        if wrapped is None or wrapped.model() != model or not torch.is_grad_enabled():
+        wrapped = self.models.find(model)
+        if wrapped is None or not torch.is_grad_enabled():
             return
         notes = [*hooks_of(model)]
         if is_joining(model):
@@ -165,19 +143,8 @@ class TrainingWatcher(Watcher):
         if self.is_looking:
             seen.prints = [find_fingerprint(each) for each in tensors_in(args)]
             seen.generator = print_of_generator(model) if drops_out(model) else 0
-            self.find_late(model.module, wrapped)
+            self.models.find_late(model.module, wrapped)
         self.note(seen)
-
-    def drop_dead(self) -> None:
-        self.models = {key: each for key, each in self.models.items() if each.model() is not None}
-        self.names.drop_dead()
-
-    def find_late(self, module: nn.Module, wrapped: Wrapped) -> None:
-        """Name the parameters that the module did not have when it was wrapped."""
-        for name, param in module.named_parameters():
-            if self.names.find(param) is None and name not in wrapped.ignored:
-                self.names.add(param, f"{wrapped.key}/{name}")
-                self.notes.log.tell(LATE, wrapped.key, name, self.find_line())
 
     @guarded
     def model_loaded(self, module: nn.Module) -> None:
@@ -198,7 +165,7 @@ class TrainingWatcher(Watcher):
 
     @guarded
     def backward_begun(self, root: Any) -> None:
-        self.clocks.append(self.read_clocks() if self.is_looking else {})
+        self.clocks.append(self.models.read_clocks() if self.is_looking else {})
         self.averaged = elements_of_mean(root) if self.is_looking else 0
 
     @guarded
@@ -209,7 +176,7 @@ class TrainingWatcher(Watcher):
         self.names.forget_places()
         advanced = False
         if self.is_looking:
-            advanced = any(before.get(key) != now for key, now in self.read_clocks().items())
+            advanced = any(before.get(key) != now for key, now in self.models.read_clocks().items())
         self.note(Seen(BACKWARD, "", advanced, size=self.averaged))
         if self.stack:
             self.optimizers[self.stack[0]].is_nesting = True
@@ -219,11 +186,6 @@ class TrainingWatcher(Watcher):
                     params = parameters_of(optimizer)
                     known.raw = [print_of_gradient(param) for param in params]
                     known.raw_values = values_of_gradients(params)
-
-    def read_clocks(self) -> dict[str, int | None]:
-        """The clocks of the groups of models, by the models' keys."""
-        groups = {each.key: each.group() for each in self.models.values()}
-        return {key: count_collectives(group) for key, group in groups.items() if group}
 
     def look_at_next(self, operation: str, size: int) -> None:
         """This may make models equal: look at the next step, at the first time on a line, the
@@ -268,7 +230,7 @@ class TrainingWatcher(Watcher):
     def look_inside(self) -> None:
         """Begin to watch the buckets of wrapped models, or end it, as steps are looked at or
         not."""
-        if self.is_looking and self.models and not self.is_inside:
+        if self.is_looking and self.models.known and not self.is_inside:
             self.inside.enter_context(observing(Inside(self)))
             self.is_inside = True
         elif self.is_inside and not self.is_looking:
@@ -291,7 +253,7 @@ class TrainingWatcher(Watcher):
             self.stack.append(optimizer)
             return
         known = self.optimizers.get(optimizer)
-        if known is None or known.models != self.count_models():
+        if known is None or known.models != self.models.count_made():
             known = self.add_optimizer(optimizer, known)
         group = known.group() if known.group else None
         counted = None if group is None else count_collectives(group)
@@ -326,9 +288,6 @@ class TrainingWatcher(Watcher):
         """How many steps each optimizer has made that is alive, by its number."""
         return {each.number: each.count for each in self.optimizers.values()}
 
-    def count_models(self) -> int:
-        return sum(self.made.values())
-
     def was_written(self, known: Stepping, params: Sequence[Any]) -> bool:
         """Whether something else than the optimizer has written its first parameter since its last
         step, for the first time, the second, the fourth, and so on: it may have made models
@@ -342,9 +301,8 @@ class TrainingWatcher(Watcher):
         """Know a new optimizer, or one whose parameters may have been wrapped since."""
         params = parameters_of(optimizer)
         keys = [name.rpartition("/")[0] for param in params if (name := self.names.find(param))]
-        groups = [each.group for each in self.models.values() if each.key in keys[:1]]
         world = ref(dist.group.WORLD) if dist.is_initialized() else None
-        group, models = groups[0] if groups else world, self.count_models()
+        group, models = self.models.find_group(keys) or world, self.models.count_made()
         if known is None:
             known = Stepping(self.stepped, group, models)
             self.stepped += 1
@@ -409,7 +367,7 @@ class TrainingWatcher(Watcher):
             ranks_of(group) if group else (),
             tuple(map(describe_shard, params)),
         ]  # fmt: skip
-        wrapped = [each.key for each in self.models.values() if each.model() is not None]
+        wrapped = [each.key for _, each in self.models.list_alive()]
         norms = [(at, norm) for at, each in known.norms if (norm := each()) is not None]
         told = {  # the fields of a `Look`, but for its optimizer
             "step": known.count,
@@ -446,8 +404,8 @@ class TrainingWatcher(Watcher):
         places = {id(param): place for place, param in enumerate(params)}
         broadcast = {
             id(module)
-            for wrapped in self.models.values()
-            if (model := wrapped.model()) is not None and model.broadcast_buffers
+            for model, _ in self.models.list_alive()
+            if model.broadcast_buffers
             for module in model.modules()
         }
         return [

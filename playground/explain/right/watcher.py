@@ -69,10 +69,14 @@ class Notes:
         self.lines = Lines()
         self.known_lines: list[Any] = []
         self.count_steps: Callable[[], dict[int, int]] = dict
-        """How many steps each optimizer has made, by its number: who watches them tells."""
+        """How many steps each optimizer has made, by its number; none before `count_steps_by`."""
         self.on_step: list[Callable[[bool], None]] = []
         """Who wants to know that an optimizer has made a step, and whether an optimizer's next step
         is looked at."""
+
+    def count_steps_by(self, count_steps: Callable[[], dict[int, int]]) -> None:
+        """From now on, whoever watches the optimizers counts their steps."""
+        self.count_steps = count_steps
 
     @property
     def step(self) -> int:

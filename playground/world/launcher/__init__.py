@@ -1,17 +1,18 @@
 """The side of a world that starts its ranks, watches them, and ends them.
 
-launch          one function on N processes: start, watch, restart, end
-pool            worlds that are kept for the next launch
-fork_client     asks the fork server for ranks
-fork_starter    starts the fork server
-fork_server     a process that forks itself for each rank
-store_process   the process that serves the store
+launch           one function on N processes: start, watch, restart, end
+pool             worlds that are kept for the next launch
+fork_client      asks the fork server for ranks
+child_processes  starts a program, and kills children
+fork_starter     starts the fork server
+fork_server      a process that forks itself for each rank
+store_process    the process that serves the store
 
-rank_handle     the line to one rank
-watch           until results are in, a rank fails, or time is up
-examiner        looks at flight recorders, and proves deadlocks
-standstill      tells of a run that stands still without proof
+rank_handle      the line to one rank
+watch            until results are in, a rank fails, or time is up
+examiner         looks at flight recorders, and proves deadlocks
+standstill       tells of a run that stands still without proof
 
-output          output of ranks, byte for byte
-rounds          lines of several ranks in rounds
+output           output of ranks, byte for byte
+rounds           lines of several ranks in rounds
 """

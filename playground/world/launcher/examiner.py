@@ -11,7 +11,8 @@ from types import MappingProxyType
 from playground.base.errors import TIMED_OUT, PeerDisconnected, PlaygroundError, RankFailed
 from playground.explain.hang import UNASKED, Doing, Operation, RankState
 from playground.explain.hang.activity import Besides
-from playground.explain.hang.box import CAPACITY, LATEST, find_line
+from playground.explain.hang.box import LATEST, find_line
+from playground.explain.hang.box_format import CAPACITY
 from playground.explain.hang.diagnosis import diagnose, explain_failure
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import fcntl
 import math
 import multiprocessing as mp
 import os
-import resource
 import signal
 import socket
 import struct
@@ -19,7 +17,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from playground.base.errors import ForkServerFailed
@@ -33,7 +30,8 @@ from playground.base.upstream import (
     pickle_main,
     python_command,
 )
-from playground.world.launcher.fork_server import LAUNCHER_ONLY, NO_ROOM, REFUSED
+from playground.world.launcher import child_processes
+from playground.world.launcher.fork_server import NO_ROOM, REFUSED
 from playground.world.launcher.fork_starter import MESSAGE
 
 MAX_ANSWER = 2**14
@@ -52,6 +50,20 @@ CREDENTIALS = struct.Struct("iII")
 END_LIMIT = 1.0
 """Seconds the server has to say that it ends, before it is killed; and to hang up, if it has
 dropped a request."""
+UNGUARDED = 97
+"""Exit code of a rank that met a launch() while importing the user's script."""
+LOST_BY_THE_SERVER = 256
+"""In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known
+how it ended."""
+PRELOADED = [
+    "torch.distributed",
+    "playground.world.rank.program_groups",
+    "playground.world.rank.debugger",
+]
+_settings: dict[str, str] = {}
+_servers: list[ForkServerClient] = []
+"""The newest is the last. An earlier one stays as long as it has processes."""
+_lock = threading.Lock()
 
 
 class ForkServerClient:
@@ -87,7 +99,9 @@ class ForkServerClient:
                 "from playground.world.launcher.fork_server import serve; "
                 f"serve({lifeline}, {modules!r}, {settings!r})"
             )
-            self.starter = spawn(python_command(code), stdin=theirs.fileno(), kept=lifeline)
+            self.starter = child_processes.spawn(
+                python_command(code), stdin=theirs.fileno(), kept=lifeline
+            )
             ours.pop_all()
         close_in_children(self)
 
@@ -182,7 +196,7 @@ class ForkServerClient:
 
     def list_imported(self) -> list[int]:
         """The process ids of the programs that its imports run. (Later its children are ranks.)"""
-        return list_children(self.pid) if self.pid and not self.ready else []
+        return child_processes.list_children(self.pid) if self.pid and not self.ready else []
 
     def is_running(self) -> bool:
         """Whether it has not hung up. (It does so before the kernel has put its memory away, which
@@ -204,8 +218,9 @@ class ForkServerClient:
         with self.requests:
             if not (self.ready and self.is_running() and self.ends_by_itself()):
                 if not self.pid and self.is_starting():  # the server may be there, and be stopped
-                    kill_all([*list_children(self.starter), self.starter])
-                kill_all(self.list_imported())  # one that is stopped would stay so
+                    started = child_processes.list_children(self.starter)
+                    child_processes.kill_all([*started, self.starter])
+                child_processes.kill_all(self.list_imported())  # one that is stopped would stay so
                 # it has ended, or is another user's by now: without its lifeline it ends as well
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     if self.pid:
@@ -226,66 +241,6 @@ class ForkServerClient:
         example)."""
         self.requests.shutdown(socket.SHUT_WR)
         return bool(wait([self.requests], END_LIMIT))
-
-
-def list_children(pid: int) -> list[int]:
-    """The children of a process's main thread; none if it is gone."""
-    with contextlib.suppress(OSError):
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def kill_all(pids: Sequence[int]) -> None:
-    """Kill these processes; those of another user, and those that are gone, are left out."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def spawn(words: list[str], stdin: int, kept: int) -> int:
-    """Start a program that has nothing of ours open but standard streams and `kept`; its process
-    id."""
-    inherited = []
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # closed by now
-            if descriptor > 2 and os.get_inheritable(descriptor):
-                inherited.append(descriptor)
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # One that was opened before the limit was lowered is none to the C library.
-    beyond = [descriptor for descriptor in inherited if descriptor >= limit]
-    files: list[tuple[int, ...]] = [
-        (os.POSIX_SPAWN_CLOSE, each) for each in inherited if each < limit
-    ]
-    files += [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, kept, kept)]
-    try:
-        for descriptor in beyond:
-            os.set_inheritable(descriptor, False)
-        return os.posix_spawn(
-            words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY
-        )
-    except OSError as error:
-        option = {errno.EAGAIN: "-u", errno.ENOMEM: "-v", errno.EMFILE: "-n"}.get(error.errno or 0)
-        way_out = f": raise the limit (ulimit {option})" if option else ""
-        raise ForkServerFailed(f"cannot be started ({error.strerror}){way_out}") from error
-    finally:
-        for descriptor in beyond:
-            os.set_inheritable(descriptor, True)
-
-
-UNGUARDED = 97
-"""Exit code of a rank that met a launch() while importing the user's script."""
-LOST_BY_THE_SERVER = 256
-"""In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known
-how it ended."""
-PRELOADED = [
-    "torch.distributed",
-    "playground.world.rank.program_groups",
-    "playground.world.rank.debugger",
-]
-_settings: dict[str, str] = {}
-_servers: list[ForkServerClient] = []
-"""The newest is the last. An earlier one stays as long as it has processes."""
-_lock = threading.Lock()
 
 
 def preload(*modules: str) -> None:
@@ -309,6 +264,7 @@ def start(
     *args: Any,
     streams: Sequence[Connection] = (),
     server: ForkServerClient | None = None,
+    ends_server: bool = True,
     imports_program: bool = True,
 ) -> tuple[ForkedProcess, Connection]:
     """A new process that runs `main(line, *args)`, and our end of that line: see
@@ -324,11 +280,14 @@ def start(
         )
     try:
         with theirs:
-            return ForkedProcess(main, (theirs, *args), streams, server, imports_program), ours
+            process = ForkedProcess(
+                main, (theirs, *args), streams, server, ends_server, imports_program
+            )
+            return process, ours
     except BaseException:
         # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
         ours.close()
-        if server:
+        if server and ends_server:
             server.end()
         raise
 
@@ -404,7 +363,7 @@ class ForkedProcess:
     """A new process that calls `main(*args)`, once the server has done its imports. What it prints
     goes into the pipes for stdout and stderr, if `streams` are given, from its import of the
     program on; a third stream is its stdin. It comes from `server`, if one is given, which ends
-    with it. Raises `ForkServerFailed` if there can be no process.
+    with it if it `ends_server`. Raises `ForkServerFailed` if there can be no process.
 
     How it ended is heard from the server. Signals, and whether it has ended, need none: it may be
     stopped or dead.
@@ -416,13 +375,14 @@ class ForkedProcess:
         args: tuple[Any, ...] = (),
         streams: Sequence[Connection] = (),
         server: ForkServerClient | None = None,
+        ends_server: bool = True,
         imports_program: bool = True,
     ) -> None:
         self.fds = [stream.fileno() for stream in streams]
         self.returncode: int | None = None
         work = pickle_main(main, args, self.fds, imports_program)
         self.server = server or running_server()
-        self.own_server = server
+        self.own_server = server if ends_server else None
         self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds, len(streams))
         self.server.processes.add(self)
         self.pidfd = Connection(pidfd, writable=False)

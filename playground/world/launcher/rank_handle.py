@@ -22,7 +22,7 @@ from playground.world.backends.backend import Backend
 from playground.world.launcher.fork_client import LOST_BY_THE_SERVER, UNGUARDED, find_sender
 from playground.world.launcher.output import Output
 from playground.world.launcher.store_process import StoreProcess
-from playground.world.rank.assignment import Answer, Assignment, Order
+from playground.world.rank.assignment import Answer, Assignment, MessageKind, Order
 from playground.world.rank.reports import HUNG_UP, Event
 
 GRACE = 1.0
@@ -153,23 +153,24 @@ class RankHandle:
             )
             self.fail(RankFailed(self.number, self.size, words))
             return None
-        if kind == "up":
-            self.up = True
-        elif kind == "report":
-            return content[0]
-        elif kind == "result":
-            self.result, self.changes = content
-        elif kind == "box":
-            with contextlib.suppress(OSError, ValueError):  # it is gone, or may not be looked at
-                self.box = View(self.process.pid, *content)
-            self.order(Order.OPENED)
-        elif kind == "stack":
-            self.stack, self.activity = content
-        elif kind == "ask":
-            self.question = content[0]
-        elif kind == "failed":
-            self.has_told_failure = True
-            self.fail(content[0])
+        match kind:
+            case MessageKind.UP:
+                self.up = True
+            case MessageKind.REPORT:
+                return content[0]
+            case MessageKind.RESULT:
+                self.result, self.changes = content
+            case MessageKind.BOX:
+                with contextlib.suppress(OSError, ValueError):  # gone, or not to be looked at
+                    self.box = View(self.process.pid, *content)
+                self.order(Order.OPENED)
+            case MessageKind.STACK:
+                self.stack, self.activity = content
+            case MessageKind.ASK:
+                self.question = content[0]
+            case MessageKind.FAILED:
+                self.has_told_failure = True
+                self.fail(content[0])
         return None
 
     def fail(self, error: PlaygroundError) -> None:

@@ -21,9 +21,8 @@ class StoreProcess:
         self, listener: socket.socket, own_server: fork_client.ForkServerClient | None = None
     ) -> None:
         self.process, self.line = fork_client.start(
-            serve_store, listener, server=own_server, imports_program=False
+            serve_store, listener, server=own_server, ends_server=False, imports_program=False
         )
-        self.process.own_server = None  # which is the rank's to end
 
     def is_used(self) -> bool:
         """Whether a process has put a key into the store, as those do that form a process group.

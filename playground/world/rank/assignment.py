@@ -88,6 +88,19 @@ class Order(StrEnum):
     ABORT, INTERRUPT, INTERRUPT_ALL = "abort", "interrupt", "interrupt all"
 
 
+class MessageKind(StrEnum):
+    """What a rank tells its launcher, the first element of each message; rank.py says what
+    follows it."""
+
+    UP = "up"
+    REPORT = "report"
+    RESULT = "result"
+    FAILED = "failed"
+    BOX = "box"
+    STACK = "stack"
+    ASK = "ask"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The line that a person has typed for a rank that asked; None if there is none."""

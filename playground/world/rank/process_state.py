@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,13 @@ class ProcessState:
     def __init__(self) -> None:
         self.cores = os.sched_getaffinity(0)
         self.is_new = True
+        # as `begin` has found them:
+        self.is_seeded = False
+        """Whether the program's import has seeded a generator."""
+        self.threads: set[threading.Thread] = set()
+        self.settings: dict[str, object] = {}
+        self.attributes: dict[Any, dict[str, object]] = {}
+        """Of `OWNERS`."""
 
     def renew(self) -> None:
         """To be called before each function is loaded: its module may seed generators."""

@@ -57,7 +57,7 @@ from playground.base.lost_ranks import end_waits
 from playground.base.threads import OurThread, signals_blocked
 from playground.explain.hang.activity import look
 from playground.world import backends
-from playground.world.rank.assignment import Answer, Assignment, Order, call
+from playground.world.rank.assignment import Answer, Assignment, MessageKind, Order, call
 from playground.world.rank.preemption import (
     clear_preemption,
     leave_to_launcher,
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from playground.world.rank.member import Member
+    from playground.world.rank.process_state import ProcessState
 
 
 _launcher: Launcher | None = None
@@ -123,7 +124,7 @@ class Launcher:
         close_in_children(line)
         OurThread(target=self.follow_orders, name="launcher", daemon=True).start()
 
-    def send(self, *message: Any) -> None:
+    def send(self, kind: MessageKind, *content: Any) -> None:
         # this process has been forked from the rank, and came back from what the rank runs
         if self.line.closed:
             os._exit(1)
@@ -131,7 +132,7 @@ class Launcher:
             return
         try:
             with self.lock:
-                self.line.send(message)
+                self.line.send((kind.value, *content))  # a plain string, whoever reads it
         except ConnectionError:  # the launcher is gone, or has asked this process to end
             if threading.get_ident() == self.main_thread:
                 finish()
@@ -151,7 +152,7 @@ class Launcher:
         sys.stdout.flush()
         with self.asking:
             self.answers = SimpleQueue()  # an interrupted question may have been answered
-            self.send("ask", prompt)
+            self.send(MessageKind.ASK, prompt)
             answer = self.answers.get()
         if answer.text is None:
             raise EOFError(answer.reason or "EOF when reading a line")
@@ -174,7 +175,7 @@ class Launcher:
             if order == Order.WHERE:
                 frame = sys._current_frames()[self.main_thread]
                 place = describe_place(traceback.extract_stack(frame))
-                self.send("stack", FAILS if self.has_failed else place, look())
+                self.send(MessageKind.STACK, FAILS if self.has_failed else place, look())
             elif order == Order.END:
                 request_preemption()
                 if handles_sigterm():
@@ -208,7 +209,7 @@ class Launcher:
         if not self.is_connected:
             end_unheard(result)
         flush()
-        self.send("result", pickled, changes)
+        self.send(MessageKind.RESULT, pickled, changes)
 
     def fail(self, error: BaseException) -> NoReturn:
         """Report a failure, and end as the process of a script does."""
@@ -219,7 +220,7 @@ class Launcher:
         # Ctrl-C may come twice: from the terminal, and from the launcher, which passes it on
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signals.do_nothing)
-        self.send("failed", failure(error, self.rank, self.size))
+        self.send(MessageKind.FAILED, failure(error, self.rank, self.size))
         finish()
         self.dismissed.wait()
         # The launcher sends them as it closes the line, and the end of the interpreter would
@@ -255,8 +256,8 @@ def main(line: Connection, env: RankEnv, backend: str) -> None:
     """The life of a rank."""
     global _launcher
     _launcher = launcher = Launcher(line, env.rank, env.size)
-    launcher.send("up")
-    report_to(partial(launcher.send, "report"))
+    launcher.send(MessageKind.UP)
+    report_to(partial(launcher.send, MessageKind.REPORT))
     try:
         live(launcher, env, backend)
     except BaseException as error:
@@ -267,9 +268,7 @@ def main(line: Connection, env: RankEnv, backend: str) -> None:
 def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     """Enter the world, run what the launcher sends, leave the world: when all may, or when a
     program has ended."""
-    from playground.explain.hang.hooks import hooks
     from playground.world.rank import program_groups  # noqa: F401 - it replaces functions of torch's
-    from playground.world.rank.debugger import LONG, prepare_breakpoints
     from playground.world.rank.process_state import ProcessState
 
     member = state = None
@@ -279,35 +278,17 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
         if member is None or state is None:
             member = enter_world(launcher, env, backend, work)
             state = ProcessState()
-        elif work.rendezvous:
-            member.meet_again(work.rendezvous, work.timeout)
-        elif work.stays:
-            hooks.continue_program()
         else:
-            member.drop_groups()
-        if work.breakpoints and work.breakpoints.lifts_timeouts:
-            member.offered["timeout"] = LONG
-        if work.rendezvous or not work.stays:
-            form_group(member, work)
-        if not work.stays:
-            prepare_breakpoints(env.rank, work.breakpoints, ask)
-            state.renew()
+            go_on(member, work)
+        settle(member, state, work)
         fn, args = work.load()
         if not work.stays:
             leave_to_launcher(work.preemptible)
             if not work.bare:  # which is its program's, and is not kept
                 state.begin()
         result = run_until_preempted(run_function, call, fn, env.rank, env.size, *args)
-        is_over = not (work.stays or work.bare)
-        if is_over:
-            member.backend.synchronize()  # a GPU that stands still is explained while it is watched
+        conclude(launcher, member, state, work, result)
         if work.bare:
-            finish()
-        hooks.end_program()
-        launcher.submit(result, state.find_changes() if is_over else ["its program goes on"])
-        if work.bare:
-            if member.box:
-                launcher.box_is_opened.wait()
             return
     finish()  # while the process group stands: what is registered with atexit may destroy it
     if member:
@@ -325,8 +306,53 @@ def enter_world(launcher: Launcher, env: RankEnv, backend: str, work: Assignment
         member = Member(env, backend, None, timeout=work.timeout, meets=not work.bare)
     # now, while there is time to open it: gloo may abort this process in its first operation
     if member.box:
-        launcher.send("box", member.box.file)
+        launcher.send(MessageKind.BOX, member.box.file)
     return member
+
+
+def go_on(member: Member, work: Assignment) -> None:
+    """Go on from the work before: meet the others anew, stay in what it has left, or leave its
+    process groups."""
+    from playground.explain.hang.hooks import hooks
+
+    if work.rendezvous:
+        member.meet_again(work.rendezvous, work.timeout)
+    elif work.stays:
+        hooks.continue_program()
+    else:
+        member.drop_groups()
+
+
+def settle(member: Member, state: ProcessState, work: Assignment) -> None:
+    """What comes before the work's module is imported: form its process group, and let the process
+    be as a new one, unless the work stays in what the one before has left."""
+    from playground.world.rank.debugger import LONG, prepare_breakpoints
+
+    if work.breakpoints and work.breakpoints.lifts_timeouts:
+        member.offered["timeout"] = LONG
+    if work.rendezvous or not work.stays:
+        form_group(member, work)
+    if not work.stays:
+        prepare_breakpoints(member.env.rank, work.breakpoints, ask)
+        state.renew()
+
+
+def conclude(
+    launcher: Launcher, member: Member, state: ProcessState, work: Assignment, result: Any
+) -> None:
+    """The work has returned: hand in its result, with what it has changed here. A bare one's
+    process ends then, with its threads and exit functions before."""
+    from playground.explain.hang.hooks import hooks
+
+    is_over = not (work.stays or work.bare)
+    if is_over:
+        member.backend.synchronize()  # a GPU that stands still is explained while it is watched
+    if work.bare:
+        finish()
+    hooks.end_program()
+    launcher.submit(result, state.find_changes() if is_over else ["its program goes on"])
+    if work.bare and member.box:
+        launcher.box_is_opened.wait()
 
 
 def form_group(member: Member, work: Assignment) -> None:

@@ -29,7 +29,8 @@ from playground.base.lost_ranks import end_waits
 from playground.base.threads import OurThread
 from playground.base.untrusted import unpickle
 from playground.explain.hang import Doing, Kind
-from playground.explain.hang.box import CAPACITY, View, find_boxes
+from playground.explain.hang.box import View, find_boxes
+from playground.explain.hang.box_format import CAPACITY
 from playground.explain.hang.diagnosis import explain_failure
 from playground.explain.hang.exchange import Exchange
 from playground.explain.hang.wording import Diagnosis
@@ -83,6 +84,10 @@ class PeerWatch:
         self.store: dist.Store | None = None
         self.peers: list[Peer] = []
         self.exchange: Exchange | None = None
+        self.listener: socket.socket
+        """Where the others connect to, so that they notice the end of this process. It and `ends`
+        are there once addresses have been exchanged, before the thread starts."""
+        self.ends: PeerEnds
         self.boxes: dict[int, View] = {}
         """The flight recorders of the ranks of this host, which outlive them."""
         self.noticed: Loss | None = None

@@ -37,7 +37,8 @@ READ_GRACE = 0.5
 is missing."""
 attempts: list[int] = []
 """The numbers of the worlds that this process has entered at a store that torchrun serves, the
-newest last."""
+newest last. Of the process, as torchrun's store is one for all of them: each later connection to
+it, of whatever thread, is to the world that was entered last."""
 
 
 def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) -> dist.Store:

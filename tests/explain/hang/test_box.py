@@ -18,17 +18,19 @@ from playground.base.event_log import USED
 from playground.base.process_status import is_ending
 from playground.explain.hang import Doing
 from playground.explain.hang.box import (
-    CAPACITY,
-    FORMAT,
-    MAIN,
     MOST_RAISED,
     NAME,
     Box,
-    Description,
     Known,
     View,
     find_boxes,
     open_box,
+)
+from playground.explain.hang.box_format import (
+    CAPACITY,
+    FORMAT,
+    MAIN,
+    Description,
 )
 from playground.explain.hang.states import SEND
 

@@ -21,12 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.explain.hang import NEW_GROUP, RankState
 from playground.explain.hang.activity import look
-from playground.explain.hang.box import (
-    Box,
-    Description,
-    View,
-    find_boxes,
-)
+from playground.explain.hang.box import Box, View, find_boxes
+from playground.explain.hang.box_format import Description
 from playground.explain.hang.hooks import hooks
 from playground.explain.hang.states import BACKWARD, SEND, Channel
 from playground.tap.replacement import calling

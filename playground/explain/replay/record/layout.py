@@ -22,12 +22,6 @@ from playground.base.event_log import BEGUN, OWN, Format, LogReader
 from playground.base.files import replacing
 from playground.explain.replay.record.recording import BACKGROUND, MAIN
 
-RECORD = struct.Struct("<5q9i2B2x")
-"""The binary format of an `EventRecord`. The kind is its mark: a record without one is
-incomplete."""
-KIND = struct.Struct("<77xB")
-"""The kind alone."""
-
 
 class EventRecord(NamedTuple):
     """An event. -1 means "none"."""
@@ -53,6 +47,21 @@ class EventRecord(NamedTuple):
     kind: int
     """Its place in `KINDS`, from 1 on."""
 
+
+CODES = 5 * "q" + 9 * "i" + 2 * "B"
+"""The types of the fields of an `EventRecord`, as `struct` names them."""
+
+
+def offset_of(field: str) -> int:
+    """The offset of a field of an `EventRecord` in its binary format, in bytes."""
+    return struct.calcsize("<" + CODES[: EventRecord._fields.index(field)])
+
+
+RECORD = struct.Struct(f"<{CODES}2x")
+"""The binary format of an `EventRecord`. The kind is its mark: a record without one is
+incomplete."""
+KIND = struct.Struct(f"<{offset_of('kind')}xB")
+"""The kind alone."""
 
 MAX_VALUES = 64
 """Elements of a tensor whose values are recorded; of larger ones only the shape is."""

@@ -24,6 +24,7 @@ from playground.explain.replay.record.layout import (
     RECORD,
     SPAN,
     VALUES_USED,
+    offset_of,
 )
 from playground.explain.replay.record.recording import BACKGROUND, KINDS, MAIN, WAIT
 
@@ -32,9 +33,9 @@ LENGTH, WORDS, HALVES = RECORD.size, RECORD.size // 8, RECORD.size // 4
 """The length of a record in units of 1, 8 and 4 bytes."""
 FIRST = 8 * HEADER
 """The offset of the first record, in bytes."""
-START_AT, END_AT, VALUES_AT = HEADER, HEADER + 1, HEADER + 4
-PEER_AT, MESSAGE_AT, WAIT_AT = 2 * HEADER + 11, 2 * HEADER + 12, 2 * HEADER + 14
-LANE_AT = FIRST + 76
+START_AT, END_AT, VALUES_AT = ((FIRST + offset_of(f)) // 8 for f in ("start", "end", "values"))
+PEER_AT, MESSAGE_AT, WAIT_AT = ((FIRST + offset_of(f)) // 4 for f in ("peer", "message", "wait"))
+LANE_AT = FIRST + offset_of("lane")
 """Offsets of fields of the first record, in units of 8, 4 and 1 bytes."""
 KIND_CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
 FLOATS = [struct.Struct(f"{count}d") for count in range(MAX_VALUES + 1)]
