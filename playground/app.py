@@ -88,8 +88,13 @@ class Commands(click.Group):
         if args[0] not in {*COMMANDS, *LESSONS_BY_FOLDER}:
             from difflib import get_close_matches  # only where a name is wrong
 
+            from playground.exercises.exercise import CATALOGUE, LIST
+
+            wrong = f"there is no command {args[0]!r}"
+            if args[0] in CATALOGUE:
+                ctx.fail(f"{wrong}, but an exercise: {LIST} {args[0]}")
             if near := get_close_matches(args[0], self.list_commands(ctx), 1):
-                ctx.fail(f"there is no command {args[0]!r}: did you mean {near[0]}?")
+                ctx.fail(f"{wrong}: did you mean {near[0]}?")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -199,4 +199,8 @@ def test_a_command_that_is_nearly_one_is_answered_with_that(run_cli: Run) -> Non
     shown = run_cli("heloo")
     assert (shown.code, shown.out) == (2, "")
     assert shown.err == "playground: there is no command 'heloo': did you mean hello?\n"
+    assert run_cli("swap").err == (
+        "playground: there is no command 'swap', but an exercise: "
+        "python -m playground exercise swap\n"
+    )
     assert run_cli("juggling").err == "playground: No such command 'juggling'.\n"

@@ -35,12 +35,12 @@ SLIPS_OF_FLOATS: dict[str, Callable[[float, int], float]] = {
 }
 """What makes each wrong number of the one that is due, on so many ranks; of whole numbers there are
 no means."""
-UNTOUCHED = "nothing is written into it: it holds what was given"
+UNTOUCHED = "nothing is written into the tensor: it holds what was given"
 SIGNS = {
     r"no rank -?\d+ in a world": "a neighbour beyond the first or the last rank",
     r"Pair is not connected.*\[none\]": "a rank sends to itself, or receives from itself",
     r"[Ss]plit|same size|SIGABRT|size mismatch|must match|Check failed: \w*[Ss]hape": (
-        "sizes that meet differ"
+        "two tensors, or a slice and a tensor, differ in size"
     ),
     "storage of size 0": "a tensor is used whose memory has been freed",
     "NoneType": "a rank that has no value is not provided for",

@@ -135,7 +135,8 @@ def tell_progress(work: Workbook, first: Exercise, folder: str) -> list[str]:
         leaves_out = any(
             each.name not in work.passed for each in chapter[: chapter.index(following)]
         )
-        steps = {f"Next{' (core)' * leaves_out}": f"exercise {following.name}"}
+        is_core = leaves_out and following.name in CORE
+        steps = {f"Next{' (core)' * is_core}": f"exercise {following.name}"}
     return [f"{work.count_passed(every)} passed in {folder}", *tell_steps(steps)]
 
 
@@ -154,7 +155,7 @@ def show_next() -> None:
     passed = [each for each in every if each.name in work.passed]
     elsewhere = f", in {work.name}" * (work.folder != Path.cwd())
     where, steps = f"All {len(every)} exercises have passed{elsewhere}.", {}
-    if following := work.find_next(every[0]):
+    if following := work.find_next(work.find_last_passed()):
         lesson = following.lesson
         number = PLACES.index(lesson) + 1
         place = f"Lesson {number} of {len(LESSONS)}" if lesson in LESSONS else "Page"

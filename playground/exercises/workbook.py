@@ -109,13 +109,18 @@ class Workbook:
         return f"{sum(name in self.passed for name in names)} of {len(names)}"
 
     def find_next(self, first: Exercise) -> Exercise | None:
-        """The first exercise that has not passed: of the core in the lesson of this one, else from
-        this one on, else of all."""
+        """The first exercise that has not passed: of the core, from the lesson of this one on, and
+        then of the lessons before it; else of all, in the same order."""
         every = [*CATALOGUE.values()]
-        place = every.index(first)
-        core = [each for each in every if each.lesson == first.lesson and each.name in CORE]
-        following = core + every[place:] + every[:place]
-        return next((each for each in following if each.name not in self.passed), None)
+        place = [each.lesson for each in every].index(first.lesson)
+        following = [each for each in every[place:] + every[:place] if each.name not in self.passed]
+        core = [each for each in following if each.name in CORE]
+        return next(iter(core + following), None)
+
+    def find_last_passed(self) -> Exercise:
+        """The last exercise of the path that has passed; the first one if none has."""
+        every = [*CATALOGUE.values()]
+        return next((each for each in reversed(every) if each.name in self.passed), every[0])
 
     def state(self, exercise: Exercise) -> str:
         """How far the learner is with it, in a few words."""
