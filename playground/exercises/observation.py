@@ -214,9 +214,9 @@ def find_failure(observed: Mapping[int, Observation], size: int) -> Failure | No
     missing."""
     if len(observed) < size:
         return None
-    for describe in (describe_problem, describe_difference, describe_messages):
+    for find in (describe_problem, describe_difference, describe_messages):
         for rank, seen in sorted(observed.items()):
-            if found := describe(seen, rank, observed):
+            if found := find(seen, rank, observed):
                 return replace(found, case=seen.about, rank=rank, printed=seen.printed)
     return None
 

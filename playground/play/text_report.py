@@ -78,9 +78,8 @@ def describe_end(run: Run, size: int) -> Iterator[str]:
     errors = {rank: first.setdefault(ADDRESS.sub("", text), text) for rank, text in errors.items()}
     yield from by_rank(errors, width)
     if run.hang:
-        yield from explain(
-            leave_out_idle(run.hang, run.on), f"deadlock after {run.seconds:.1f} s: "
-        )
+        found = tell_raised(leave_out_idle(run.hang, run.on), errors)
+        yield from explain(found, f"deadlock after {run.seconds:.1f} s: ")
     if run.differing:
         yield from explain(run.differing, "all have returned, but ")
     for mistake in run.mistakes:
@@ -131,6 +130,21 @@ def leave_out_idle(found: Diagnosis, on: Collection[int]) -> Diagnosis:
         sentence=sentence,
         table=found.table.replace(Doing.FINISHED, "idle".ljust(len(Doing.FINISHED))),
         cure="run the cell on the ranks that have to meet: %on all",
+    )
+
+
+def tell_raised(found: Diagnosis, raised: Collection[int]) -> Diagnosis:
+    """The diagnosis of a cell in which ranks have `raised` an error, where others wait for them
+    alone."""
+    if found.kind != Kind.ENDED or not {*found.culprits} <= {*raised}:
+        return found
+    sentence = " ".join(found.sentence.split())
+    ranks = name_ranks(found.culprits)
+    return replace(
+        found,
+        sentence=re.sub(r"(ha(s|ve)) finished( \(.*?\))?", r"\1 raised an error", sentence),
+        table=found.table.replace(Doing.FINISHED, "raised".ljust(len(Doing.FINISHED))),
+        cure=f"mend the error of {ranks}, above: the others wait for {ranks}",
     )
 
 

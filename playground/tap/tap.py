@@ -153,7 +153,10 @@ class Tap:
             # newer versions of torch say in the options whether a call blocks
             waits = bool(given) and not getattr(given[-1], "asyncOp", True)
             blocks, by_torch = (True, False) if waits else find_caller(method in MESSAGES)
-            call = Call(next(self.numbers), method, group, given, blocks or by_torch, by_torch)
+            call = Call(
+                next(self.numbers), method, group, given,
+                blocks=blocks or by_torch, is_torchs=by_torch,
+            )  # fmt: skip
             for each in self.observers:
                 each.begun(call)
             self.thread.in_call = True
@@ -240,9 +243,11 @@ class Tap:
     def who_hears_of_wait(self, entry: UnderWay) -> tuple[Observer, ...]:
         """Who is told that the program, or torch, waits for these calls."""
         call = entry.calls[0]
-        if call.is_torchs or entry not in self.under_way:
-            return self.inside.observers if call.is_torchs or not call.blocks else ()
-        return () if call.blocks else self.observers
+        if call.is_torchs:
+            return self.inside.observers
+        if call.blocks:
+            return ()
+        return self.observers if entry in self.under_way else self.inside.observers
 
     def get_future(self, real: Callable[..., Any], work: Any) -> Any:
         future = real(work)

@@ -6,6 +6,17 @@ Inside a rank, `device()` says where tensors live, `on_device()` lets torch make
 `restart_count()` says how often the world was restarted after a failure, and `preempted()` whether
 it is asked to end soon.
 
+Begin with `launcher.launch`.
+
+launcher       starts ranks, watches them, ends them, and shows what they print
+rank           what a rank of ours does: its start, its reports, its end
+rendezvous     the store, the ranks' addresses, and who takes part
+backends       gloo and nccl: their devices, and what they lack
+simulated_gpu  GPUs that are not there
+command_world  the world of a command: launched, or joined
+join           enters a world that somebody else has started
+program        the file or module that ranks run as `__main__`
+
 Importing this package imports nothing: the lessons' table needs none of it, so that a lesson's
 program that imports another runs under torchrun where no rank of ours can be started.
 """

@@ -273,7 +273,10 @@ def test_a_rank_that_raises_is_told_before_those_that_wait_for_it(world: PlayWor
     assert lines[0] == "[1]   Traceback (most recent call last):"
     assert sum("Traceback" in line for line in lines) == 1
     waiting = f"{SOME_OF['0, 2']} in barrier"
-    assert re.search(f"rank 1 has finished the cell where {waiting}", unwrapped(run))
+    words = unwrapped(run)
+    assert re.search(f"rank 1 has raised an error where {waiting}", words)
+    assert re.search(r"1 +raised ", words)
+    assert "fix: mend the error of rank 1, above" in words
 
 
 @pytest.mark.usefixtures("_frequent_looks")

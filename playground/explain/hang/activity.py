@@ -59,7 +59,7 @@ by the operations that have been called."""
 POOLS = re.compile(r"lib(gomp|iomp|omp|\w*openblas|mkl|torch|c10|gloo)\w*[-.]")
 """Libraries whose threads compute for those that call them."""
 C_LIBRARY = re.compile(
-    r"(libc|libpthread|libm|libstdc\+\+|libgcc_s|ld-linux[-\w]*|libc-\S*)\.so|\[|$"
+    r"(libc|libpthread|libm|libstdc\+\+|libgcc_s|ld-linux[-\w]*|libc-\S*)\.so|\["
 )
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 RUNNABLE = ([b"R"], [b"D"])
@@ -283,11 +283,11 @@ def waits_for_interpreter(call: list[str]) -> bool:
 
 
 def find_libraries(addresses: set[int]) -> set[str]:
-    """The names of the files in whose code these addresses lie."""
+    """The names of the files in whose code these addresses lie; "" for code that is in no file."""
     found = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
-        area, rights, *_, name = f"{line} ".split(" ")[0], line.split()[1], line.split()[-1]
+        area, rights, _, _, _, *name = line.split(maxsplit=5)
         first, last = (int(end, 16) for end in area.split("-"))
         if "x" in rights and any(first <= address < last for address in addresses):
-            found.add(name.rpartition("/")[2])
+            found.add("".join(name).rpartition("/")[2])
     return found

@@ -135,10 +135,10 @@ def find_cause(states: Sequence[RankState], is_over: bool = False) -> Diagnosis 
             rank for rank in idle.find_blocked(idle.waits, set()) if idle.waits[rank].missing & firm
         }
         return explain(idle, blocked, blocked, None if is_over else "")
-    for judge in (idle, WaitGraph(idle.states.values(), pessimistic=True)):
-        if blocked := judge.find_blocked(judge.waits, set()):
+    for view in (idle, WaitGraph(idle.states.values(), pessimistic=True)):
+        if blocked := view.find_blocked(view.waits, set()):
             unknown = None if is_over else list_unknown(graph, blocked)
-            return explain(judge, judge.waits, blocked, unknown)
+            return explain(view, view.waits, blocked, unknown)
     return find_unformed(graph) or find_late(graph)
 
 

@@ -143,7 +143,7 @@ def find_start(seen: Averaging) -> Finding | None:
         each for each in seen.replicas
         if is_apart(each) and seen.are_averaged(each) and seen.is_witnessed(each)
     ]  # fmt: skip
-    if not apart or seen.exchanges or may_average_parameters(seen):
+    if not apart or may_average_parameters(seen):
         return None
     if any(not all(seen.gradients(each)) for each in seen.replicas):
         return None
@@ -197,7 +197,7 @@ def find_after(seen: Averaging) -> Finding | None:
         each for each in seen.replicas
         if each.place in late - between and is_drifting(each) and seen.are_own(each)
     ]  # fmt: skip
-    if not found or seen.exchanges:
+    if not found:
         return None
     [first, *_] = (
         event for look in seen.team.all_looks for event in events_before_backward(look)
@@ -248,7 +248,7 @@ def find_parameter(seen: Averaging) -> Finding | None:
         and each.sights and not each.sights[-1].are_equal
         and any(equal is False for equal in seen.gradients(each))
     ]  # fmt: skip
-    if not found or seen.exchanges:
+    if not found:
         return None
     first = next(call for call in seen.calls if found[0].place in call.parameters)
     return seen.finding(
@@ -276,7 +276,7 @@ def find_reduce(seen: Averaging) -> Finding | None:
         and not any(each.place in call.parameters for call in seen.calls)
         and not any(seen.gradients(each)[1:])
     ]  # fmt: skip
-    if not found or seen.exchanges:
+    if not found:
         return None
     first = next(call for call in seen.calls if found[0].place in call.gradients)
     return seen.finding(
@@ -300,7 +300,7 @@ def find_part(seen: Averaging) -> Finding | None:
     averaged = [
         each for each in seen.replicas if seen.are_averaged(each) and seen.is_witnessed(each)
     ]
-    if not own or not averaged or seen.exchanges:
+    if not own or not averaged:
         return None
     calls = [call for call in seen.calls if call.gradients]
     return seen.finding(
@@ -332,7 +332,7 @@ def find_skip(seen: Averaging) -> Finding | None:
             last = each.sights[each.drift - 1].looks.values()
             if max((look.clock for look in last), default=-1) <= clock:
                 found.append(each)
-    if not found or seen.exchanges:
+    if not found:
         return None
     fewest = [rank for rank, count in made.items() if count == min(made.values())]
     return seen.finding(
@@ -369,7 +369,7 @@ def find_order(seen: Averaging) -> Finding | None:
             wrong.append(orders[0][0])
             calls = zip(*places, strict=True)
             exchanged |= {place for each in calls if len({*each}) > 1 for place in each}
-    if len(wrong) < 2 or seen.exchanges:
+    if len(wrong) < 2:
         return None
     return seen.finding(
         "K1-order",
@@ -399,7 +399,7 @@ def find_sum(seen: Averaging) -> Finding | None:
     if any(call.gradients and call.flag for call in seen.calls):
         return None
     found = [each for each in seen.replicas if count_sums(seen, each) >= 2]
-    if not found or seen.exchanges:
+    if not found:
         return None
     calls = [call for call in seen.calls if found[0].place in call.gradients]
     return seen.finding(
@@ -451,7 +451,7 @@ def find_equal_gradients(seen: Averaging) -> Finding | None:
     calls = [call for call in seen.calls if call.gradients]
     if len(steps) < 3 or not calls or any(len(each) > 1 for each in steps):
         return None
-    if len({min(each) for each in steps}) < len(steps) or seen.exchanges:
+    if len({min(each) for each in steps}) < len(steps):
         return None
     return seen.finding(
         "E2-equal",
@@ -478,7 +478,7 @@ def find_alone(seen: Averaging) -> Finding | None:
     parts = {(each.parts, each.rank) for rank in facts for each in rank.draws}
     is_cut = parts == {(len(facts), rank.rank) for rank in facts}
     is_averaged = any(each.kind == CALLED and each.size >= largest for each in seen.events)
-    if not is_cut or is_averaged or seen.exchanges:
+    if not is_cut or is_averaged:
         return None
     if not all(is_drifting(each) and seen.are_own(each) for each in seen.replicas):
         return None
@@ -511,7 +511,7 @@ def find_parts(seen: Averaging) -> Finding | None:
         for each in seen.events
     )
     settings = {str(look.settings) for looks in team.looks[:1] for look in looks.values()}
-    if is_joined or seen.exchanges or len(settings) > 1 or any(each.models for each in team.facts):
+    if is_joined or len(settings) > 1 or any(each.models for each in team.facts):
         return None
     if not sizes or min(sizes) < 2 or max(sizes) >= len(team.ranks):
         return None
@@ -543,7 +543,7 @@ def find_averaging(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         if team.wrapped:
             continue
         seen = Averaging(team, [team.replica(name) for name in team.first.optimizer.parameters])
-        if any(look.has_closure for look in team.all_looks):
+        if seen.exchanges or any(look.has_closure for look in team.all_looks):
             continue
         in_parts = any(call.ranks < len(team.ranks) for call in seen.calls)
         rules = [find_parts] if in_parts else RULES

@@ -45,7 +45,9 @@ def to_waits(recording: Recording, places: Places) -> dict[str, object]:
     """The waits, the longest first, and the chains of the first of them."""
     waits, still = Waits(recording), recording.standstill
     longest, blamer = waits.longest(), Blamer(waits)
-    why_none = NEVER_ENDED if still else "No rank waited"
+    why_none = (
+        NEVER_ENDED if still else "No rank waited in a call. What DDP waits for: run --profile"
+    )
     return {
         "causes": CAUSES,
         "waits": [to_wait(wait, places) for wait in longest[:MAX_WAITS]],

@@ -92,7 +92,8 @@ def wait_texts(recording: Recording, waits: Waits) -> list[Text]:
     for wait in waits.all:
         of_lane.setdefault((wait.event.rank, wait.event.lane), []).append(wait)
     if not of_lane:
-        why = "none has ended: see above" if recording.standstill else "none is recorded"
+        none = "none in a call; run --profile tells what DDP waits for"
+        why = "none has ended: see above" if recording.standstill else none
         return [prose(heading("Waits"), f": {why}")]
     sums = {lane: seconds_by_cause(its) for lane, its in of_lane.items()}
     causes = [cause for cause in CAUSES if any(seconds[cause] for seconds in sums.values())]
