@@ -14,12 +14,12 @@ four numbers (32 bytes). Their last column is the number of bytes that the rank 
     Rank 2 has [110.0, 100.0, 1111.0, 111.0] after ring_reduce_scatter
     Rank 3 has [1110.0, 1100.0, 1000.0, 1111.0] after ring_reduce_scatter
     …
-                      steps  formula  a rank sends  formula  all send  formula  error
-    reduce_broadcast      6        6         24000    24000     48000    48000  9e-16
-    everyone_adds         3        3         24000    24000     96000    96000  9e-16
-    tutorial_ring         3        3         24000    24000     96000    96000  9e-16
-    ring                  6        6         12000    12000     48000    48000  9e-16
-    all_reduce            -        -             -        -         -        -  0e+00
+                     steps formula a rank sends formula all send formula error
+    reduce_broadcast     6       6        24000   24000    48000   48000 9e-16
+    everyone_adds        3       3        24000   24000    96000   96000 9e-16
+    tutorial_ring        3       3        24000   24000    96000   96000 9e-16
+    ring                 6       6        12000   12000    48000   48000 9e-16
+    all_reduce           -       -            -       -        -       - 0e+00
 
 Each counted number stands before the number by its formula. `a rank sends` counts the bytes of the
 rank that sends most. The backend sends the messages of all_reduce, the library's call: the program
@@ -188,8 +188,8 @@ def compare(algorithm, start, expected, formulas):
         if formulas:  # all_reduce has none
             pairs = zip(counted, formulas, strict=True)
             cells = [round(number) for pair in pairs for number in pair]
-        row = "{:>5}  {:>7}  {:>12}  {:>7}  {:>8}  {:>7}".format(*cells)
-        print(f"{algorithm.__name__:16}  {row}  {error:.0e}")
+        row = "{:>5} {:>7} {:>12} {:>7} {:>8} {:>7}".format(*cells)
+        print(f"{algorithm.__name__:16} {row} {error:.0e}")
     return not error < 1e-9
 
 
@@ -206,7 +206,7 @@ def run(rank, size):
     n, s = size, start.nbytes  # N and S of the formulas
     wrong = []
     if rank == 0:
-        print("                  steps  formula  a rank sends  formula  all send  formula  error")
+        print("                 steps formula a rank sends formula all send formula error")
     for algorithm, *formulas in (
         (reduce_broadcast, 2 * (n - 1), (n - 1) * s, 2 * (n - 1) * s),
         (everyone_adds, n - 1, (n - 1) * s, n * (n - 1) * s),
