@@ -52,6 +52,7 @@ def test_the_table_leaves_no_lesson_out() -> None:
         "run",
         "why",
         "site",
+        "read",
         "play",
         *EXERCISES,
     }, "which know no backend but gloo, or leave it to the script, or to who types"

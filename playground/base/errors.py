@@ -130,7 +130,10 @@ class GroupGone(RuntimeError):
         )
 
 
-LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
+LOST_PEER = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|"
+    r"Pair is not connected(?= \(.* <--> \[[\d.:a-f]+\])"
+)
 """How backends say that the process at the other end of a connection has ended."""
 UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
 """In the place of the stack of a rank that has not answered."""

@@ -110,6 +110,17 @@ class Numbers(click.ParamType[tuple[Any, ...]]):
         return tuple(self.number.convert(each, param, ctx) for each in value.split(","))
 
 
+class Count(click.types.IntParamType):
+    """A whole number that is not negative."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if number >= 0 else self.fail(f"{value} is less than 0.", param, ctx)
+
+
+COUNT = Count()
+
+
 def type_of_value(value: Value) -> click.ParamType[Any]:
     """What another value of the same constant has to be."""
     if isinstance(value, bool):
@@ -117,7 +128,7 @@ def type_of_value(value: Value) -> click.ParamType[Any]:
     if isinstance(value, tuple):
         return Numbers(click.INT if all(isinstance(each, int) for each in value) else click.FLOAT)
     if isinstance(value, int):
-        return click.IntRange(min=0) if value >= 0 else click.INT  # a count, a rank or a seed
+        return COUNT if value >= 0 else click.INT  # a count, a rank or a seed
     return click.FLOAT if isinstance(value, float) else click.STRING
 
 
