@@ -272,6 +272,21 @@ def test_a_stop_by_what_each_rank_computes_is_by_the_value_of_rank_0(name: str) 
     assert stop_of(after).status is Status.THERE
 
 
+def test_the_value_is_broadcast_before_it_is_compared_wherever_the_stop_is() -> None:
+    late = STOPS.replace("        if patience", "    if patience").replace(
+        "            break", "        break"
+    )
+    [edit] = stop_of(late).edits
+    after = plan(late, "train.py").after
+    assert after.index(edit.text) < after.index("    if val_loss < best")
+    seldom = f"    if epoch % 2:\n{textwrap.indent(CALL + COUNTS, '    ')}    if patience >= 3:\n"
+    rare = STOPS.replace(CALL + COUNTS, f"\n{seldom}        break\n")
+    [edit] = stop_of(
+        rare.replace("            if patience >= 3:\n                break\n", "")
+    ).edits
+    assert edit.text.startswith("        decided =")
+
+
 def test_what_is_no_number_is_broadcast_as_it_is() -> None:
     held = STOPS.replace("val_loss < best", "val_loss['loss'] < best")
     [edit] = stop_of(held.replace("return total", "return {'loss': total}")).edits

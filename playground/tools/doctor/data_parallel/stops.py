@@ -97,10 +97,12 @@ def is_of_number(use: ast.AST) -> bool:
 
 
 def find_end(script: Script, loop: Loop, leaves: ast.stmt, value: str) -> ast.stmt | None:
-    """The last statement before the stop that gives the value; with what it is in, unless the stop
-    is in that, too. None if a condition on the value is around both."""
-    around = {*script.text.climb(leaves)}
-    made = [each for each, _ in find_settings(loop, value) if each.lineno < leaves.lineno]
+    """The last statement that gives the value before it is read, with what it is in, unless the
+    reader is in that, too. None if a condition on the value is around both."""
+    settings = [node for node, _ in find_settings(loop, value)]
+    reader = min([leaves, *find_readers(script, loop, value)], key=lambda each: each.lineno)
+    around = {*script.text.climb(reader)}
+    made = [each for each in settings if each.lineno < reader.lineno]
     last = max(made, key=lambda each: each.lineno, default=None)
     if last is None:
         return None
@@ -111,6 +113,20 @@ def find_end(script: Script, loop: Loop, leaves: ast.stmt, value: str) -> ast.st
             return None if any(value in names_in(test) for test in tests) else last
         last = each if isinstance(each, ast.stmt) else last
     return None
+
+
+def find_readers(script: Script, loop: Loop, value: str) -> Iterator[ast.stmt]:
+    """The statements of the loop that read the value, and do not set it: conditions, and what is
+    not a part of the evaluation."""
+    settings = {node for node, _ in find_settings(loop, value)}
+    for node in ast.walk(loop):
+        if (isinstance(node, ast.If) and value in names_in(node.test)) or (
+            isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr))
+            and node not in settings
+            and value in names_in(node.value)
+            and not script.text.is_without_gradients(node)
+        ):
+            yield node
 
 
 def stands_alone(script: Script, statement: ast.stmt) -> bool:
