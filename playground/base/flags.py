@@ -37,6 +37,8 @@ class Flag:
     """Whether the field counts in bytes what the option counts in units of 2^20 bytes."""
     is_size: bool = False
     """Whether the option takes a number of bytes with or without K, M or G."""
+    is_rank: bool = False
+    """Whether the option takes the number of a rank."""
     shown_default: str = ""
     """What --help shows as the default, where that is not the field's."""
     metavar: str | None = None

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from playground.base.errors import UsageError
+
 MEGABYTE = 2**20
 ALL = "all"
 
@@ -33,6 +35,16 @@ class Size(click.ParamType[int]):
             about = "write a whole number of bytes above 0, or one with K, M or G, as 64K"
             self.fail(f"{value!r} is no size: {about}", param, ctx)
         return int(match[1]) << 10 * " KMG".index(match[2].upper() or " ")
+
+
+class Rank(click.IntRange):
+    """The number of a rank."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if param and not re.fullmatch(r"\s*[+-]?\d+\s*", text := str(value)):
+            script = f" {text}" if text.endswith(".py") else ""
+            raise UsageError(f"{param.opts[0]} needs a rank, as in {param.opts[0]} 0{script}")
+        return int(super().convert(value, param, ctx))
 
 
 class Names(click.Choice[str]):

@@ -37,6 +37,7 @@ from playground.ui.option_types import (
     FlagOrFile,
     Megabytes,
     Names,
+    Rank,
     Size,
 )
 
@@ -104,6 +105,8 @@ def type_of(flag: Flag, hint: Any) -> Any:
         return Megabytes(0, 1e6, min_open=True)
     if flag.is_size:
         return Size()
+    if flag.is_rank:
+        return Rank(0)
     if flag.choices is not None:
         return click.Choice(tuple(flag.choices), case_sensitive=False)
     if hint is int:

@@ -154,6 +154,16 @@ def test_a_rank_that_is_not_there_is_not_debugged(save: Save, run_it: Ran) -> No
     assert ran.err == "playground: debug rank 2: the ranks of this world are 0 to 1\n"
 
 
+@pytest.mark.parametrize(("word", "script"), [("train.py", " train.py"), ("all", "")])
+def test_a_debugger_needs_the_number_of_a_rank(
+    save: Save, run_it: Ran, word: str, script: str
+) -> None:
+    save(SCRIPT)
+    ran = run_it("--debug", word, "train.py")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"playground: --debug needs a rank, as in --debug 0{script}\n"
+
+
 LAUNCHED = """
 import pdb, torch, torch.distributed as dist
 from playground import launch

@@ -16,7 +16,7 @@ from widths import too_wide
 
 from playground.base.remote import ROOT
 from playground.tools.doctor.data_parallel.edits import apply_edits, show_edits
-from playground.tools.doctor.data_parallel.parts import Plan, Status
+from playground.tools.doctor.data_parallel.parts import Part, Plan, Status
 from playground.tools.doctor.data_parallel.plan import plan, plan_of_half, plan_of_text
 
 CLOSE = 1e-6
@@ -107,7 +107,8 @@ def test_the_command_says_it_line_by_line(save: Save, run_cli: Run) -> None:
         "+ ddp = DistributedDataParallel(model)",
         "+         loss = nn.functional.cross_entropy(ddp(x), y)",
         "6. logging and saving by rank 0, missing", "+     if rank == 0:",
-        "7. metrics over ranks, missing", "+     dist.all_reduce(totals)", "8. resume, not needed",
+        "7. metrics over ranks, missing", "+     dist.all_reduce(totals)", "8. stop, not needed",
+        "9. resume, not needed",
     ]  # fmt: skip
     places = [done.out.index(each) for each in order]
     assert places == sorted(places)
@@ -191,23 +192,192 @@ def notes_of(source: str, name: str) -> list[str]:
     return [*part.notes]
 
 
-def test_a_stop_by_what_each_rank_computes_is_left_to_rank_0() -> None:
-    [walks, told] = notes_of(STOPS, "metrics over ranks")
-    assert told.startswith("train.py:32 stops by val_loss, which each rank computes.")
-    assert "`stop = torch.tensor([float(patience >= 3)]); dist.broadcast(stop, 0)`" in told
-    assert walks.startswith("train.py:13 walks its samples on every rank: the result is right")
+INLINE = """
+    val_loss = 0.0
+    with torch.no_grad():
+        for x in val_loader:
+            val_loss += model(x).square().mean().item()
+    val_loss /= len(val_loader)
+"""
+OF_LOSSES = """
+    losses = []
+    with torch.no_grad():
+        for x in val_loader:
+            losses.append(model(x).square().mean().item())
+    val_loss = sum(losses) / len(losses)
+"""
+BY_WITH = """
+def evaluate(loader):
+    total = 0.0
+    with torch.no_grad():
+        for x in loader:
+            total += model(x).sum().item()
+    return total
+"""
+WEIGHTS = """
+    with torch.no_grad():
+        val_loss = model[0].weight.norm()
+"""
+EVALUATE = STOPS[STOPS.index("@torch") : STOPS.index("best, patience")]
+CALL = "\n    val_loss = evaluate(val_loader)\n"
+COUNTS = STOPS[STOPS.index("    if val_loss < best") :]
+STOPPER = """
+class Stopper:
+    def __init__(self):
+        self.best, self.bad, self.stops = 1e9, 0, False
+    def step(self, value):
+        self.bad = 0 if value < self.best else self.bad + 1
+        self.best, self.stops = min(value, self.best), self.bad >= 3
+stopper = Stopper()
+"""
+BY_STOPPER = """    print(f"{val_loss:.4f}")
+    stopper.step(val_loss)
+    if stopper.stops:
+        break
+"""
+STOPPING = {
+    "a function with a decorator": STOPS,
+    "a function with a block": STOPS.replace(EVALUATE, BY_WITH),
+    "inline": STOPS.replace(CALL, INLINE),
+    "a list of losses": STOPS.replace(CALL, OF_LOSSES),
+    "at once": STOPS.replace(COUNTS, "    if val_loss > best:\n        break\n"),
+    "a class": STOPS.replace(COUNTS, BY_STOPPER).replace("best, pat", f"{STOPPER}best, pat"),
+}
+
+
+def stop_of(source: str) -> Part:
+    [part] = [each for each in plan(source, "train.py").parts if each.name == "stop"]
+    return part
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_a_stop_by_what_each_rank_computes_is_by_the_value_of_rank_0(name: str) -> None:
+    part = stop_of(STOPPING[name])
+    [line] = [
+        at for at, text in enumerate(STOPPING[name].splitlines(), 1) if text.strip() == "break"
+    ]
+    assert part.saw == (
+        f"train.py:{line} leaves the loop by val_loss, which may differ between ranks: one would "
+        "stop alone, and the others wait forever. Broadcast it from rank 0 first"
+    )
+    [edit] = part.edits
+    assert edit.text == (
+        "    decided = torch.tensor([val_loss])\n"
+        "    dist.broadcast(decided, 0)\n"
+        "    val_loss = decided.item()\n"
+    )
+    after = plan(STOPPING[name], "train.py").after
+    stop = next(each for each in ("    if val_loss", "    stopper.step") if each in after)
+    assert after.index("model(x).s") < after.index(edit.text) < after.index(stop)
+    assert stop_of(after).status is Status.THERE
+
+
+def test_the_value_is_broadcast_before_it_is_compared_wherever_the_stop_is() -> None:
+    late = STOPS.replace("        if patience", "    if patience").replace(
+        "            break", "        break"
+    )
+    [edit] = stop_of(late).edits
+    after = plan(late, "train.py").after
+    assert after.index(edit.text) < after.index("    if val_loss < best")
+    seldom = f"    if epoch % 2:\n{textwrap.indent(CALL + COUNTS, '    ')}    if patience >= 3:\n"
+    rare = STOPS.replace(CALL + COUNTS, f"\n{seldom}        break\n")
+    [edit] = stop_of(
+        rare.replace("            if patience >= 3:\n                break\n", "")
+    ).edits
+    assert edit.text.startswith("        decided =")
+
+
+def test_what_is_no_number_is_broadcast_as_it_is() -> None:
+    held = STOPS.replace("val_loss < best", "val_loss['loss'] < best")
+    [edit] = stop_of(held.replace("return total", "return {'loss': total}")).edits
+    assert "    decided = [val_loss]\n    dist.broadcast_object_list(decided, 0)\n" in edit.text
+    tensors = STOPS.replace("val_loss < best", "val_loss.item() < best").replace(".item()\n", "\n")
+    [edit] = stop_of(tensors).edits
+    assert edit.text == "    val_loss = val_loss.clone()\n    dist.broadcast(val_loss, 0)\n"
+
+
+def test_lines_that_have_no_place_are_noted() -> None:
+    part = stop_of(STOPS.replace("= evaluate(val_loader)", "= evaluate(val_loader); print()"))
+    assert part.status is Status.MISSING
+    assert not part.edits
+    assert part.notes == [
+        "before it is compared, on all ranks: `decided = torch.tensor([val_loss]); "
+        "dist.broadcast(decided, 0); val_loss = decided.item()`"
+    ]
+
+
+def test_a_stop_that_all_ranks_make_is_left_as_it_is() -> None:
     for right in (
-        STOPS.replace("patience >= 3", "epoch >= 3"),
-        STOPS.replace("patience += 1", "patience += 1\n        dist.broadcast(stop, 0)"),
+        STOPS.replace("patience >= 3", "epoch >= 3").replace("else:", "if epoch:"),
         STOPS.replace("val_loss = evaluate(val_loader)", "val_loss = running"),  # which is averaged
         STOPS.replace("            break", "            print()"),
+        STOPS.replace(COUNTS, "    if len(data) < 3:\n        break\n"),
+        STOPS.replace(CALL, WEIGHTS),
     ):
-        assert not any("stops by" in note for note in notes_of(right, "metrics over ranks")), right
+        assert stop_of(right).status is Status.NOT_NEEDED, right
+    told = STOPS.replace("patience += 1", "patience += 1\n        dist.broadcast(stop, 0)")
+    assert stop_of(told).status is Status.THERE
+
+
+EARLY = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+x = torch.randn(400, 8)
+y = (x @ torch.randn(8, 4) + torch.randn(400, 4)).argmax(1)
+train_loader = DataLoader(TensorDataset(x[:320], y[:320]), batch_size=32, shuffle=True)
+val_set = TensorDataset(x[320:], y[320:])
+val_loader = DataLoader(val_set, batch_size=40)
+model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)).to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=5e-2)
+best, bad = float("inf"), 0
+for epoch in range(40):
+    model.train()
+    for xb, yb in train_loader:
+        xb, yb = xb.to(device), yb.to(device)
+        optimizer.zero_grad()
+        F.cross_entropy(model(xb), yb).backward()
+        optimizer.step()
+    model.eval()
+    val_loss = 0.0
+    with torch.no_grad():
+        for xb, yb in val_loader:
+            xb, yb = xb.to(device), yb.to(device)
+            val_loss += F.cross_entropy(model(xb), yb, reduction="sum").item()
+    val_loss /= len(val_set)
+    if val_loss < best:
+        best, bad = val_loss, 0
+    else:
+        bad += 1
+        if bad > 1:
+            print("early stop")
+            break
+"""
+
+
+def test_ranks_with_statistics_of_their_own_stop_together(save: Save, run_it: Ran) -> None:
+    part = stop_of(EARLY)
+    assert "train.py:37 leaves the loop by val_loss, which differs between ranks" in part.saw
+    after = plan(EARLY, "train.py").after
+    counted = after.replace('print("early stop")', 'print("early stop", epoch)')
+    shown = counted.replace(
+        "    if val_loss < best:", "    print(rank, epoch)\n    if val_loss < best:"
+    )
+    save(shown)
+    done = run_it("train.py")
+    assert done.code == 0, done.err
+    epochs = [[line for line in done.out.splitlines() if line.startswith(rank)] for rank in "01"]
+    assert len(epochs[0]) == len(epochs[1]) < 40
+    assert done.out.count("early stop") == 1
 
 
 def test_what_a_model_has_of_its_own_on_each_rank_is_noted() -> None:
     norms = STOPS.replace("nn.Dropout(0.1)", "nn.BatchNorm1d(4)")
-    walks, _ = notes_of(norms, "metrics over ranks")
+    [walks] = notes_of(norms, "metrics over ranks")
     assert "the results differ a little: each rank has BatchNorm statistics of its own" in walks
     [masks] = notes_of(STOPS, "model")
     assert masks.startswith("train.py:8: with one seed on all ranks (train.py:5), dropout draws")

@@ -20,9 +20,11 @@ from widths import too_wide
 
 from playground.base.errors import UsageError
 from playground.base.process_status import process_status
+from playground.explain.hang.states import Doing, RankState
 from playground.tools.doctor.checks import ERROR, WARNING, Fault, Undecided, run_checks
 from playground.tools.doctor.looked_at import LookedAt, say_looks
-from playground.tools.doctor.script import CHECKS, ScriptFacts, examine
+from playground.tools.doctor.script import CHECKS, ScriptFacts, describe, examine, summarize
+from playground.tools.doctor.script_run import have_finished, tell_places
 from playground.tools.doctor.set_order import sets_walked
 from playground.world.backends import LEAVE_OUT
 
@@ -264,6 +266,22 @@ def test_a_script_that_runs_on_is_stopped_with_what_it_has_started(
     deadline = time.monotonic() + ENOUGH
     while any(is_running(int((outside / str(rank)).read_text())) for rank in range(2)):
         assert time.monotonic() < deadline
+
+
+def test_ranks_that_had_finished_were_not_stopped(tmp_path: Path) -> None:
+    script, _ = find_in(tmp_path, HEAD + "dist.barrier()")
+    [run, _] = script.runs
+    assert not run.had_finished
+    ended, left = RankState(rank=0, doing=Doing.FINISHED), RankState(rank=1, doing=Doing.IN_PROGRAM)
+    for last, words in (([ended, ended], "ended as"), ([ended, left], "stopped when")):
+        late = replace(
+            run, has_returned=False, stands=tell_places(last), had_finished=have_finished(last)
+        )
+        facts = replace(script, runs=[late])
+        assert summarize(facts).startswith(f"2 ranks {words} their time was up, in copies of")
+        [*_, where] = describe(facts)
+        when = "as their time was up" if last[1] is ended else "when they were stopped"
+        assert where == f"  2 ranks {when}: {tell_places(last)}"
 
 
 WRITES = """

@@ -98,12 +98,20 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     return script
 
 
+def tell_end(run: ScriptRun) -> str:
+    """How a run ended."""
+    if run.has_returned:
+        return "returned"
+    if run.has_failed:
+        return "failed"
+    return "ended as their time was up" if run.had_finished else "stopped when their time was up"
+
+
 def summarize(script: ScriptFacts) -> str:
     """How the runs ended, in a few words."""
     text = ""
     for run in script.runs:
-        otherwise = "failed" if run.has_failed else "stopped when their time was up"
-        text += f"{run.size} ranks {'returned' if run.has_returned else otherwise}, "
+        text += f"{run.size} ranks {tell_end(run)}, "
     return f"{text}in copies of its folder in {script.folder}, removed by now"
 
 
@@ -112,7 +120,8 @@ def describe(script: ScriptFacts) -> Iterator[str]:
     yield from say_looks([run.looked_at for run in script.runs])
     for run in script.runs:
         if run.stands:
-            yield f"  {run.size} ranks when they were stopped: {run.stands}"
+            when = "as their time was up" if run.had_finished else "when they were stopped"
+            yield f"  {run.size} ranks {when}: {run.stands}"
 
 
 def check_agreement(script: ScriptFacts) -> Iterator[Fault]:

@@ -74,6 +74,8 @@ class ScriptRun:
     looked_at: LookedAt
     stands: str = ""
     """Where the ranks were when their time was up; empty if the run has ended by itself."""
+    had_finished: bool = False
+    """Whether all ranks had come to the end of the script when their time was up."""
 
     @property
     def has_failed(self) -> bool:
@@ -218,6 +220,7 @@ def run_script(plan: RunPlan) -> tuple[ScriptRun, Sequence[RankState]]:
         failure=explain_end(failed, states) if failed else "",
         mistakes=find_mistakes(facts),
         stands=tell_places(watch.last) if is_stopped else "",
+        had_finished=have_finished(watch.last),
         looked_at=describe_looks(
             facts,
             plan.size,
@@ -259,6 +262,11 @@ def look_at_the_end(views: Sequence[View]) -> tuple[list[RankState], bool]:
         replace(state, line=view.ask_for_line()) if state.doing == Doing.IN_PROGRAM else state
         for state, view in zip(states, views, strict=True)
     ], were_still
+
+
+def have_finished(states: Sequence[RankState]) -> bool:
+    """Whether there are ranks, and all have come to the end of the script."""
+    return bool(states) and all(state.doing == Doing.FINISHED for state in states)
 
 
 def tell_places(states: Sequence[RankState]) -> str:

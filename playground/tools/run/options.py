@@ -62,6 +62,7 @@ class ProgramOptions:
         "however long; they pass theirs by.",
         metavar="RANK",
         least=0,
+        is_rank=True,
     )
     output: str | Path = EVERY_RANK
     """The value of `LaunchConfig.output`."""

@@ -14,5 +14,5 @@ has to do, and nothing is changed. Begin with `plan`.
     batches  shares of batches that no plain DataLoader makes
     model    the wrapper
     results  what one rank prints and saves, what ranks add up, what they read
-    stops    a training that stops by a value which each rank computes
+    stops    a stop of the training by a value which each rank computes
 """

@@ -17,6 +17,7 @@ from playground.tools.doctor.data_parallel.results import (
 )
 from playground.tools.doctor.data_parallel.script import FIRST, Script
 from playground.tools.doctor.data_parallel.start import find_device, find_start
+from playground.tools.doctor.data_parallel.stops import find_stop
 from playground.tools.doctor.data_parallel.text import TrainingText
 
 DISTRIBUTED = re.compile(
@@ -43,7 +44,7 @@ def plan(source: str, name: str) -> Plan:
     script = Script(TrainingText(source), name)
     parts = [find_device(script), find_sampler(script), find_set_epoch(script), find_model(script)]
     metrics = find_metrics(script)  # which tells where all ranks meet
-    parts += [find_first_rank(script), metrics, find_resume(script)]
+    parts += [find_first_rank(script), metrics, find_stop(script), find_resume(script)]
     return Plan(source, [find_start(script, parts), *parts])
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from playground.tools.doctor.data_parallel.edits import (
     Edit,
@@ -17,8 +18,7 @@ from playground.tools.doctor.data_parallel.edits import (
 from playground.tools.doctor.data_parallel.model import NORMS
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import Script
-from playground.tools.doctor.data_parallel.stops import note_stop
-from playground.tools.doctor.data_parallel.text import Function, find_results
+from playground.tools.doctor.data_parallel.text import Function, Loop, find_results
 
 SHARING = "all_reduce", "reduce", "all_gather", "all_gather_object"
 """Calls by which ranks add up metrics, most often."""
@@ -163,24 +163,20 @@ def find_metrics(script: Script) -> Part:
     if script.training.functions:
         script.collective.add(id(function))
     function = text.function_of(script.loop)
-    sums = [*find_sums(script, script.loop)]
+    totals = find_totals(script)
     notes = [
         f"{script.at(each)}: what this prints within the loop is of rank 0's samples"
         for each in ast.walk(script.loop)
         if isinstance(each, ast.stmt) and script.is_log(each)
     ][:1]
     notes += note_validation(script)
-    lists = [*find_lists(script, script.loop)]
-    loss = "" if lists else loss_after(script, script.loop)
-    reduced = [*lists, *(each for each, _ in sums), *([loss] if loss and not sums else [])]
-    notes += note_stop(script, reduced, tell_device(script, script.loop))
-    if not (sums or lists or loss):
+    if not totals.names:
         saw = "the loop adds up nothing that is used after it"
         return Part(name, Status.NOT_NEEDED, saw, notes=notes)
-    lines = reduce_sums(script, script.loop, sums, lists, loss)
+    lines = reduce_sums(script, script.loop, totals.sums, totals.lists, totals.loss)
     if function:
         script.collective.add(id(function))
-    what = ", ".join([*lists, *(each for each, _ in sums)]) or loss
+    what = ", ".join(totals.names)
     return Part(
         name,
         Status.MISSING,
@@ -188,6 +184,32 @@ def find_metrics(script: Script) -> Part:
         [add_after(script.loop, script.indent_of(script.loop), *lines)],
         notes,
     )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a loop over batches makes of them, and is used after it."""
+
+    sums: Sequence[tuple[str, bool]] = ()
+    """Each with whether it is a mean per batch."""
+    lists: Sequence[str] = ()
+    loss: str = ""
+    """The last loss; empty if there are lists, or it is not used."""
+
+    @property
+    def names(self) -> list[str]:
+        """Those whose values become the same on all ranks."""
+        last = [self.loss] if self.loss and not self.sums else []
+        return [*self.lists, *(each for each, _ in self.sums), *last]
+
+
+def find_totals(script: Script) -> Totals:
+    """What the training makes of its batches."""
+    if not script.loop or not script.training:
+        return Totals()
+    lists = [*find_lists(script, script.loop)]
+    loss = "" if lists else loss_after(script, script.loop)
+    return Totals([*find_sums(script, script.loop)], lists, loss)
 
 
 def find_sharing(script: Script) -> list[ast.Call]:
@@ -329,12 +351,12 @@ def loss_after(script: Script, loop: ast.For) -> str:
     return owner.id if script.is_used_after(owner.id, loop) else ""
 
 
-def tell_device(script: Script, loop: ast.For) -> str:
+def tell_device(script: Script, loop: Loop) -> str:
     """The argument that puts a tensor on the script's device; empty if there is none."""
     return f", device={device}" if (device := device_in(script, loop)) else ""
 
 
-def device_in(script: Script, loop: ast.For) -> str:
+def device_in(script: Script, loop: Loop) -> str:
     """The device on which ranks add up: that of the script, if it has a name there."""
     text = script.text
     function = text.function_of(loop)

@@ -1,40 +1,139 @@
-"""Where a training stops by a value that each rank computes: ranks whose values differ leave the
-loop apart, and those that stay wait for them. Does not import torch."""
+"""The part of the stop: a training that stops by a value that each rank computes. Ranks whose
+values differ leave the loop apart, and those that stay wait for them. Does not import torch."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
+from playground.tools.doctor.data_parallel.edits import Edit, add_after
+from playground.tools.doctor.data_parallel.model import NORMS
+from playground.tools.doctor.data_parallel.parts import Part, Status
+from playground.tools.doctor.data_parallel.results import (
+    find_evaluation_apart,
+    find_totals,
+    tell_device,
+)
 from playground.tools.doctor.data_parallel.script import FIRST, Script
 from playground.tools.doctor.data_parallel.text import Function, Loop
 
-AGREE = ("all_reduce", "reduce", "all_gather", "all_gather_object", "broadcast", "gather")
+AGREE = ("all_reduce", "reduce", "all_gather", "all_gather_object", "broadcast",
+         "broadcast_object_list", "gather")  # fmt: skip
 """Calls after which ranks may have one value."""
+NOT_MEASURED = {"cuda", "len", "size", "to"}
+"""Calls whose results are the same on all ranks, or are data."""
+OF_TENSORS = {"cpu", "detach", "item", "numpy", "tolist"}
 
 
-def note_stop(script: Script, reduced: Collection[str], where: str) -> list[str]:
-    """What is said of the first stop of the loop over epochs. `reduced`: names whose values become
-    the same on all ranks; `where`: how a tensor is told its device."""
+def find_stop(script: Script) -> Part:
+    """The first stop of the loop over epochs: it has to be by a value that all ranks share."""
+    name = "stop"
     loop = script.training and script.training.epochs
-    if not loop or script.text.find_calls(*AGREE):
-        return []
-    for leaves in find_exits(script, loop):
-        tests = [each for each in script.text.climb(leaves) if isinstance(each, ast.If)]
-        tests = [each for each in tests if is_inside(script, each, loop)]
-        if not tests or leaves not in tests[0].body or any(map(is_of_rank, tests)):
+    for leaves in find_exits(script, loop) if loop else ():
+        assert loop
+        tests = [
+            each
+            for each in script.text.climb(leaves)
+            if isinstance(each, ast.If) and is_inside(script, each, loop)
+        ]
+        if any(map(is_of_rank, tests)):
             continue
-        names = names_in(tests[0].test)  # which rank 0 can test at the end of an epoch
-        if value := find_measured(script, loop, names - {*reduced}, {*reduced}):
-            stop = script.text.fresh("stop")
-            test = script.text.code(tests[0].test)
-            return [
-                f"{script.at(leaves)} stops by {value}, which each rank computes. Let rank 0 "
-                "decide, at the end of each epoch, on all ranks: "
-                f"`{stop} = torch.tensor([float({test})]{where}); "
-                f"{script.dist}.broadcast({stop}, 0)`, then `if {stop}.item(): break`"
-            ]
-    return []
+        names = set[str]().union(*(names_in(each.test) for each in tests))
+        reduced = {*find_totals(script).names}
+        values = find_measured(script, loop, names - reduced, reduced)
+        if not values or find_evaluation_apart(script):  # whose sums are of all ranks then
+            continue
+        if shared := script.text.find_calls(*AGREE):
+            return Part(name, Status.THERE, f"{script.at(shared[0])} brings ranks together")
+        return share(script, loop, leaves, values)
+    return Part(name, Status.NOT_NEEDED, "no stop by what each rank measures is seen")
+
+
+def share(script: Script, loop: Loop, leaves: ast.stmt, values: Sequence[str]) -> Part:
+    """The part of a script that leaves the loop by these values."""
+    norms = script.text.find_calls(*NORMS)
+    differs = norms and not script.text.find_calls("convert_sync_batchnorm")
+    verb = ("" if differs else "may ") + ("differs" if differs and len(values) == 1 else "differ")
+    saw = (
+        f"{script.at(leaves)} leaves the loop by {' and '.join(values)}, which {verb} between "
+        "ranks: one would stop alone, and the others wait forever. Broadcast "
+        f"{'it' if len(values) == 1 else 'them'} from rank 0 first"
+    )
+    edits, notes = list[Edit](), list[str]()
+    for each in values:
+        made = find_end(script, loop, leaves, each)
+        lines = lines_to_share(script, loop, each)
+        if made and stands_alone(script, made):
+            edits.append(add_after(made, script.indent_of(made), *lines))
+        else:
+            notes.append(f"before it is compared, on all ranks: `{'; '.join(lines)}`")
+    return Part("stop", Status.MISSING, saw, edits, notes)
+
+
+def lines_to_share(script: Script, loop: Loop, value: str) -> list[str]:
+    """The lines that give all ranks the value of rank 0."""
+    uses = [script.text.parents[node] for node in ast.walk(loop) if ast.unparse(node) == value]
+    if any(isinstance(each, ast.Attribute) and each.attr in OF_TENSORS for each in uses):
+        return [f"{value} = {value}.clone()", f"{script.dist}.broadcast({value}, 0)"]
+    decided = script.text.fresh("decided")
+    if any(map(is_of_number, uses)):
+        return [
+            f"{decided} = torch.tensor([{value}]{tell_device(script, loop)})",
+            f"{script.dist}.broadcast({decided}, 0)",
+            f"{value} = {decided}.item()",
+        ]
+    return [
+        f"{decided} = [{value}]",
+        f"{script.dist}.broadcast_object_list({decided}, 0)",
+        f"{value} = {decided}[0]",
+    ]
+
+
+def is_of_number(use: ast.AST) -> bool:
+    """Whether what is used so is a number: it is compared, divided, or shown with its digits."""
+    is_divided = isinstance(use, (ast.BinOp, ast.AugAssign)) and isinstance(use.op, ast.Div)
+    is_shown = isinstance(use, ast.FormattedValue) and use.format_spec is not None
+    return isinstance(use, ast.Compare) or is_divided or is_shown
+
+
+def find_end(script: Script, loop: Loop, leaves: ast.stmt, value: str) -> ast.stmt | None:
+    """The last statement that gives the value before it is read, with what it is in, unless the
+    reader is in that, too. None if a condition on the value is around both."""
+    settings = [node for node, _ in find_settings(loop, value)]
+    reader = min([leaves, *find_readers(script, loop, value)], key=lambda each: each.lineno)
+    around = {*script.text.climb(reader)}
+    made = [each for each in settings if each.lineno < reader.lineno]
+    last = max(made, key=lambda each: each.lineno, default=None)
+    if last is None:
+        return None
+    for each in script.text.climb(last):
+        if each in around:
+            both = [each, *script.text.climb(each)]
+            tests = [one.test for one in both if isinstance(one, ast.If)]
+            return None if any(value in names_in(test) for test in tests) else last
+        last = each if isinstance(each, ast.stmt) else last
+    return None
+
+
+def find_readers(script: Script, loop: Loop, value: str) -> Iterator[ast.stmt]:
+    """The statements of the loop that read the value, and do not set it: conditions, and what is
+    not a part of the evaluation."""
+    settings = {node for node, _ in find_settings(loop, value)}
+    for node in ast.walk(loop):
+        if (isinstance(node, ast.If) and value in names_in(node.test)) or (
+            isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr))
+            and node not in settings
+            and value in names_in(node.value)
+            and not script.text.is_without_gradients(node)
+        ):
+            yield node
+
+
+def stands_alone(script: Script, statement: ast.stmt) -> bool:
+    """Whether no other statement is on its lines."""
+    end = script.text.lines[(statement.end_lineno or 0) - 1].encode()[statement.end_col_offset :]
+    is_last = not end.strip() or end.strip().startswith(b"#")
+    return is_last and len(script.indent_of(statement).encode()) == statement.col_offset
 
 
 def find_exits(script: Script, loop: Loop) -> Iterator[ast.stmt]:
@@ -48,7 +147,7 @@ def find_exits(script: Script, loop: Loop) -> Iterator[ast.stmt]:
                 yield node
 
 
-def is_inside(script: Script, node: ast.AST, loop: Loop) -> bool:
+def is_inside(script: Script, node: ast.AST, loop: Loop | None) -> bool:
     return any(each is loop for each in script.text.climb(node))
 
 
@@ -57,34 +156,84 @@ def is_of_rank(test: ast.If) -> bool:
 
 
 def names_in(expression: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+    """The names in it, and the attributes of `self`."""
+    found = set[str]()
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Name) and node.id != "self":
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+            found.add(ast.unparse(node))
+    return found
 
 
-def find_measured(script: Script, loop: Loop, names: set[str], known: set[str]) -> str:
-    """The name of a result of an evaluation in the loop that these names depend on: by their
-    values, or by the conditions under which they get them. Empty if there is none."""
-    left = sorted(names)
-    seen = known | names
-    for name in left:
-        for node in ast.walk(loop):
-            if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) or not node.value:
-                continue
+def find_settings(loop: Loop, name: str) -> Iterator[tuple[ast.stmt, ast.expr]]:
+    """The statements of the loop that give a name its value, or call a method of it or itself with
+    arguments, `losses.append(loss)`; and that value, or call."""
+    for node in ast.walk(loop):
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.value:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if name not in {one for each in targets for one in names_in(each)}:
-                continue
-            if is_evaluation(script, node.value):
-                return name
+            if any(name in names_in(each) for each in targets):
+                yield node, node.value
+        elif (
+            isinstance(node, ast.Expr)
+            and isinstance(call := node.value, ast.Call)
+            and name in names_in(call.func)
+            and (call.args or call.keywords)
+        ):
+            yield node, call
+
+
+def find_measured(script: Script, loop: Loop, names: set[str], known: Collection[str]) -> list[str]:
+    """The names of results of an evaluation in the loop that these names depend on: by their
+    values, or by the conditions under which they get them."""
+    left, found = sorted(names), list[str]()
+    seen = {*known, *names}
+    for name in left:
+        settings = [*find_settings(loop, name)]
+        if any(is_measured(script, loop, *each) for each in settings):
+            found.append(name)
+            continue
+        for node, value in settings:
             ifs = [each for each in script.text.climb(node) if isinstance(each, ast.If)]
             tests = (names_in(each.test) for each in ifs if is_inside(script, each, loop))
-            new = names_in(node.value).union(*tests) - seen
+            new = names_in(value).union(*tests) - seen
             seen |= new
             left += sorted(new)
-    return ""
+    return found
+
+
+def is_measured(script: Script, loop: Loop, node: ast.stmt, value: ast.expr) -> bool:
+    """Whether a statement sets a result of an evaluation: of the script's own function that
+    computes without gradients, of a loop without gradients around it, or of what that filled."""
+    if is_evaluation(script, value) or is_of_evaluation(script, node, value):
+        return True
+    return isinstance(node, ast.Assign) and any(
+        isinstance(one, ast.Expr) and is_of_evaluation(script, one, call)
+        for name in names_in(value)
+        for one, call in find_settings(loop, name)
+    )
+
+
+def is_of_evaluation(script: Script, node: ast.stmt, value: ast.expr) -> bool:
+    """Whether a statement without gradients, beside a call of a model, computes something."""
+    text = script.text
+    called = {text.called(each) for each in ast.walk(value) if isinstance(each, ast.Call)}
+    if not called - NOT_MEASURED or is_inside(script, node, script.loop):
+        return False
+    around = [node, *text.climb(node)]
+    blocks = [each for each in around if isinstance(each, (ast.With, ast.For))]
+    return text.is_without_gradients(node) and any(
+        isinstance(each, ast.Call) and text.key_of(each.func) and text.makers(each.func)
+        for block in blocks
+        if text.is_without_gradients(block.body[0])
+        for each in ast.walk(block)
+    )
 
 
 def is_evaluation(script: Script, value: ast.expr) -> bool:
-    """Whether it is a result of the script's own function that computes without gradients."""
+    """Whether it is a result of the script's own function that computes without gradients, and is
+    none of the training."""
     function = script.text.resolve(value) if isinstance(value, ast.Call) else None
-    return function is not None and any(
-        script.text.is_without_gradients(node) for node in ast.walk(function)
-    )
+    if function is None or (script.training and function in script.training.functions):
+        return False
+    return any(script.text.is_without_gradients(node) for node in ast.walk(function))
