@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 
 import click
 
@@ -17,6 +18,7 @@ from playground.base.process_status import process_status
 from playground.base.untrusted import printable
 from playground.explain.hang import UNASKED, Doing, RankState, diagnosis
 from playground.explain.hang.box import View, find_boxes, is_box
+from playground.explain.hang.wording import WIDTH
 from playground.tools import TOOLS
 from playground.tools.why.family import list_family
 from playground.tools.why.unrecorded import BETWEEN_LOOKS, describe_unrecorded
@@ -184,7 +186,8 @@ def command(session: Session, pid: int | None) -> None:
 
 def tell_whole(ranks: Sequence[RankState], boxes: Sequence[View]) -> str:
     """Whose ranks these are, who waits for whom, and what tells more."""
-    return "\n".join((describe_launcher(boxes), tell_world(ranks), *tell_more(ranks, boxes)))
+    whose = fill(describe_launcher(boxes), WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join((whose, tell_world(ranks), *tell_more(ranks, boxes)))
 
 
 def tell_shortly(ranks: Sequence[RankState], boxes: Sequence[View]) -> str:
