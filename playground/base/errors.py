@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from playground.base.ranks import name_ranks
+from playground.base.ranks import group_alike, name_ranks
 
 if TYPE_CHECKING:
     from playground.explain.hang.wording import Diagnosis
@@ -118,18 +118,6 @@ class Preempted(PlaygroundError):
 
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 """How backends say that an operation took too long."""
-
-
-class GroupGone(RuntimeError):
-    """A process group is used after the world in which it was made."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this group is gone since the ranks formed their world anew: make it again with "
-            "new_group, and wrap models in DistributedDataParallel again"
-        )
-
-
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|"
     r"Pair is not connected(?= \(.* <--> \[[\d.:a-f]+\])"
@@ -178,6 +166,16 @@ class Deadlock(RankTimeout):
         return str(self.diagnosis)
 
 
+class GroupGone(RuntimeError):
+    """A process group is used after the world in which it was made."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this group is gone since the ranks formed their world anew: make it again with "
+            "new_group, and wrap models in DistributedDataParallel again"
+        )
+
+
 def join_paragraphs(*parts: object) -> str:
     """Those that are not empty, one below the other."""
     return "\n".join(str(part) for part in parts if part)
@@ -185,20 +183,16 @@ def join_paragraphs(*parts: object) -> str:
 
 def format_outcomes(outcomes: dict[int, str]) -> str:
     """What became of the ranks: a line for each outcome."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, outcome in sorted(outcomes.items()):
-        ranks_of.setdefault(outcome, []).append(rank)
-    return "\n".join(f"{name_ranks(ranks)} {outcome}" for outcome, ranks in ranks_of.items())
+    alike = group_alike(outcomes)
+    return "\n".join(f"{name_ranks(ranks)} {outcome}" for outcome, ranks in alike.items())
 
 
 def format_stacks(stacks: dict[int, str]) -> str:
     """Where the ranks stand: a paragraph for each place."""
-    ranks_at: dict[str, list[int]] = {}
-    for rank, stack in stacks.items():
-        ranks_at.setdefault(stack.rstrip(), []).append(rank)
+    alike = group_alike({rank: stack.rstrip() for rank, stack in stacks.items()})
     return "\n".join(
         f"{name_ranks(ranks)} {'stand' if ranks[1:] else 'stands'} at:\n{stack}"
-        for stack, ranks in ranks_at.items()
+        for stack, ranks in alike.items()
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T", bound=Hashable)
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -14,6 +17,14 @@ def format_ranks(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def group_alike(things: Mapping[int, T]) -> dict[T, list[int]]:
+    """The ranks of each thing, from the lowest rank on."""
+    ranks: dict[T, list[int]] = {}
+    for rank, thing in sorted(things.items(), key=lambda item: item[0]):
+        ranks.setdefault(thing, []).append(rank)
+    return ranks
 
 
 def name_ranks(ranks: Collection[int]) -> str:

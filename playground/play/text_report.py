@@ -9,7 +9,7 @@ from dataclasses import replace
 from html import escape
 from math import prod
 
-from playground.base.ranks import format_ranks, name_ranks
+from playground.base.ranks import format_ranks, group_alike, name_ranks
 from playground.explain.hang import MAKE_DDP, Doing, Kind, Operation
 from playground.explain.hang.wait_graph import find_width
 from playground.explain.hang.wording import WIDTH, Diagnosis
@@ -45,7 +45,7 @@ def describe_values(run: Run, size: int) -> Iterator[str]:
     """Lines on what each rank returned."""
     values = {rank: one.value for rank, one in run.outcomes.items() if one.value is not None}
     width = len(label(range(size))) + 1
-    texts = alike({rank: str(value) for rank, value in values.items()})
+    texts = group_alike({rank: str(value) for rank, value in values.items()})
     most = MOST_LINES if len(texts) == 1 else MOST_OF_SEVERAL
     shown = {rank: cut(text, ranks[0], most) for text, ranks in texts.items() for rank in ranks}
     yield from by_rank(shown, width)
@@ -56,7 +56,7 @@ def values_in_html(run: Run) -> str:
     if not any(one.html for one in run.outcomes.values()):
         return ""
     values = {rank: one for rank, one in run.outcomes.items() if one.html or one.value is not None}
-    texts = alike({rank: one.html or str(one.value) for rank, one in values.items()})
+    texts = group_alike({rank: one.html or str(one.value) for rank, one in values.items()})
     plain = {text: escape(cut(text, ranks[0], MOST_LINES)) for text, ranks in texts.items()}
     parts = (
         f'<figure style="margin:0"><figcaption>{label(ranks)}</figcaption>'
@@ -97,18 +97,10 @@ def describe_end(run: Run, size: int) -> Iterator[str]:
 
 def by_rank(texts: Mapping[int, str], width: int) -> Iterator[str]:
     """Each text once, behind the ranks that it is from."""
-    for text, ranks in alike(texts).items():
+    for text, ranks in group_alike(texts).items():
         first, *rest = text.split("\n")
         yield label(ranks).ljust(width - 1) + f" {first}"
         yield from (f"{'':{width}}{line}" for line in rest)
-
-
-def alike(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks of each text."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in sorted(texts.items()):
-        ranks.setdefault(text, []).append(rank)
-    return ranks
 
 
 def cut(text: str, rank: int, most: int) -> str:
@@ -121,16 +113,9 @@ def leave_out_idle(found: Diagnosis, on: Collection[int]) -> Diagnosis:
     """The diagnosis of a cell whose ranks are `on`, where they wait for others."""
     if found.kind != Kind.ENDED or not {*found.culprits}.isdisjoint(on):
         return found
-    those = f"(%on {','.join(map(str, sorted(on)))})"
-    sentence = " ".join(found.sentence.split())
-    sentence = re.sub(r"have finished( \(.*?\))?", f"do not run this cell {those}", sentence)
-    sentence = re.sub(r"has finished( \(.*?\))?", f"does not run this cell {those}", sentence)
-    return replace(
-        found,
-        sentence=sentence,
-        table=found.table.replace(Doing.FINISHED, "idle".ljust(len(Doing.FINISHED))),
-        cure="run the cell on the ranks that have to meet: %on all",
-    )
+    rest = f"not run this cell (%on {','.join(map(str, sorted(on)))})"
+    told = {"has": f"does {rest}", "have": f"do {rest}"}
+    return tell_anew(found, told, "idle", "run the cell on the ranks that have to meet: %on all")
 
 
 def tell_raised(found: Diagnosis, raised: Collection[int]) -> Diagnosis:
@@ -138,14 +123,20 @@ def tell_raised(found: Diagnosis, raised: Collection[int]) -> Diagnosis:
     alone."""
     if found.kind != Kind.ENDED or not {*found.culprits} <= {*raised}:
         return found
-    sentence = " ".join(found.sentence.split())
+    told = {verb: f"{verb} raised an error" for verb in ("has", "have")}
     ranks = name_ranks(found.culprits)
-    return replace(
-        found,
-        sentence=re.sub(r"(ha(s|ve)) finished( \(.*?\))?", r"\1 raised an error", sentence),
-        table=found.table.replace(Doing.FINISHED, "raised".ljust(len(Doing.FINISHED))),
-        cure=f"mend the error of {ranks}, above: the others wait for {ranks}",
-    )
+    cure = f"mend the error of {ranks}, above: the others wait for {ranks}"
+    return tell_anew(found, told, "raised", cure)
+
+
+def tell_anew(found: Diagnosis, told: Mapping[str, str], does: str, cure: str) -> Diagnosis:
+    """The diagnosis with other words where it says that ranks have finished: in the sentence, by
+    its verb, and in the table; and with another cure."""
+    sentence = " ".join(found.sentence.split())
+    for verb, words in told.items():
+        sentence = re.sub(rf"\b{verb} finished( \(.*?\))?", words, sentence)
+    table = found.table.replace(Doing.FINISHED, does.ljust(len(Doing.FINISHED)))
+    return replace(found, sentence=sentence, table=table, cure=cure)
 
 
 def explain(found: Diagnosis, head: str) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -124,36 +125,11 @@ def missing_wait(rank: int, size: int, seed: int) -> Cases:
         handle = dist.all_reduce(both, group=group, async_op=True)
         assert handle is not None
         notes: list[str] = []
-
-        def run(
-            function: Callable[..., object],
-            both: torch.Tensor = both,
-            handle: dist.Work = handle,
-            mean: torch.Tensor = mean,
-            notes: list[str] = notes,
-        ) -> dict[str, object]:
-            gradient, rest = both.chunk(2)
-            current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-            missing = races_of(lambda: function(rank, size, gradient, handle, side))
-            missing += [
-                race.replace(PROBE, "the caller's read") for race in probe(current, gradient.neg)
-            ]
-            names = {"the current stream": current, "side": side, "Python": torch.cuda.Stream()}
-            waiting = [name for name, stream in names.items() if not probe(stream, rest.neg)]
-            handle.wait()
-            torch.cuda.synchronize()
-            if missing:
-                waits = f"{tell(missing)}; the sum is awaited by {', '.join(waiting) or 'nobody'}"
-                return {"waits": waits, "gradient": mean}
-            if "Python" in waiting:
-                notes[:] = [f"{MORE} the GPU; wait() and wait_stream() hold back streams only"]
-            return {"waits": ORDERED, "gradient": gradient.cpu()}
-
         yield Case(
             plural(elements, "element"),
             (),
             {"waits": ORDERED, "gradient": mean},
-            run=run,
+            run=partial(use_sum, rank, size, both, handle, mean, notes),
             is_coded=False,
             gives_rank=False,
             notes=notes,
@@ -162,53 +138,82 @@ def missing_wait(rank: int, size: int, seed: int) -> Cases:
     torch.cuda.set_device(0)
 
 
+def use_sum(
+    rank: int,
+    size: int,
+    both: torch.Tensor,
+    handle: dist.Work,
+    mean: torch.Tensor,
+    notes: list[str],
+    function: Callable[..., object],
+) -> dict[str, object]:
+    """Give the solution the first half of a sum that goes on. Returns what is not ordered after
+    what it needs, and the gradient, which is as due (`mean`) if there is such a thing."""
+    gradient, rest = both.chunk(2)
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    missing = races_of(lambda: function(rank, size, gradient, handle, side))
+    missing += [race.replace(PROBE, "the caller's read") for race in probe(current, gradient.neg)]
+    names = {"the current stream": current, "side": side, "Python": torch.cuda.Stream()}
+    waiting = [name for name, stream in names.items() if not probe(stream, rest.neg)]
+    handle.wait()
+    torch.cuda.synchronize()
+    if missing:
+        waits = f"{tell(missing)}; the sum is awaited by {', '.join(waiting) or 'nobody'}"
+        return {"waits": waits, "gradient": mean}
+    if "Python" in waiting:
+        notes[:] = [f"{MORE} the GPU; wait() and wait_stream() hold back streams only"]
+    return {"waits": ORDERED, "gradient": gradient.cpu()}
+
+
 def read_too_early(rank: int, size: int, seed: int) -> Cases:
     """Operations in another stream, which waits for nothing, tell what Python has waited for."""
     for elements in (4, 1, 600):
         numbers = [0.5 * (1 + place) for place in range(elements)]
         due = {"waits": ORDERED, "losses": numbers, "steps queued": 1}
         notes: list[str] = []
-
-        def run(
-            function: Callable[..., object],
-            due: dict[str, object] = due,
-            notes: list[str] = notes,
-            numbers: Sequence[float] = numbers,
-        ) -> dict[str, object]:
-            halves = torch.tensor(numbers, device="cuda") * 2
-            step, other = torch.zeros(1, device="cuda"), torch.cuda.Stream()
-            torch.cuda.synchronize()
-            losses = halves / 2
-            returned, is_ahead = list[object](), list[bool]()
-
-            def queue_step() -> None:
-                is_ahead.append(bool(probe(other, losses.neg)))
-                step.add_(1)
-
-            missing = races_of(lambda: returned.append(function(losses, queue_step)))
-            accesses = {"losses": losses.neg, "step": step.neg, "copy": losses.neg_}
-            waited = {name: not probe(other, access) for name, access in accesses.items()}
-            torch.cuda.synchronize()
-            held = {**due, "losses": returned[0], "steps queued": len(is_ahead)}
-            if missing:
-                names = ", ".join(name for name, is_done in waited.items() if is_done)
-                waits = f"{tell(missing)}; Python waits for: {names or 'nothing'}"
-                return {**held, "waits": waits, "losses": numbers}
-            if is_ahead and waited["step"]:
-                notes[:] = [f"{MORE} the next step, too"]
-            elif is_ahead == [False]:
-                notes[:] = [f"{MORE} the losses before it queued the next step"]
-            return held
-
         yield Case(
             plural(elements, "loss", "es"),
             (),
             due,
-            run=run,
+            run=partial(read_losses, numbers, due, notes),
             is_coded=False,
             gives_rank=False,
             notes=notes,
         )
+
+
+def read_losses(
+    numbers: Sequence[float],
+    due: Mapping[str, object],
+    notes: list[str],
+    function: Callable[..., object],
+) -> dict[str, object]:
+    """Give the solution losses that are computed, and a next step to queue. Returns what is not
+    ordered after what it needs, and the losses, which are `numbers` if there is such a thing."""
+    halves = torch.tensor(numbers, device="cuda") * 2
+    step, other = torch.zeros(1, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    losses = halves / 2
+    returned, is_ahead = list[object](), list[bool]()
+
+    def queue_step() -> None:
+        is_ahead.append(bool(probe(other, losses.neg)))
+        step.add_(1)
+
+    missing = races_of(lambda: returned.append(function(losses, queue_step)))
+    accesses = {"losses": losses.neg, "step": step.neg, "copy": losses.neg_}
+    waited = {name: not probe(other, access) for name, access in accesses.items()}
+    torch.cuda.synchronize()
+    held = {**due, "losses": returned[0], "steps queued": len(is_ahead)}
+    if missing:
+        names = ", ".join(name for name, is_done in waited.items() if is_done)
+        waits = f"{tell(missing)}; Python waits for: {names or 'nothing'}"
+        return {**held, "waits": waits, "losses": numbers}
+    if is_ahead and waited["step"]:
+        notes[:] = [f"{MORE} the next step, too"]
+    elif is_ahead == [False]:
+        notes[:] = [f"{MORE} the losses before it queued the next step"]
+    return held
 
 
 def races_of(act: Callable[[], object]) -> list[str]:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from playground.base.ranks import format_ranks, name_ranks
+from playground.base.ranks import format_ranks, group_alike, name_ranks
 from playground.explain.hang.states import (
     COLLECTIVE,
     OF_DDP,
@@ -209,11 +209,8 @@ def wrap_sentence(sentence: str) -> str:
 def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:
     """States of ranks, their lines, whom they wait for, and since when. Ranks that do the same
     share a row."""
-    alike: dict[tuple[str, str, str], list[int]] = {}
-    for rank, cells in rows.items():
-        alike.setdefault(cells, []).append(rank)
     lines = [("rank", "does", "since", "where", "waits for")]
-    for (doing, where, awaited), ranks in alike.items():
+    for (doing, where, awaited), ranks in group_alike(rows).items():
         longest = max((since[rank] for rank in ranks if rank in since), default=None)
         seconds = "" if longest is None else f"{longest:.{1 if longest < 1000 else 0}f} s"
         lines.append((format_ranks(ranks), doing, seconds, where, awaited))

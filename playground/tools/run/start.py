@@ -187,7 +187,7 @@ def prepare_data(session: Session) -> None:
         click.echo(f"data: {data}", err=True)
         if data.name != "mnist":
             click.echo(
-                f"These digits are drawn: losses and accuracies differ from the texts, which have "
+                "These digits are drawn: losses and accuracies differ from the texts, which have "
                 f"MNIST's. {prepare.MIRROR} may name a folder or an address that has MNIST.",
                 err=True,
             )

@@ -61,11 +61,16 @@ def find_command(pid: int) -> str:
     for any other process."""
     with contextlib.suppress(OSError):  # it has ended since
         if os.stat(f"/proc/{pid}").st_uid == os.getuid():
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            words = line.split("\0")[1:-1]
-            if words[:2] == ["-m", "playground"]:
-                return shlex.join(words[2:])
+            words = read_words(pid)
+            if words[1:3] == ["-m", "playground"]:
+                return shlex.join(words[3:])
     return ""
+
+
+def read_words(pid: int) -> list[str]:
+    """The command line of a process. Source: proc_pid_cmdline(5)"""
+    line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return line.split("\0")[:-1]
 
 
 def find_run() -> int:
@@ -125,9 +130,7 @@ def describe_launcher(boxes: Sequence[View]) -> str:
             ),
             int(process_status(boxes[0].pid)[1]),  # torchrun opens none
         )
-        words = (
-            Path(f"/proc/{launcher}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-        )
+        words = read_words(launcher)
         if words and os.path.basename(words[0]).startswith("python"):
             words[0] = "python"
         since = format_age(read_age(launcher))

@@ -63,6 +63,12 @@ def find_model(script: Script) -> Part:
     return Part(name, Status.MISSING, f"nothing averages the gradients: {rule}", edits, notes)
 
 
+def find_norms_apart(script: Script) -> list[ast.Call]:
+    """The BatchNorm layers whose statistics each rank has of its own."""
+    found = script.text.find_calls(*NORMS)
+    return [] if script.text.find_calls("convert_sync_batchnorm") else found
+
+
 def note_masks(script: Script) -> list[str]:
     """What is said of dropout where all ranks have one seed."""
     drops = script.text.find_calls(*DROPS)

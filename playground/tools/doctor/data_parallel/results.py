@@ -15,7 +15,7 @@ from playground.tools.doctor.data_parallel.edits import (
     put_under,
     replace_node,
 )
-from playground.tools.doctor.data_parallel.model import NORMS
+from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import Script
 from playground.tools.doctor.data_parallel.text import Function, Loop, find_results
@@ -383,8 +383,7 @@ def note_validation(script: Script) -> list[str]:
             and (text.is_without_gradients(node))
         ):
             walks = f"{script.at(node)} walks its samples on every rank"
-            norms = text.find_calls(*NORMS)
-            if norms and not text.find_calls("convert_sync_batchnorm"):
+            if norms := find_norms_apart(script):
                 return [
                     f"{walks}, and the results differ a little: each rank has BatchNorm statistics "
                     f"of its own ({script.at(norms[0])}). Tell rank 0's"

@@ -31,6 +31,11 @@ LOGGERS = re.compile(r"(wandb|mlflow|logging|logger|log)\.\w+$")
 OF_DDP = "torch.nn.parallel.DistributedDataParallel"
 
 
+def is_of_rank(test: ast.If) -> bool:
+    """Whether it is a condition on the rank."""
+    return bool(FIRST.search(ast.unparse(test.test)))
+
+
 @dataclass
 class Script:
     """A script, and what is known of its training."""
@@ -80,10 +85,7 @@ class Script:
 
     def is_for_first(self, node: ast.AST) -> bool:
         """Whether it is under a condition on the rank."""
-        return any(
-            isinstance(each, ast.If) and FIRST.search(ast.unparse(each.test))
-            for each in self.text.climb(node)
-        )
+        return any(isinstance(each, ast.If) and is_of_rank(each) for each in self.text.climb(node))
 
     def find_division(self, expression: ast.AST) -> ast.AST | None:
         """What gives each rank a part of the data that an expression is, by its rank: an index, or
@@ -108,19 +110,19 @@ class Script:
         return None
 
     def is_rank(self, node: ast.AST) -> bool:
-        name = getattr(node, "attr", getattr(node, "id", ""))
-        if "rank" in name.lower() and isinstance(node, (ast.Name, ast.Attribute)):
-            return True
-        makers = self.text.makers(node) if isinstance(node, (ast.Name, ast.Call)) else ()
-        return any(self.text.called(each) == "get_rank" for each in makers)
+        return self.is_number(node, "rank")
 
     def is_size(self, node: ast.AST) -> bool:
         """Whether it is the number of ranks."""
+        return self.is_number(node, "world_size")
+
+    def is_number(self, node: ast.AST, word: str) -> bool:
+        """Whether it is what torch's `get_{word}` returns, or is named so."""
         name = getattr(node, "attr", getattr(node, "id", ""))
-        if "world_size" in name.lower() and isinstance(node, (ast.Name, ast.Attribute)):
+        if word in name.lower() and isinstance(node, (ast.Name, ast.Attribute)):
             return True
         makers = self.text.makers(node) if isinstance(node, (ast.Name, ast.Call)) else ()
-        return any(self.text.called(each) == "get_world_size" for each in makers)
+        return any(self.text.called(each) == f"get_{word}" for each in makers)
 
     def is_share(self, rank: ast.AST, made: ast.AST) -> bool:
         """Whether an expression, `made`, indexes by a rank in it, or hands the rank to a call."""

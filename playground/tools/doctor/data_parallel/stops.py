@@ -7,18 +7,18 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 
 from playground.tools.doctor.data_parallel.edits import Edit, add_after
-from playground.tools.doctor.data_parallel.model import NORMS
+from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.results import (
+    SHARING,
     find_evaluation_apart,
     find_totals,
     tell_device,
 )
-from playground.tools.doctor.data_parallel.script import FIRST, Script
+from playground.tools.doctor.data_parallel.script import Script, is_of_rank
 from playground.tools.doctor.data_parallel.text import Function, Loop
 
-AGREE = ("all_reduce", "reduce", "all_gather", "all_gather_object", "broadcast",
-         "broadcast_object_list", "gather")  # fmt: skip
+AGREE = *SHARING, "broadcast", "broadcast_object_list", "gather"
 """Calls after which ranks may have one value."""
 NOT_MEASURED = {"cuda", "len", "size", "to"}
 """Calls whose results are the same on all ranks, or are data."""
@@ -28,9 +28,11 @@ OF_TENSORS = {"cpu", "detach", "item", "numpy", "tolist"}
 def find_stop(script: Script) -> Part:
     """The first stop of the loop over epochs: it has to be by a value that all ranks share."""
     name = "stop"
+    none = Part(name, Status.NOT_NEEDED, "no stop by what each rank measures is seen")
     loop = script.training and script.training.epochs
-    for leaves in find_exits(script, loop) if loop else ():
-        assert loop
+    if not loop:
+        return none
+    for leaves in find_exits(script, loop):
         tests = [
             each
             for each in script.text.climb(leaves)
@@ -46,13 +48,12 @@ def find_stop(script: Script) -> Part:
         if shared := script.text.find_calls(*AGREE):
             return Part(name, Status.THERE, f"{script.at(shared[0])} brings ranks together")
         return share(script, loop, leaves, values)
-    return Part(name, Status.NOT_NEEDED, "no stop by what each rank measures is seen")
+    return none
 
 
 def share(script: Script, loop: Loop, leaves: ast.stmt, values: Sequence[str]) -> Part:
     """The part of a script that leaves the loop by these values."""
-    norms = script.text.find_calls(*NORMS)
-    differs = norms and not script.text.find_calls("convert_sync_batchnorm")
+    differs = find_norms_apart(script)
     verb = ("" if differs else "may ") + ("differs" if differs and len(values) == 1 else "differ")
     saw = (
         f"{script.at(leaves)} leaves the loop by {' and '.join(values)}, which {verb} between "
@@ -149,10 +150,6 @@ def find_exits(script: Script, loop: Loop) -> Iterator[ast.stmt]:
 
 def is_inside(script: Script, node: ast.AST, loop: Loop | None) -> bool:
     return any(each is loop for each in script.text.climb(node))
-
-
-def is_of_rank(test: ast.If) -> bool:
-    return bool(FIRST.search(ast.unparse(test.test)))
 
 
 def names_in(expression: ast.AST) -> set[str]:
