@@ -31,7 +31,7 @@ from playground.tools.doctor.data_parallel.start import find_device
 from playground.tools.doctor.data_parallel.text import TrainingText
 from playground.tools.doctor.looked_at import say_looks
 from playground.tools.doctor.script_run import RunPlan, ScriptRun, copy_files, run_script
-from playground.tools.doctor.set_order import sets_walked
+from playground.tools.doctor.set_order import find_set_order
 from playground.world.backends import BACKENDS, LEAVE_OUT
 from playground.world.program import parse_program
 
@@ -205,13 +205,7 @@ def check_own_gpu(script: ScriptFacts) -> Iterator[Fault]:
 
 def check_set_order(script: ScriptFacts) -> Iterator[Fault]:
     """Ranks of this process are forks, which share the seed of hashes: only the text tells."""
-    for line in sets_walked(ast.parse(script.path.read_bytes())):
-        saw = f"a set is walked in its own order ({script.path.name}:{line})"
-        rule = (
-            "strings in a set have another order on each rank: each process of torchrun draws "
-            "its own seed of hashes"
-        )
-        yield warning(saw, rule, "walk sorted(…), or use a dict for a set that keeps its order")
+    yield from find_set_order(script.path)
 
 
 TEXT_CHECKS = (check_device, check_own_gpu, check_set_order)
@@ -222,8 +216,3 @@ CHECKS = (check_agreement, check_failure, check_training, check_any_source, *TEX
 def check_text(path: Path, checks: Sequence[Check] = TEXT_CHECKS) -> list[Fault]:
     """What the text of a script shows: it is not run."""
     return [*run_checks(checks, ScriptFacts(path=path, folder="", runs=(), operations=()))]
-
-
-def check_hash_seed(path: Path) -> list[Fault]:
-    """What the text shows of an order that differs between ranks which are no forks."""
-    return check_text(path, [check_set_order])

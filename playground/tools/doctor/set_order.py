@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from playground.tools.doctor.checks import Fault, warning
 
 FREE_OF_ORDER = {"sorted", "set", "frozenset", "len", "sum", "min", "max", "any", "all"}
 """Calls whose result does not depend on the order of their argument."""
 IN_ORDER = {"list", "tuple", "enumerate", "iter", "zip", "map", "fromkeys", "join", "extend"}
 """Calls whose result has the order of their argument."""
+
+
+def find_set_order(path: Path) -> Iterator[Fault]:
+    """What the text of the script in `path` shows of an order that differs between ranks which are
+    no forks of one process."""
+    for line in sets_walked(ast.parse(path.read_bytes())):
+        saw = f"a set is walked in its own order ({path.name}:{line})"
+        rule = (
+            "strings in a set have another order on each rank: each process of torchrun draws "
+            "its own seed of hashes"
+        )
+        yield warning(saw, rule, "walk sorted(…), or use a dict for a set that keeps its order")
 
 
 def sets_walked(tree: ast.Module) -> list[int]:

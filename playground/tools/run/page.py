@@ -27,7 +27,7 @@ from playground.ui.session import Session, session_command
 from playground.world.program import Program, parse_program, path_of_new_interpreter
 
 TOOL = TOOLS["run"]
-CHECK_HASH_SEED = remote("playground.tools.doctor.script:check_hash_seed")
+FIND_SET_ORDER = remote("playground.tools.doctor.set_order:find_set_order")
 SAY_WHAT_WOULD_RUN = remote("playground.tools.run.dry:say_what_would_run")
 
 
@@ -127,7 +127,7 @@ def command(
     is_ours = prepare_start(session, asked)
     if is_ours and not settings.spawn:
         warm_up(session, asked)
-        for fault in CHECK_HASH_SEED(file) if file else []:
+        for fault in FIND_SET_ORDER(file) if file else []:
             note = f"{fault.saw}, which forks share: --spawn gives each rank its own"
             click.echo(f"playground: {note}", err=True)
     run_on_ranks(session, program, asked, spawn=settings.spawn, grace=settings.grace)
