@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from gpus import COLD
 from processes import session_ends
 from ranks import go_wrong
 
+from playground.base.host import SIMULATED_GPUS
 from playground.testing import World
 from playground.world import RankFailed, RankTimeout, UsageError
 from playground.world.backends import BACKENDS, nccl
@@ -96,6 +98,20 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert NCCL.check(4, joined=True) == "", "it may be the rank's own"
     with pytest.raises(UsageError, match=r"4 ranks on 1 GPU: NCCL 2\.28\.9"):
         NCCL.check(4)
+
+
+def test_simulated_gpus_are_counted_without_importing_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(SIMULATED_GPUS, "2")
+    monkeypatch.delenv(nccl.VISIBLE, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert NCCL.check(2) == ""
+    with pytest.raises(ImportError):
+        NCCL.check(3)
+    monkeypatch.setenv(nccl.VISIBLE, "0")
+    with pytest.raises(ImportError):
+        NCCL.check(2)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from playground.base.errors import UsageError
+from playground.base.host import SIMULATED_GPUS
 from playground.base.upstream import carrier_of, list_groups
 from playground.world.backends.backend import Backend
 
@@ -29,7 +30,8 @@ reduction inside the switch, ends a program that shares."""
 ENDS_SOON = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
 """When an operation has timed out, torch's watchdog waits four times this long, 60 s by default,
 before it ends the rank: for all ranks to write what they have recorded."""
-
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable that chooses among the GPUs of this machine."""
 
 ENDED_BY_WATCHDOG = (
     "was ended by NCCL's watchdog (SIGABRT): an operation did not end within the timeout, because "
@@ -62,6 +64,8 @@ class Nccl(Backend):
     def check(self, local_ranks: int, joined: bool = False) -> str:
         """As in `Backend`. Refused: a torch without NCCL, no GPU, and more ranks than GPUs
         where NCCL is too old to share one."""
+        if local_ranks <= count_simulated_gpus():
+            return ""  # known without importing torch, which takes a second
         import torch
 
         if not torch.distributed.is_nccl_available():
@@ -143,6 +147,11 @@ def only_nccl_can_tell(gpus: int, joined: bool) -> bool:
     """Whether the one GPU in sight may be this rank's own: Slurm can show each of its tasks a
     different one."""
     return joined and gpus == 1
+
+
+def count_simulated_gpus() -> int:
+    """The simulated GPUs that this process sees; 0 where the user chooses among them."""
+    return int(os.environ.get(SIMULATED_GPUS, 0)) if VISIBLE not in os.environ else 0
 
 
 def driver_supports() -> tuple[int, int] | None:
