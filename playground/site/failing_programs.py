@@ -24,7 +24,7 @@ def add_program(site: Site, name: str) -> None:
     why = re.search(rf"^\| `{name}` \| .* \| (.*) \|$", site.texts["break"], re.MULTILINE)
     symptom = f"{PROGRAMS[name].symptom} ({PROGRAMS[name].words})".removesuffix(" ()")
     command = f"python -m playground break {name}"
-    site.sections.append(Section(f"{page}.html", f"break-{name}", function.summary))
+    site.sections.append(Section(f"{page}.html", f"break: {name}", function.summary))
     body = f"""<h1>{name}</h1>
 <p>{html.escape(function.summary)} Symptom: {symptom}.</p>
 {show_code(textwrap.dedent(chr(10).join(wrong)), "python", file, min(lines))}
