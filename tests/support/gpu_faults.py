@@ -18,8 +18,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+NCCL2 = hasattr(distributed_c10d, "_create_nccl2_process_group")
+"""Whether nccl stands for torch's ProcessGroupNCCL2 (torch 2.15). It begins each call of a batch at
+once, copies into results on another GPU, and refuses a tensor before other ranks are asked."""
 Program = Callable[[int, int], object]
 TWO_DEVICES = "tensors on two devices"
 ANOTHER_GPU = "another rank's GPU"
@@ -39,9 +43,24 @@ class Fault:
     kind: str
     words: str
     """Of the error, or of a line on stderr."""
+    words_of_nccl2: str = ""
+    """Those of torch's ProcessGroupNCCL2, where it has its own."""
     backend: str = "nccl"
     """That of the world: in one on gloo, groups on nccl are bound to no GPU before their first
     call."""
+    is_right_on_nccl2: bool = False
+
+    @property
+    def told(self) -> str:
+        """The words that are to be told here; none if the program is right here."""
+        if NCCL2 and self.is_right_on_nccl2:
+            return ""
+        return (NCCL2 and self.words_of_nccl2) or self.words
+
+    @property
+    def fails_alone(self) -> bool:
+        """Whether a rank fails while the other one waits for it."""
+        return NCCL2 and self.backend == "gloo"
 
     @property
     def line(self) -> str:
@@ -205,6 +224,7 @@ def begin_messages_and_never_end(rank: int, size: int) -> None:
 
 DUPLICATE = "Duplicate GPU detected"
 NOT_BOUND = "tensor not on device passed to init_process_group"
+ELSEWHERE = "Expected tensor on cuda:"
 NO_END = "a group of NCCL calls has no end"
 FAULTS = [
     Fault(add_tensors_of_two_gpus, TWO_DEVICES, SAME),
@@ -221,24 +241,38 @@ FAULTS = [
         TWO_DEVICES,
         "Tensors of the same index must be on the same device",
     ),
-    Fault(reduce_on_another_rank_s_gpu, ANOTHER_GPU, NOT_BOUND),
-    Fault(broadcast_on_another_rank_s_gpu, ANOTHER_GPU, NOT_BOUND),
-    Fault(gather_into_another_rank_s_gpu, ANOTHER_GPU, "recvbuff is on device"),
-    Fault(all_on_the_first_gpu, ANOTHER_GPU, DUPLICATE, "gloo"),
-    Fault(message_on_the_first_gpu, ANOTHER_GPU, DUPLICATE, "gloo"),
+    Fault(reduce_on_another_rank_s_gpu, ANOTHER_GPU, NOT_BOUND, ELSEWHERE),
+    Fault(broadcast_on_another_rank_s_gpu, ANOTHER_GPU, NOT_BOUND, ELSEWHERE),
+    Fault(
+        gather_into_another_rank_s_gpu, ANOTHER_GPU, "recvbuff is on device", is_right_on_nccl2=True
+    ),
+    Fault(all_on_the_first_gpu, ANOTHER_GPU, DUPLICATE, ELSEWHERE, "gloo"),
+    Fault(message_on_the_first_gpu, ANOTHER_GPU, DUPLICATE, ELSEWHERE, "gloo"),
     Fault(reduce_on_the_cpu, CPU_TENSOR, NO_BACKEND),
     Fault(broadcast_a_flag, CPU_TENSOR, NO_BACKEND),
     Fault(send_from_the_cpu, CPU_TENSOR, NO_BACKEND),
     Fault(exchange_in_a_batch_on_the_cpu, CPU_TENSOR, NO_BACKEND),
-    Fault(gather_into_the_cpu, CPU_TENSOR, f"ncclAllGather : recvbuff {IN_CPU}"),
+    Fault(
+        gather_into_the_cpu,
+        CPU_TENSOR,
+        f"ncclAllGather : recvbuff {IN_CPU}",
+        "output tensor on CUDA",
+    ),
     Fault(gather_from_the_cpu, CPU_TENSOR, NO_BACKEND),
-    Fault(gather_into_one_tensor_of_the_cpu, CPU_TENSOR, NOT_CUDA),
-    Fault(scatter_sums_into_the_cpu, CPU_TENSOR, f"ncclReduceScatter : recvbuff {IN_CPU}"),
-    Fault(exchange_into_the_cpu, CPU_TENSOR, NOT_CUDA),
+    Fault(gather_into_one_tensor_of_the_cpu, CPU_TENSOR, NOT_CUDA, ELSEWHERE),
+    Fault(
+        scatter_sums_into_the_cpu, CPU_TENSOR, f"ncclReduceScatter : recvbuff {IN_CPU}", ELSEWHERE
+    ),
+    Fault(exchange_into_the_cpu, CPU_TENSOR, NOT_CUDA, ELSEWHERE),
     Fault(wrap_a_model_of_the_cpu, CPU_TENSOR, NO_BACKEND),
-    Fault(end_what_has_not_begun, OPEN_GROUP, "ncclGroupEnd: not in a group call"),
-    Fault(begin_and_never_end, OPEN_GROUP, NO_END),
-    Fault(begin_messages_and_never_end, OPEN_GROUP, NO_END),
+    Fault(
+        end_what_has_not_begun,
+        OPEN_GROUP,
+        "ncclGroupEnd: not in a group call",
+        "without a matching startCoalescing",
+    ),
+    Fault(begin_and_never_end, OPEN_GROUP, NO_END, is_right_on_nccl2=True),
+    Fault(begin_messages_and_never_end, OPEN_GROUP, NO_END, is_right_on_nccl2=True),
 ]
 
 
@@ -387,8 +421,8 @@ def run_fault(rank: int, size: int, number: int) -> tuple[str, str]:
 
 
 def stays(fault: Fault, backend: str) -> bool:
-    """Whether others can run in the same world after this one."""
-    return fault.backend == backend == "nccl" and fault.words != NO_END
+    """Whether it is a fault here, and others can run in the same world after it."""
+    return fault.backend == backend == "nccl" and fault.told not in ("", NO_END)
 
 
 def run_right(rank: int, size: int) -> list[tuple[str, str]]:

@@ -8,10 +8,14 @@ import re
 
 import pytest
 from fixtures import Worlds
+from gpu_faults import NCCL2
 from gpus import COLD
 from nccl_mistakes import MISTAKES, RIGHT, Mistake, run_right
 
 from playground import Deadlock
+from playground.explain.hang import Kind
+from playground.world import UsageError
+from playground.world.backends import BACKENDS
 from playground.world.simulated_gpu.environment import GPUS
 
 pytestmark = [
@@ -27,6 +31,12 @@ def name_of(mistake: Mistake) -> str:
 
 
 def check(mistake: Mistake, world: Worlds) -> None:
+    if NCCL2 and mistake.kind is Kind.OPEN:
+        pytest.skip("torch's ProcessGroupNCCL2 begins each call of a batch at once")
+    try:
+        BACKENDS["nccl"].check(mistake.size)
+    except UsageError as refused:  # this NCCL does not share a GPU
+        pytest.skip(str(refused))
     with pytest.raises(Deadlock) as caught:
         world(mistake.size, backend="nccl", timeout=COLD).run(mistake.program)
     found = caught.value.diagnosis

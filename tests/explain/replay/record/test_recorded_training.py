@@ -30,6 +30,7 @@ from playground.explain.replay.record.recording import (
     RankRecording,
 )
 from playground.explain.replay.record.run import Recorded
+from playground.tap.native import HAS_HOOKS
 from playground.training.sync import GradSync, new_grad_sync
 from playground.world import report
 
@@ -225,6 +226,7 @@ def test_a_recording_has_what_ranks_issued(
         # two are of the one process that the program compares itself with
         assert names["backward"] == names["step"] > 4
         averaged = names["step"] - 2
-        assert (names["bucket 0"], names["training step"]) == (averaged, averaged)
+        assert names["training step"] == averaged
+        assert names["bucket 0"] == (averaged if HAS_HOOKS else 0)
         assert names["forward"] >= averaged
         assert all(event.end < float("inf") for event in rank.events)
