@@ -18,10 +18,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-NCCL2 = hasattr(distributed_c10d, "_create_nccl2_process_group")
+NCCL2 = torch.__version__ >= "2.15" and os.environ.get("TORCH_DIST_USE_NCCL2") != "0"
 """Whether nccl stands for torch's ProcessGroupNCCL2 (torch 2.15). It begins each call of a batch at
 once, copies into results on another GPU, and refuses a tensor before other ranks are asked."""
 Program = Callable[[int, int], object]

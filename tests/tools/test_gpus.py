@@ -147,7 +147,7 @@ WRONG = {
     ),
     "a CPU tensor": (
         HEAD + "dist.all_reduce(torch.ones(2))",
-        "No backend type associated with device type cpu",
+        "No backend type associated with device type cpu: nccl takes tensors on GPUs: move it",
     ),
     "two devices": (
         HEAD + "total + torch.ones(2)",

@@ -29,6 +29,7 @@ from gpus import COLD
 
 from playground.explain.hang import Kind
 from playground.world import RankFailed
+from playground.world.backends import find_cure
 from playground.world.simulated_gpu.environment import GPUS
 
 pytestmark = [
@@ -40,6 +41,8 @@ pytestmark = [
 def assert_named(fault: Fault, told: str, line: str) -> None:
     assert fault.told in told, fault.program.__name__
     assert line == fault.line, fault.program.__name__
+    if fault.kind == CPU_TENSOR:
+        assert ".cuda()" in find_cure(RuntimeError(told)), told
 
 
 def test_faults_are_named_by_kind_and_line(world: Worlds) -> None:

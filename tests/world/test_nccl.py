@@ -19,7 +19,7 @@ from ranks import go_wrong
 from playground.base.host import SIMULATED_GPUS
 from playground.testing import World
 from playground.world import RankFailed, RankTimeout, UsageError
-from playground.world.backends import BACKENDS, nccl
+from playground.world.backends import BACKENDS, find_cure, nccl
 
 NCCL = BACKENDS["nccl"]
 
@@ -180,6 +180,15 @@ class Speaker:
 
     def __call__(self, communicator: None) -> bytes:
         return self.words
+
+
+def test_a_tensor_of_another_rank_s_gpu_has_a_cure() -> None:
+    for said in (
+        "Expected tensor on cuda:0 but found tensor on cuda:1",  # ProcessGroupNCCL2
+        "Tensor found on device cuda:1, tensor not on device passed to init_process_group",
+    ):
+        assert find_cure(RuntimeError(said)) == nccl.TAKE_OWN_GPU
+    assert find_cure(RuntimeError("Expected all tensors to be on the same device")) == ""
 
 
 def test_an_implementation_that_hides_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from playground.base.flags import check_choice
 from playground.base.frames import is_raised_by_torch
 from playground.world.backends.backend import Backend
 from playground.world.backends.gloo import Gloo
-from playground.world.backends.nccl import Nccl
+from playground.world.backends.nccl import TAKE_OWN_GPU, Nccl
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), Nccl())}
 
@@ -46,20 +46,22 @@ def explain_missing_device(error: BaseException) -> str:
     return ""
 
 
-OWN_GPU = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
-"""What to call where each rank is to use its own GPU."""
-
-
 def explain_shared_device(error: BaseException) -> str:
     """In one line, that two ranks use one GPU, if that is what `error` says; empty if not."""
     for backend in BACKENDS.values():
         found = backend.shared_device and re.search(backend.shared_device, str(error))
         if found:
             ranks = " and ".join(sorted(found.groups()))
-            return (
-                f"Duplicate GPU detected: ranks {ranks} use the same GPU: call {OWN_GPU} before "
-                "anything is put on a GPU"
-            )
+            return f"Duplicate GPU detected: ranks {ranks} use the same GPU: {TAKE_OWN_GPU}"
+    return ""
+
+
+def find_cure(error: BaseException) -> str:
+    """What to do about an error of a backend; empty if that is not known."""
+    for backend in BACKENDS.values():
+        for pattern, cure in backend.cures.items():
+            if re.search(pattern, str(error)):
+                return cure
     return ""
 
 

@@ -53,6 +53,9 @@ class Backend:
     device for it (a regular expression); empty if every machine has one."""
     shared_device: str = ""
     """The error where two ranks use one device, with groups for both ranks; empty if they may."""
+    cures: Mapping[str, str] = MappingProxyType({})
+    """What to do about errors of torch 2.13 to 2.15 (regular expressions), where torch does not say
+    it."""
     refusals: tuple[str, ...] = (
         "does not support",
         "not supported",

@@ -38,6 +38,13 @@ ENDED_BY_WATCHDOG = (
     "not every rank took part in it; the log above tells which (of ProcessGroupNCCL2 only with "
     "TORCH_DIST_USE_NCCL2=0)"
 )
+OWN_GPU = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+"""What to call where each rank is to use its own GPU."""
+TAKE_OWN_GPU = f"call {OWN_GPU} before anything is put on a GPU"
+MOVE_TO_GPU = (
+    "nccl takes tensors on GPUs: move it, tensor.cuda(), or let gloo take those on the CPU, "
+    'init_process_group("cpu:gloo,cuda:nccl")'
+)
 
 
 class Nccl(Backend):
@@ -59,6 +66,14 @@ class Nccl(Backend):
         "nccl2? requires at least one CUDA device|no GPUs found|doesn't have NCCL built in"
     )
     shared_device = r"Duplicate GPU detected : rank (\d+) and rank (\d+)"
+    cures = MappingProxyType({
+        "tensor not on device passed to init_process_group": TAKE_OWN_GPU,
+        r"Expected tensor on cuda:\d+ but found tensor on cuda": TAKE_OWN_GPU,
+        r"Expected .*tensor on (cuda:\d+|CUDA) but found tensor on cpu": MOVE_TO_GPU,
+        "No backend type associated with device type cpu": MOVE_TO_GPU,
+        "Tensors must be CUDA and dense": MOVE_TO_GPU,
+        "recvbuff is in the memory of the CPU": MOVE_TO_GPU,  # simulated GPUs
+    })  # fmt: skip
     refusals = (*Backend.refusals, "requires a group with a CPU-capable backend")
 
     def check(self, local_ranks: int, joined: bool = False) -> str:

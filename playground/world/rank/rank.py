@@ -397,7 +397,8 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     # say the same.
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
     kind = PeerDisconnected if lost else RankFailed
-    failed = kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
+    words = ": ".join(filter(None, [f"failed: {headline}", backends.find_cure(error)]))
+    failed = kind(rank, size, words, "".join(whole.format()).rstrip())
     for frame in innermost:
         failed.refusal = describe_refusal(error, frame)
     return failed
