@@ -425,14 +425,18 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
         what = detail(wait.operation, Kind.MODELS if by_model else kind)
         line = wait.operation.line
         if kind == Kind.ABORTED and ABORT in state.end:
-            several = re.sub("^was ", "were ", state.end)
-            return Predicate(f"{state.end} in {what}", f"{several} in {what}", line)
+            return Predicate(f"{state.end} in {what}", f"{of_several(state.end)} in {what}", line)
         return Predicate(f"is in {what}", f"are in {what}", line, wait.operation.name)
-    one, several = ACTS.get(state.doing) or (state.end, re.sub("^was ", "were ", state.end))
+    one, several = ACTS.get(state.doing) or (state.end, of_several(state.end))
     if state.operations and state.doing == Doing.FINISHED and not state.line:
         last = state.operations[-1]
         return Predicate(one, several, last.line, about_line=f"last call: {last.name}, ")
     return Predicate(one or "is dead", several or "are dead", state.line)
+
+
+def of_several(end: str) -> str:
+    """How a rank ended, of several: "was killed", "were killed"."""
+    return re.sub("^was ", "were ", end)
 
 
 def are_models(one: Operation, other: Operation) -> bool:
