@@ -105,7 +105,9 @@ class Activity:
     now and then. What has arrived in a socket and is not read although all others sleep is read by
     none of them: nobody has asked for it yet."""
     transferred: tuple[list[int], ...]
+    """Bytes that each of its sockets has sent and received."""
     ticks: tuple[bytes, ...]
+    """The processor time of each of its threads but for those that also wake up for nothing."""
     asleep: frozenset[Sleep] = frozenset()
     """The threads that only others of this process can wake."""
     waits: tuple[int, ...] | None = None

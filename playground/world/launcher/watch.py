@@ -156,16 +156,20 @@ class WorldWatch:
         if self.bare and isinstance(first, RankFailed) and first.refusal:
             return self.find_refusal() or first
         if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
-            # It waited for a peer: the reader wants to know what the others were doing instead.
-            others = self.collect_stacks([rank for rank in ranks if not rank.failure])
-            first.others = {rank: stack for rank, stack in others.items() if stack != FAILS}
-            named = {first.rank, *first.others}
-            first.outcomes = {
-                rank.number: describe_outcome(rank, first)
-                for rank in ranks
-                if rank.number not in named
-            }
+            self.note_others(first)
         return first
+
+    def note_others(self, first: RankFailed) -> None:
+        """Note what the other ranks did while this one waited for one of them: where they stand,
+        or how they have ended."""
+        others = self.collect_stacks([rank for rank in self.ranks if not rank.failure])
+        first.others = {rank: stack for rank, stack in others.items() if stack != FAILS}
+        named = {first.rank, *first.others}
+        first.outcomes = {
+            rank.number: describe_outcome(rank, first)
+            for rank in self.ranks
+            if rank.number not in named
+        }
 
     def find_refusal(self) -> ProgramRefused | None:
         """What all ranks of a program refuse, after one has: the others are given time for it
