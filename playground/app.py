@@ -21,7 +21,7 @@ from playground.base.remote import remote
 from playground.base.untrusted import printable
 from playground.exercises import EXERCISES
 from playground.figures import SEE
-from playground.lessons import LESSONS, PARTS, PATH
+from playground.lessons import LESSONS, PARTS, ROWS
 from playground.lessons.lesson_row import Lesson
 from playground.play import PLAY
 from playground.site import READ, SITE
@@ -34,7 +34,7 @@ SECTIONS: dict[str, tuple[Lesson | tools.Tool, ...]] = {
 }
 """All commands, under the titles of --help."""
 COMMANDS = {each.name: each for section in SECTIONS.values() for each in section}
-LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
+LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in ROWS}
 """Further names of lessons: those of their folders."""
 INTERRUPTED = 128 + signal.SIGINT
 STARTED_AS_RANK = {"RANK", "WORLD_SIZE"}

@@ -15,7 +15,7 @@ from playground.app import cli
 from playground.base.remote import ROOT
 from playground.exercises.exercise import CATALOGUE, PLACES
 from playground.exercises.workbook import Workbook
-from playground.lessons import LESSONS, PATH
+from playground.lessons import LESSONS, ROWS
 from playground.lessons.lesson_row import Lesson
 
 
@@ -30,7 +30,7 @@ def test_alone_it_says_where_the_learner_is_and_what_comes_next(
         (other / folder.name).touch()
     monkeypatch.chdir(other)
     assert run_cli().out.splitlines() == [
-        f"Lesson 1 of {len(PATH)}, hello: 0 of its 3 exercises have passed, 0 of all "
+        f"Lesson 1 of {len(ROWS)}, hello: 0 of its 3 exercises have passed, 0 of all "
         f"{len(CATALOGUE)}.",
         "python -m playground read hello             # its chapter",
         "mkdir -p my && cd my && python -m playground exercise whoami  # the next exercise",
@@ -43,7 +43,7 @@ def test_alone_it_says_where_the_learner_is_and_what_comes_next(
         work.begin(exercise, reset=False)
         work.note(exercise, exercise.digest((own / exercise.file).read_text()))
     shown = run_cli().out
-    assert shown.startswith(f"Lesson 2 of {len(PATH)}, p2p: 1 of its ")
+    assert shown.startswith(f"Lesson 2 of {len(ROWS)}, p2p: 1 of its ")
     assert "python -m playground read p2p               # its chapter\n" in shown
     assert "\npython -m playground exercise swap          # the next exercise\n" in shown
     monkeypatch.chdir(other)
@@ -56,7 +56,7 @@ def test_the_help_shows_the_path(run_cli: Run) -> None:
     shown = run_cli("--help")
     assert shown.code == 0, shown.err
     names = re.findall(r"^ *([\w-]+) ", shown.out, re.MULTILINE)
-    positions = [names.index(lesson.name) for lesson in PATH]
+    positions = [names.index(lesson.name) for lesson in ROWS]
     assert positions == sorted(positions)
     assert "python -m playground exercise whoami" in shown.out
 
@@ -95,7 +95,7 @@ def test_p2p_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:
     assert (shown.code, shown.err) == (0, "")
 
 
-@pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
+@pytest.mark.parametrize("lesson", ROWS, ids=lambda lesson: lesson.name)
 def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
     commands = re.findall(r"^    (python -m playground .*)$", lesson.help, re.MULTILINE)
     shown = [line.strip() for line in run_cli(lesson.name, "--help").out.splitlines()]

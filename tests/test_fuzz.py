@@ -73,10 +73,28 @@ def make_recording() -> Files:
                 with recorder.span(PHASE, phase):
                     offset = 2 * ((rank + step) % 2)
                     sent = recorder.begin(
-                        SEND, "isend", 8, (2,), group, 1 - rank, step, 7, offset, source
+                        SEND,
+                        "isend",
+                        8,
+                        (2,),
+                        group,
+                        peer=1 - rank,
+                        message=step,
+                        tag=7,
+                        offset=offset,
+                        source=source,
                     )
                     arrived = recorder.begin(
-                        RECEIVE, "irecv", 8, (2,), group, 1 - rank, step, 7, 2 - offset, source
+                        RECEIVE,
+                        "irecv",
+                        8,
+                        (2,),
+                        group,
+                        peer=1 - rank,
+                        message=step,
+                        tag=7,
+                        offset=2 - offset,
+                        source=source,
                     )
                     recorder.put_values(sent, [1.0, 2.0])
                     wait = recorder.begin_wait([sent, arrived], source)

@@ -18,7 +18,7 @@ import playground
 from playground.algorithms import ALGORITHMS
 from playground.app import TOOLS
 from playground.base.remote import Remote, remote
-from playground.lessons import PATH
+from playground.lessons import ROWS
 from playground.lessons.lesson_row import Lesson
 from playground.training.grad_syncs import GRAD_SYNCS
 
@@ -69,7 +69,7 @@ def named(module: str) -> set[str]:
 
 
 BOARDS = {f"playground.lessons.{name}.lesson" for name in boards.BOARDS}
-PROGRAMS = {lesson.module for lesson in PATH}
+PROGRAMS = {lesson.module for lesson in ROWS}
 MAKE_PROCESSES = {
     "playground.world.launcher.fork_client",
     "playground.base.upstream",
@@ -399,7 +399,7 @@ def test_torch_is_not_imported_before_it_is_needed(
     assert torch_is_imported(*LAUNCHER, "playground.training.step") == ["playground.training.step"]
 
 
-@pytest.mark.parametrize("lesson", PATH, ids=lambda lesson: lesson.name)
+@pytest.mark.parametrize("lesson", ROWS, ids=lambda lesson: lesson.name)
 def test_the_path_agrees_with_its_folders(lesson: Lesson) -> None:
     importlib.import_module(lesson.module)
     assert f"python -m playground {lesson.name}" in lesson.help

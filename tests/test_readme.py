@@ -25,9 +25,9 @@ from widths import too_wide
 
 from playground.app import TOOLS
 from playground.exercises.exercise import CATALOGUE, CORE
-from playground.lessons import LESSONS, PARTS, PATH
+from playground.lessons import LESSONS, PARTS, ROWS
 from playground.lessons.lesson_row import Lesson
-from playground.site import chapters
+from playground.site import texts
 from playground.site.code import EXCERPT
 
 pytest_plugins = ["pytester"]
@@ -313,14 +313,14 @@ def test_the_path_lists_every_lesson_in_order() -> None:
     listed = re.findall(
         r"^\| \[([\w-]+)\]\((.*?)/?\) \| `python -m playground ([\w-]+)`", text, re.MULTILINE
     )
-    assert listed == [(lesson.name, lesson.path, lesson.name) for lesson in PATH]
+    assert listed == [(lesson.name, lesson.path, lesson.name) for lesson in ROWS]
 
 
 def test_the_path_says_of_each_chapter_how_many_minutes_that_says() -> None:
     text = ROOT_README.read_text(encoding="utf-8")
     minutes = dict(re.findall(r"^\| \[([\w-]+)\]\(.*\| (\d+) \|$", text, re.MULTILINE))
-    assert [*minutes] == [lesson.name for lesson in PATH]
-    for lesson in PATH:
+    assert [*minutes] == [lesson.name for lesson in ROWS]
+    for lesson in ROWS:
         chapter = (ROOT / lesson.path / "README.md").read_text(encoding="utf-8")
         assert re.findall(r"(\d+) minutes\s+(?:> +)?to read", chapter) == [minutes[lesson.name]]
 
@@ -328,10 +328,10 @@ def test_the_path_says_of_each_chapter_how_many_minutes_that_says() -> None:
 def test_the_readme_counts_what_there_is() -> None:
     """Lessons, exercises, and the hours on the path: the sums of the minutes of each."""
     text = " ".join(ROOT_README.read_text(encoding="utf-8").split())
-    assert f"**{len(PATH)} lessons**" in text
+    assert f"**{len(ROWS)} lessons**" in text
     assert f"**{len(CATALOGUE)} exercises**" in text
     path = [each.name for each in next(iter(PARTS.values()))]
-    read = "".join(chapters.CHAPTERS[name].read_text(encoding="utf-8") for name in path)
+    read = "".join(texts.CHAPTERS[name].read_text(encoding="utf-8") for name in path)
     reading = [int(each) for each in re.findall(r"(\d+) minutes\s+(?:> +)?to read", read)]
     exercises = [each.minutes for each in CATALOGUE.values() if each.lesson in path]
     assert f"they add up to {sum(reading) / 60:.1f} hours" in text
@@ -375,9 +375,9 @@ def test_make_has_what_the_readmes_ask_it_for() -> None:
         assert set(asked) <= set(targets)
 
 
-@pytest.mark.parametrize("lesson", [*PATH, *TOOLS.values()], ids=lambda lesson: lesson.name)
+@pytest.mark.parametrize("lesson", [*ROWS, *TOOLS.values()], ids=lambda lesson: lesson.name)
 def test_every_chapter_shows_a_run_and_has_exercises(lesson: Any) -> None:
-    text = chapters.CHAPTERS[lesson.name].read_text(encoding="utf-8")
+    text = texts.CHAPTERS[lesson.name].read_text(encoding="utf-8")
     assert f"$ python -m playground {lesson.name}" in text
     exercises = text.split("## Try this")[1].split("\n## ")[0]
     assert len(re.findall(r"^\d+\. ", exercises, re.MULTILINE)) >= 2
@@ -390,7 +390,7 @@ def test_every_chapter_shows_a_run_and_has_exercises(lesson: Any) -> None:
 
 
 def test_the_two_line_difference_is_the_real_one() -> None:
-    text = chapters.CHAPTERS["ddp"].read_text(encoding="utf-8")
+    text = texts.CHAPTERS["ddp"].read_text(encoding="utf-8")
     diff, *_ = fenced_blocks(text, "diff")
     source = {
         sign: (ROOT / "playground" / "lessons" / lesson / "lesson.py")

@@ -664,13 +664,13 @@ def default_store() -> Any:
     return distributed_c10d._get_default_store()
 
 
-def find_torch() -> str:
-    """The file of the package torch, which need not be imported.
+def torch_folder() -> str:
+    """The folder of the package torch, which need not be imported; empty if there is none.
 
     Source: importlib.util.find_spec (Python 3.11)
     """
     spec = importlib.util.find_spec("torch")
-    return (spec.origin if spec else "") or ""
+    return os.path.dirname((spec and spec.origin) or "")
 
 
 def find_older_torch(first: tuple[int, int]) -> str:

@@ -156,13 +156,11 @@ class Attempt:
     def find_groups(self) -> Failure | None:
         """Groups that ranks made differently. What comes of it differs from run to run."""
         made = [self.groups.get(rank, []) for rank in range(self.size)]
+        by_members = all(rank in each for rank, groups in enumerate(made) for each in groups)
+        mistake = ONLY_MEMBERS if by_members else ANOTHER_ORDER
         for place, group in enumerate(made[0] or made[1 % self.size]):
             for rank, groups in enumerate(made):
                 if groups[place : place + 1] != [group]:
-                    by_members = all(
-                        rank in each for rank, groups in enumerate(made) for each in groups
-                    )
-                    mistake = ONLY_MEMBERS if by_members else ANOTHER_ORDER
                     words = f"has not made the group of {name_ranks(group)} when others did"
                     says = "new_group takes all ranks of the world, in one order"
                     return Failure(mistake=mistake, says=says, words=words, rank=rank)

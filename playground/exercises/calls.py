@@ -164,7 +164,7 @@ def list_wraps(record: Transcript, meter: Meter) -> dict[tuple[Any, str], Wrap]:
         (dist, "destroy_process_group"): keep,
         (torch._C.Future, "wait"): functools.partial(wrap_wait, record),
     }
-    wraps |= {(dist.Store, name): meter.wrap_store for name in WRITING if name in vars(dist.Store)}
+    wraps |= {(dist.Store, name): meter.wrap_store for name in WRITING}
     for name in vars(_functional_collectives):
         if name.removesuffix("_autograd") in FUNCTIONAL:
             wraps[_functional_collectives, name] = meter.wrap_functional

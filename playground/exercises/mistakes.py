@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from playground.exercises.attempt import (
@@ -33,6 +33,7 @@ from playground.exercises.guess import (
 from playground.exercises.observation import (
     SENDS_TOO_MUCH,
     Failure,
+    Observation,
     count_elements,
     find_difference,
     find_failure,
@@ -63,10 +64,7 @@ def name_mistake(
     same result in the case that failed."""
     if found.mistake in NAMED or found.words == NOT_WRITTEN:
         return found
-
-    def run(mistake: Mistake, size: int) -> Attempt:
-        return attempt_mistake(solution.exercise, mistake.text, tuple(before), size, seed)
-
+    run = functools.partial(run_mistake, solution, tuple(before), seed)
     tried = {
         mistake: run(mistake, made.size)
         for mistake in solution.exercise.mistakes
@@ -85,8 +83,21 @@ def name_mistake(
             break
     if alike:
         return replace(found, mistake=alike[0].name, says=alike[0].says)
-    if found.mistake:
-        return found
+    return found if found.mistake else find_probable(solution, made, found, tried)
+
+
+def run_mistake(
+    solution: Solution, before: tuple[Solution, ...], seed: int, mistake: Mistake, size: int
+) -> Attempt:
+    """The attempt of a mistake that the catalogue has of this solution's exercise."""
+    return attempt_mistake(solution.exercise, mistake.text, before, size, seed)
+
+
+def find_probable(
+    solution: Solution, made: Attempt, found: Failure, tried: Mapping[Mistake, Attempt]
+) -> Failure:
+    """The failure with a mistake that is probable, or as it is. `tried`: what the mistakes do in
+    the world that failed."""
     same_results, same_first = (
         [
             replace(found, mistake=f"{PROBABLY}{mistake.name}", says=mistake.says)
@@ -144,22 +155,33 @@ def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
     if status != FAIL:
         words = {re.sub(r"no rank \d+", "", each.words) for each in (one.failure, other.failure)}
         return len(words) == 1
-    for case in (
-        one.observed.keys()
-        & other.observed.keys()
-        & ({one.case} if by == FIRST_RESULT else {*one.observed})
-    ):
-        fails = [bool(find_failure(each.observed[case], each.size)) for each in (one, other)]
-        for rank, mine in one.observed[case].items() if any(fails) else ():
-            theirs = other.observed[case].get(rank)
-            if theirs is None or not all(fails) or find_difference(mine.held, theirs.held):
-                return False
-            if [each.rule for each in mine.problems] != [each.rule for each in theirs.problems]:
-                return False
-            if by == ALL_THEY_DID and count_elements(mine.sent) != count_elements(theirs.sent):
-                return False
-            # what is wrong is how much was sent, by whatever they called
-            is_too_much = one.failure.mistake == SENDS_TOO_MUCH
-            if is_too_much and round(mine.moved) != round(theirs.moved):
-                return False
-    return True
+    cases = one.observed.keys() & other.observed.keys()
+    if by == FIRST_RESULT:
+        cases &= {one.case}
+    return all(is_alike_in_case(one, other, case, by) for case in cases)
+
+
+def is_alike_in_case(one: Attempt, other: Attempt, case: int, by: int) -> bool:
+    """Whether the ranks of two worlds did the same in a case, if it failed in one of them."""
+    fails = [bool(find_failure(each.observed[case], each.size)) for each in (one, other)]
+    if not any(fails):
+        return True
+    # what is wrong is how much was sent, by whatever they called
+    is_too_much = one.failure is not None and one.failure.mistake == SENDS_TOO_MUCH
+    theirs = other.observed[case]
+    return all(fails) and all(
+        rank in theirs and did_alike(mine, theirs[rank], by, is_too_much)
+        for rank, mine in one.observed[case].items()
+    )
+
+
+def did_alike(mine: Observation, theirs: Observation, by: int, is_too_much: bool) -> bool:
+    """Whether two ranks hold the same and broke the same rules. By all that they did, they also
+    sent as many elements; if one sent too much, as many have left them."""
+    if find_difference(mine.held, theirs.held):
+        return False
+    if [each.rule for each in mine.problems] != [each.rule for each in theirs.problems]:
+        return False
+    if by == ALL_THEY_DID and count_elements(mine.sent) != count_elements(theirs.sent):
+        return False
+    return not is_too_much or round(mine.moved) == round(theirs.moved)

@@ -214,24 +214,26 @@ def find_failure(observed: Mapping[int, Observation], size: int) -> Failure | No
     missing."""
     if len(observed) < size:
         return None
-    for find in (describe_problem, describe_difference, describe_messages):
+    for find in (find_problem, find_wrong_value, find_wrong_messages):
         for rank, seen in sorted(observed.items()):
             if found := find(seen, rank, observed):
                 return replace(found, case=seen.about, rank=rank, printed=seen.printed)
     return None
 
 
-def describe_problem(
+def find_problem(
     seen: Observation, rank: int, observed: Mapping[int, Observation]
 ) -> Failure | None:
+    """The first rule that this rank broke."""
     for problem in seen.problems[:1]:
         return Failure(mistake=problem.rule, words=problem.words, line=problem.line)
     return None
 
 
-def describe_difference(
+def find_wrong_value(
     seen: Observation, rank: int, observed: Mapping[int, Observation]
 ) -> Failure | None:
+    """The first value of this rank that differs, with its name in the task, and what tells why."""
     found = find_difference(seen.held, seen.expected)
     if found is None:
         return None
@@ -255,7 +257,7 @@ def name_place(where: str, names: Sequence[str]) -> str:
     return f"{names[int(item[1])]}{index}"
 
 
-def describe_messages(
+def find_wrong_messages(
     seen: Observation, rank: int, observed: Mapping[int, Observation]
 ) -> Failure | None:
     """The faults of the messages that this rank sent."""

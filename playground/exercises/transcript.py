@@ -175,7 +175,11 @@ FUNCTIONAL = {
     "all_to_all_single": "all_to_all_single",
 }
 """Torch's functional collectives, and what they are called in torch.distributed."""
-WRITING = ("set", "add", "compare_set", "append", "multi_set", "queue_push")
+WRITING = [
+    name
+    for name in ("set", "add", "compare_set", "append", "multi_set", "queue_push")
+    if hasattr(dist.Store, name)  # older versions of torch have no queues
+]
 """Methods of a store by which values leave a rank."""
 
 

@@ -75,28 +75,17 @@ def check_solution(
     solution = replace(solution, exercise=exercise, text=text)
     seed = exercise.seed if exercise.kind == FIND else seed
     verdict = Verdict(exercise=exercise.name, file=solution.file, seed=seed)
-    if exercise.gpus and (words := find_missing_gpus(exercise)):
-        return replace(verdict, status=BLOCKED, words=words)
-    if words := find_fault(exercise, text):
-        return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
+    if refused := refuse(verdict, exercise, text):
+        return refused
     is_report = exercise.kind == FIND and not exercise.repair.find_changes(text)
     made: list[Attempt] = []
     for size in (world,) if world else exercise.worlds:
         last = attempt(solution, before, size, seed, debug)
         made.append(last)
-        if last.failure:
-            found = last.failure
+        if found := last.failure:
             if not (is_report or debug):
                 found = name_mistake(solution, before, seed, last, found)
-            told = vars(found) | {
-                "words": tell_difference(found, exercise.kind),
-                "world": size,
-                "case": found.case or last.about,
-                "rank": None if exercise.kind in (PREDICT, CHOOSE) else found.rank,
-                "ranks": found.ranks or tell_ranks(last, found, exercise),
-                "notes": last.notes,
-            }
-            return replace(verdict, **told)
+            return tell_failure(verdict, exercise, last, found)
         # a note on a program to be repaired is about the data of one case
         notes = () if exercise.kind == FIND else last.notes
         verdict = replace(verdict, passed=(*verdict.passed, size), notes=notes)
@@ -105,6 +94,28 @@ def check_solution(
         shown = ("the program as it was:", *tell_lines(replace(report, file="")))
         return replace(verdict, status=FAIL, mistake=ANOTHER_RANK, words=words, notes=shown)
     return verdict
+
+
+def refuse(verdict: Verdict, exercise: Exercise, text: str) -> Verdict | None:
+    """The verdict on a solution that is not run; None if it is run."""
+    if exercise.gpus and (words := find_missing_gpus(exercise)):
+        return replace(verdict, status=BLOCKED, words=words)
+    if words := find_fault(exercise, text):
+        return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
+    return None
+
+
+def tell_failure(verdict: Verdict, exercise: Exercise, made: Attempt, found: Failure) -> Verdict:
+    """The verdict on a solution that has failed in this attempt."""
+    told = vars(found) | {
+        "words": tell_difference(found, exercise.kind),
+        "world": made.size,
+        "case": found.case or made.about,
+        "rank": None if exercise.kind in (PREDICT, CHOOSE) else found.rank,
+        "ranks": found.ranks or tell_ranks(made, found, exercise),
+        "notes": made.notes,
+    }
+    return replace(verdict, **told)
 
 
 def find_fault_in_rank(text: str, made: Attempt) -> str:

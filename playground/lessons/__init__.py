@@ -16,7 +16,7 @@ ORIGINS, SHAPES = "Where it came from", "Other shapes"
 
 lesson = partial(Lesson, package=__name__)
 
-PATH = (
+ROWS = (
     lesson(
         name="hello",
         teaches="N processes become one world: who am I?",
@@ -161,6 +161,6 @@ PATH = (
     ),
 )
 """All lessons: first those of the path, then those beside it, part by part."""
-LESSONS = {each.name: each for each in PATH}
-PARTS = {title: [*lessons] for title, lessons in groupby(PATH, lambda each: each.part)}
+LESSONS = {each.name: each for each in ROWS}
+PARTS = {title: [*lessons] for title, lessons in groupby(ROWS, lambda each: each.part)}
 """The lessons of the path, and of each part beside it, by title."""

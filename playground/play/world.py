@@ -25,18 +25,18 @@ from playground.play.cells import Outcome
 from playground.play.checking import CellCheck
 from playground.world import backends
 from playground.world.launcher import fork_client
+from playground.world.launcher.ending import stop
 from playground.world.launcher.examiner import Examiner, line_of
 from playground.world.launcher.launch import LaunchConfig, start, start_rank
 from playground.world.launcher.rank_handle import RankHandle
-from playground.world.launcher.store_process import StoreProcess, find_place
-from playground.world.launcher.watch import (
-    WorldWatch,
+from playground.world.launcher.receiving import (
     ask_for_stacks,
     ignore_report,
     receive,
     receive_while,
-    stop,
 )
+from playground.world.launcher.store_process import StoreProcess, find_place
+from playground.world.launcher.watch import WorldWatch
 from playground.world.rank.assignment import Assignment, Breakpoints, Order, prepare_work
 from playground.world.rank.preemption import PreemptionNotice
 from playground.world.rendezvous.environment import RankEnv

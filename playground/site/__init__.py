@@ -1,7 +1,8 @@
 """The course's texts: in the terminal, by `read`, and as static pages, by `site`. Begin with
-`chapters`, the table of all texts, and `pages`.
+`texts`, the table of all texts, and `pages`.
 
-    chapters        the texts by name, and the command `read`
+    texts           the files of texts, by their names
+    chapters        the command `read`
     build           the command `site`: it writes all pages
     pages           the body of each page
     exercises       the exercises of a chapter, and the list of all

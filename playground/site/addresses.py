@@ -6,8 +6,8 @@ from pathlib import Path
 
 from playground.base.remote import ROOT
 from playground.exercises.exercise import CATALOGUE, FOLDER
-from playground.lessons import PATH
-from playground.site.chapters import CHAPTERS
+from playground.lessons import ROWS
+from playground.site.texts import CHAPTERS
 
 HERE = Path(__file__).parent
 CODE = ROOT / "playground"
@@ -22,7 +22,7 @@ TEXTS = {
     if name != "why"  # its text is that of `break`, which gives the page its name
 }
 """The page of each text."""
-LESSON_FILES = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in PATH}
+LESSON_FILES = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in ROWS}
 """The chapter beside which the file of a lesson's program is shown."""
 ADDRESSES = {file: f"{page}.html" for file, page in TEXTS.items()}
 ADDRESSES |= {file: f"{page}.html#{file.name}-1" for file, page in LESSON_FILES.items()}

@@ -18,12 +18,12 @@ from playground.explain.replay.record.recording import Recording
 from playground.figures.runs import FIGURE_OF, find_run
 from playground.site.addresses import ADDRESSES, CODE, LESSON_FILES, TEXTS
 from playground.site.calculators.pages import place_calculators
-from playground.site.chapters import CHAPTERS
 from playground.site.code import line_of, read_text, show_code
 from playground.site.contents import Page
 from playground.site.exercises import add_exercises, list_exercises
 from playground.site.markdown import label_cells, new_markdown
 from playground.site.search import Section
+from playground.site.texts import CHAPTERS
 from playground.tools.failures.programs import PROGRAMS
 
 PLAYED = re.compile(
@@ -220,7 +220,7 @@ class Site:
                     )
                     self.sections[-1].words += f"{' '.join(said)} "
                 self.lead_to_line(file, children, tokens[place + 2 : place + 3])
-                token.children = [*self.change(page, file, token.content, children)]
+                token.children = [*self.add_links(page, file, token.content, children)]
         return str(self.markdown.renderer.render(tokens, self.markdown.options, {}))
 
     def lead_to_line(self, file: Path, children: list[Token], following: list[Token]) -> None:
@@ -233,38 +233,50 @@ class Site:
             line = line_of(following[0].content, source.read_text(encoding="utf-8"))
             links[-1].attrSet("href", f"{path}#{source.name}-{line}" if line else path)
 
-    def change(self, page: str, file: Path, content: str, children: list[Token]) -> Iterator[Token]:
+    def add_links(
+        self, page: str, file: Path, content: str, children: list[Token]
+    ) -> Iterator[Token]:
         """The parts of a paragraph, with links to pages, to exercises where they are named, and to
         programs in a table."""
-        named = is_linked = False
+        is_on_exercises = is_linked = False
         for child in children:
             is_linked = child.type == "link_open" or (is_linked and child.type != "link_close")
-            name, changed, named = child.content, "", named or "xercise" in child.content
-            if child.type == "link_open" and not re.match("https?:", str(child.attrGet("href"))):
-                path, _, part = str(child.attrGet("href")).partition("#")
-                target = (file.parent / path).resolve() if path else file
-                address = self.link(target)
-                child.attrSet("href", f"{address.partition('#')[0]}#{part}" if part else address)
-                if (
-                    TEXTS.get(target) == "glossary"
-                    and part
-                    and self.uses.setdefault(part, page) == page
-                ):
-                    child.attrSet("id", f"use-{part}")
+            is_on_exercises = is_on_exercises or "xercise" in child.content
+            changed = ""
+            if child.type == "link_open":
+                self.lead_to_page(page, file, child)
             elif child.type == "image":
-                changed = self.show_figure(
-                    page, (file.parent / str(child.attrGet("src"))).resolve(), html.escape(name)
-                )
-            elif child.type != "code_inline" or is_linked:
-                pass  # a link holds no other
-            elif named and name in CATALOGUE:
-                changed = (
-                    f'<a href="{self.link(FOLDER / CATALOGUE[name].folder)}">'
-                    f"<code>{name}</code></a>"
-                )
-            elif content == f"`{name}`" and name in PROGRAMS:
-                changed = f'<a href="break-{name}.html"><code>{name}</code></a>'
+                picture = (file.parent / str(child.attrGet("src"))).resolve()
+                changed = self.show_figure(page, picture, html.escape(child.content))
+            elif child.type == "code_inline" and not is_linked:  # a link holds no other
+                is_alone = content == f"`{child.content}`"
+                changed = self.link_name(child.content, is_on_exercises, is_alone)
             yield Token("html_inline", "", 0, content=changed) if changed else child
+
+    def lead_to_page(self, page: str, file: Path, link: Token) -> None:
+        """Let a link to a file lead to its page, and the first one to a word of the glossary be
+        found from there."""
+        href = str(link.attrGet("href"))
+        if re.match("https?:", href):
+            return
+        path, _, part = href.partition("#")
+        target = (file.parent / path).resolve() if path else file
+        address = self.link(target)
+        link.attrSet("href", f"{address.partition('#')[0]}#{part}" if part else address)
+        is_word = TEXTS.get(target) == "glossary" and part
+        if is_word and self.uses.setdefault(part, page) == page:
+            link.attrSet("id", f"use-{part}")
+
+    def link_name(self, name: str, is_on_exercises: bool, is_alone: bool) -> str:
+        """The link of a name in the font of code: of an exercise in a paragraph that speaks of
+        exercises, and of a program of `break` that is alone in its cell. Empty for another one."""
+        if is_on_exercises and name in CATALOGUE:
+            address = self.link(FOLDER / CATALOGUE[name].folder)
+        elif is_alone and name in PROGRAMS:
+            address = f"break-{name}.html"
+        else:
+            return ""
+        return f'<a href="{address}"><code>{name}</code></a>'
 
 
 PROGRAM = """<aside aria-label="The code">

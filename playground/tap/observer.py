@@ -20,13 +20,15 @@ class Observer:
     looks_at_calls = True
     """Whether it is told of calls."""
     looks_inside = False
-    """Whether it is also told what torch does by itself: of its calls in C++ `begun`, `returned`
-    and `completed`, and `waiting` and `waited` where Python sees them; of waits for work that torch
-    keeps to itself; and of backward passes."""
-
+    """Whether it is also told what torch does by itself: of calls in C++ that they begin, return
+    and complete, of waits that Python sees, and of backward passes."""
     looks_at_ends = True
-    """Who looks inside: whether it needs `completed` of the calls of Python's, which costs each of
-    them a callback."""
+    """Whether one that looks inside is told `completed` of calls from Python, too: each costs a
+    callback."""
+    looks_at_training = False
+    """Whether it is also told of backward passes, models, samples, batches and files."""
+
+    # of calls
 
     def begun(self, call: Call) -> None: ...
 
@@ -42,43 +44,42 @@ class Observer:
 
     def dropped(self, calls: Sequence[Call]) -> None: ...
 
+    # who looks inside
+
     def completed(self, call: Call) -> None:
-        """Who looks inside: the backend has done an asynchronous call. In a thread of the
-        backend's, which must not wait; on a GPU, its stream waits for the call."""
+        """The backend has done an asynchronous call. On a GPU, its stream waits for the call. The
+        thread is the backend's, which must not wait."""
+
+    # who looks inside, or at training
 
     def backward_begun(self, root: Any) -> None:
-        """Who looks inside or at training: a backward pass begins in this thread, from this tensor
-        or these."""
+        """A backward pass begins in this thread, from this tensor or these."""
 
     def backward_ended(self) -> None:
-        """Who looks inside or at training: it has ended, and so has what it started and did not
-        hand out."""
+        """It has ended, and so has what it started and did not hand out."""
 
-    looks_at_training = False
-    """Whether it is also told what follows, and of backward passes."""
+    # who looks at training
 
     def model_wrapped(self, model: DistributedDataParallel) -> None:
-        """Who looks at training: a model has been wrapped, and its replicas are equal."""
+        """A model has been wrapped, and its replicas are equal."""
 
     def model_called(self, model: DistributedDataParallel, args: Sequence[Any]) -> None:
-        """Who looks at training: the forward pass of a wrapped model begins."""
+        """The forward pass of a wrapped model begins."""
 
     def model_loaded(self, module: nn.Module) -> None:
-        """Who looks at training: a module's `load_state_dict` has returned."""
+        """A module's `load_state_dict` has returned."""
 
     def samples_drawn(self, sampler: DistributedSampler[Any]) -> None:
-        """Who looks at training: an iteration over a sampler begins."""
+        """An iteration over a sampler begins."""
 
     def batch_loaded(self, iterator: Any, batch: Any) -> None:
-        """Who looks at training: an iterator of a data loader returns a batch."""
+        """An iterator of a data loader returns a batch."""
 
     def file_saved(self, file: Any, saved: Any) -> None:
-        """Who looks at training: `torch.save` has written this into a file, given by its path or
-        open."""
+        """`torch.save` has written this into a file, given by its path or open."""
 
     def file_loaded(self, file: Any) -> None:
-        """Who looks at training: `torch.load` is about to read a file, given by its path or
-        open."""
+        """`torch.load` is about to read a file, given by its path or open."""
 
 
 class FastObserver:

@@ -80,6 +80,46 @@ class Cost:
         return self.compute + self.tensor + self.context + self.data + self.bubble
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeshStep:
+    """A step of a task on a mesh, with so many sequences in a microbatch."""
+
+    task: TrainingTask
+    shape: Shape
+    microbatch: int
+    recompute: bool
+
+    @property
+    def parameters(self) -> float:
+        """Those of a rank."""
+        _, pp, _, tp = self.shape
+        return self.task.parameters / (pp * tp)
+
+    @property
+    def layers(self) -> float:
+        """Those of a stage of the pipeline."""
+        return self.task.layers / self.shape[1]
+
+    @property
+    def microbatches(self) -> float:
+        return self.task.sequences / self.shape[0] / self.microbatch
+
+    @property
+    def tokens(self) -> float:
+        """Those of a microbatch on a rank of cp."""
+        return self.microbatch * self.task.length / self.shape[2]
+
+    @property
+    def hidden(self) -> float:
+        """Bytes of the hidden states of these tokens."""
+        return 2 * self.tokens * self.task.width
+
+    @property
+    def again(self) -> int:
+        """How often forward is computed again."""
+        return int(self.recompute)
+
+
 def cost_of(
     shape: Shape,
     stage: int,
@@ -93,41 +133,77 @@ def cost_of(
     `recompute` their activations keep their inputs, and backward has those of one block besides.
     A rank of the pipeline has so many interleaved `parts`, which shorten the bubble. What they hold
     besides 1F1B is left out."""
-    dp, pp, cp, tp = shape
-    machine, host, flops = task.machine, task.host, task.flops
-    microbatches, own = task.sequences / dp / microbatch, task.parameters / (pp * tp)
-    tokens = microbatch * task.length / cp
-    hidden, blocks = 2 * tokens * task.width, task.layers / pp * min(pp, microbatches)
-    keeping = tokens / tp, task.width
-    activations = kept_bytes(*keeping, blocks, 2, MASKS, recompute=recompute)
-    if recompute:
-        activations += kept_bytes(*keeping, 1, 2, MASKS)
-    held = own * state_bytes(MIXED, stage, dp * cp) + activations
-    squares = task.length**2 * task.width * task.sequences
-    attention = 6 * task.layers * squares / task.gpus / flops
-    products = 6 * task.parameters * task.length * task.sequences / task.gpus / flops
-    again = int(recompute)  # forward, which is a third of the work, and half of tensor's sums
-    attention *= 1 + again / 3
-    compute = products * (1 + again / 3) + attention
-    backward = (2 + again) / (3 + again) * compute
-    often = task.layers / pp * microbatches
-    # a reduce_scatter and an all_gather in place of each all_reduce, which take as long
-    tensor = (4 + 2 * again) * often * all_reduce_seconds(hidden, tp, min(tp, host), machine)
-    beta = machine.inner_beta if cp * tp <= host else machine.beta
-    rounds = 6 * cp - 4 + again * (2 * cp - 2)
-    context = max(0.0, (cp > 1) * often * rounds * task.key_share * hidden / tp * beta - attention)
-    in_host = min(cp, max(1, host // tp)) * min(dp, max(1, host // (tp * cp * pp)))
-    # from zero-2 on, the gradients of a layer are a message
-    messages = task.layers / pp if stage >= 2 else 1
-    sums = messages * all_reduce_seconds(2 * own / messages, dp * cp, in_host, machine)
+    step = MeshStep(task=task, shape=shape, microbatch=microbatch, recompute=recompute)
+    attention = attention_seconds(step)
+    compute = product_seconds(step) + attention
+    backward = (2 + step.again) / (3 + step.again) * compute
+    tensor = tensor_seconds(step)
+    context = context_seconds(step, attention)
+    sums = gradient_seconds(step, stage)
     return Cost(
-        held=held,
+        held=held_bytes(step, stage),
         compute=compute,
         tensor=tensor,
         context=context,
-        data=data_seconds(stage, sums, microbatches, backward, compute),
-        bubble=(pp - 1) / (parts * microbatches) * (compute + tensor + context),
+        data=data_seconds(stage, sums, step.microbatches, backward, compute),
+        bubble=(shape[1] - 1) / (parts * step.microbatches) * (compute + tensor + context),
     )
+
+
+def held_bytes(step: MeshStep, stage: int) -> float:
+    """What a rank holds of the states of its parameters, and of activations."""
+    dp, pp, cp, tp = step.shape
+    keeping = step.tokens / tp, step.task.width
+    blocks = step.layers * min(pp, step.microbatches)
+    activations = kept_bytes(*keeping, blocks, 2, MASKS, recompute=step.recompute)
+    if step.recompute:
+        activations += kept_bytes(*keeping, 1, 2, MASKS)
+    return step.parameters * state_bytes(MIXED, stage, dp * cp) + activations
+
+
+def attention_seconds(step: MeshStep) -> float:
+    """Computing scores, and sums by them. Forward is a third of the work."""
+    task = step.task
+    squares = task.length**2 * task.width * task.sequences
+    return 6 * task.layers * squares / task.gpus / task.flops * (1 + step.again / 3)
+
+
+def product_seconds(step: MeshStep) -> float:
+    """Computing products with parameters. Forward is a third of the work."""
+    task = step.task
+    products = 6 * task.parameters * task.length * task.sequences / task.gpus / task.flops
+    return products * (1 + step.again / 3)
+
+
+def tensor_seconds(step: MeshStep) -> float:
+    """Waiting for the sums of tensor parallelism, half of which are forward's. A reduce_scatter and
+    an all_gather stand in place of each all_reduce, and take as long."""
+    tp, machine = step.shape[3], step.task.machine
+    one = all_reduce_seconds(step.hidden, tp, min(tp, step.task.host), machine)
+    return (4 + 2 * step.again) * step.layers * step.microbatches * one
+
+
+def context_seconds(step: MeshStep, attention: float) -> float:
+    """Waiting for keys and values, and their gradients, as far as `attention` does not hide it."""
+    _, _, cp, tp = step.shape
+    if cp == 1:
+        return 0.0
+    task, machine = step.task, step.task.machine
+    beta = machine.inner_beta if cp * tp <= task.host else machine.beta
+    rounds = 6 * cp - 4 + step.again * (2 * cp - 2)
+    often = step.layers * step.microbatches
+    return max(0.0, often * rounds * task.key_share * step.hidden / tp * beta - attention)
+
+
+def gradient_seconds(step: MeshStep, stage: int) -> float:
+    """An all_reduce of a rank's gradients, over dp and cp."""
+    dp, pp, cp, tp = step.shape
+    host = step.task.host
+    in_host = min(cp, max(1, host // tp)) * min(dp, max(1, host // (tp * cp * pp)))
+    # from zero-2 on, the gradients of a layer are a message
+    messages = step.layers if stage >= 2 else 1
+    nbytes = 2 * step.parameters / messages
+    return messages * all_reduce_seconds(nbytes, dp * cp, in_host, step.task.machine)
 
 
 def data_seconds(

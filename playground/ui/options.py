@@ -59,7 +59,7 @@ def flags(
     for name in names or known:
         about = replace(known[name], **(changed or {}).get(name, {}))
         made.append(make_option(name, about, hints[name], defaults[name]))
-        made += [only_with(name, **{other: values}) for other, values in about.needs.items()]
+        made += [refuse_without(name, other, values) for other, values in about.needs.items()]
     return options(*made)
 
 
@@ -191,10 +191,9 @@ def refuse(*names: str, why: Callable[[Mapping[str, Any]], str]) -> Callable[[An
     return decorate
 
 
-def only_with(name: str, **condition: tuple[object, ...]) -> Callable[[Any], Any]:
-    """The option `name` needs another parameter, the one keyword given, with one of these values,
-    or with any (`ANY`)."""
-    ((other, values),) = condition.items()
+def refuse_without(name: str, other: str, values: tuple[object, ...]) -> Callable[[Any], Any]:
+    """A decorator for a command: its option `name` needs the parameter `other` with one of these
+    values, or with any (`ANY`)."""
 
     def why(given: Mapping[str, Any]) -> str:
         value, params = given[other], click.get_current_context().command.params

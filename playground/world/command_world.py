@@ -14,7 +14,7 @@ from playground.base.remote import Remote
 from playground.world import backends
 from playground.world.launcher import fork_client
 from playground.world.launcher.launch import LaunchConfig, launch
-from playground.world.launcher.watch import ignore_report
+from playground.world.launcher.receiving import ignore_report
 from playground.world.rendezvous.environment import rank_env_from
 
 Around = Callable[

@@ -16,7 +16,7 @@ from ranks import observed
 from playground import launch
 from playground.algorithms import ALGORITHMS, all_reduce, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import IN_FLIGHT, RING_PIECE
-from playground.algorithms.messages import Addressed, Group, WatchedExecutor, Works, executed_by
+from playground.algorithms.messages import Addressed, Group, WatchingExecutor, Works, executed_by
 from playground.world import RankFailed
 
 NAMES = sorted(ALGORITHMS)
@@ -107,7 +107,7 @@ class Waited:
         self.still.remove(self)
 
 
-class Started(WatchedExecutor):
+class Started(WatchingExecutor):
     """Knows which messages have been started and not waited for."""
 
     def __init__(self) -> None:

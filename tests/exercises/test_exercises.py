@@ -54,7 +54,7 @@ from playground.exercises.scaling import judges as scaling
 from playground.exercises.transcript import TICK, Transcript
 from playground.exercises.verdict import Verdict, check_solution, tell_lines
 from playground.exercises.workbook import Workbook, progress_file
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 from playground.training import mesh_costs as costs
 from playground.ui import terminal
 from playground.world.launcher import pool as kept

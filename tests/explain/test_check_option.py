@@ -23,7 +23,7 @@ from playground.explain.right.observer import checked
 from playground.explain.right.reading import read_ranks
 from playground.explain.right.report import HIDING
 from playground.explain.right.rules import find_mistakes
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 
 SCRIPT = """
 import os

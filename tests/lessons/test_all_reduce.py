@@ -23,7 +23,7 @@ from playground.algorithms.traffic import sent_by
 from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import PHASE
 from playground.lessons.all_reduce import lesson
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 from playground.tap import MESSAGES, Call, Observer, observing
 
 CHAPTER = CHAPTERS["allreduce"]

@@ -10,12 +10,12 @@ import pytest
 from test_readme import fenced_blocks
 
 from playground.base.remote import ROOT
-from playground.lessons import PARTS, PATH
-from playground.site.chapters import CHAPTERS
+from playground.lessons import PARTS, ROWS
 from playground.site.code import EXCERPT, line_of
+from playground.site.texts import CHAPTERS
 
 FOLDER = CHAPTERS["glossary"].parent
-LESSONS = {lesson.name: CHAPTERS[lesson.name] for lesson in PATH}
+LESSONS = {lesson.name: CHAPTERS[lesson.name] for lesson in ROWS}
 """Their chapters begin with a problem and a run, and show the whole program."""
 FORMED = [name for name, file in CHAPTERS.items() if file.name == "README.md"]
 """Chapters of lessons and tools; the other pages have no boxes, runs and exercises."""
@@ -201,7 +201,7 @@ def test_the_glossary_is_in_order_and_each_word_is_in_its_chapter_or_on_the_page
 def test_every_lesson_is_in_the_table_of_methods_or_the_glossary() -> None:
     text = "".join(CHAPTERS[page].read_text(encoding="utf-8") for page in ("map", "glossary"))
     linked = {(FOLDER / link).resolve() for link in re.findall(r"\]\((.*?)\)", text)}
-    assert {ROOT / lesson.path for lesson in PATH} <= linked
+    assert {ROOT / lesson.path for lesson in ROWS} <= linked
 
 
 def test_the_numbers_of_the_table_of_methods_are_in_the_chapters_of_their_rows() -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fixtures import Worlds
 
 from playground.lessons.experts import lesson as experts
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 
 Work = tuple[str, int, int]
 """F or B, or W for the second half of a backward; which part of the model, and which microbatch."""

@@ -14,7 +14,7 @@ import pytest
 from processes import ENOUGH, free_port
 from test_readme import fenced_blocks
 
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 
 pytestmark = pytest.mark.stress
 FAILURE = '    if rank == 1: raise RuntimeError("no disk")\n'

@@ -14,7 +14,7 @@ from boards import source_of
 from fixtures import Run, Start
 from test_readme import consoles
 
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 
 CHAPTER = CHAPTERS["failures"].read_text(encoding="utf-8")
 NAMES = {

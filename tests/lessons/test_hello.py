@@ -15,7 +15,7 @@ from processes import ENOUGH
 from test_readme import fenced_blocks
 
 from playground.lessons.hello import lesson
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 
 COMPARE = "    difference = "
 

@@ -16,7 +16,7 @@ from test_readme import fenced_blocks
 
 from playground.base.remote import remote
 from playground.lessons import LESSONS
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 from playground.training.step_settings import StepSettings
 from playground.world import UsageError
 

@@ -14,7 +14,7 @@ from notebooks import fork_kernel, printed
 
 from playground.base import process_checks as surroundings
 from playground.base.remote import ROOT
-from playground.lessons import PATH
+from playground.lessons import ROWS
 
 NOTEBOOK = ROOT / "playground" / "lessons" / "first.ipynb"
 
@@ -89,7 +89,7 @@ def test_the_exercise_and_the_path_are_shown(cells: dict[str, Any]) -> None:
     [task] = shown(cells["%exercise swap"])
     assert task["text/markdown"].startswith("# Swap")
     path = printed(cells["%%here"]).splitlines()
-    assert [line.split()[1] for line in path] == [lesson.name for lesson in PATH]
+    assert [line.split()[1] for line in path] == [lesson.name for lesson in ROWS]
 
 
 def test_it_says_how_to_install_as_the_readme_does() -> None:

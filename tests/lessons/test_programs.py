@@ -21,11 +21,11 @@ from fixtures import Run
 from ranks import TORCH
 
 from playground.base.remote import file_of
-from playground.lessons import LESSONS, PATH
+from playground.lessons import LESSONS, ROWS
 from playground.lessons.lesson_row import Lesson
 from playground.training import prepare
 
-PROGRAMS = [*PATH]
+PROGRAMS = [*ROWS]
 
 
 def quiet(*warning: str) -> list[Any]:

@@ -19,7 +19,7 @@ from playground.explain.replay.play.player import read_style
 from playground.site.addresses import HERE
 from playground.site.calculators.formulas import CALCULATORS
 from playground.site.calculators.pages import FILES, place_calculators
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 from playground.training.formulas import (
     COLLECTIVES_OF_STAGE,
     MIXED,

@@ -6,11 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import playground
-from playground.lessons import PATH
+from playground.lessons import ROWS
 
 LESSONS = Path(playground.__file__).parent / "lessons"
 
-BOARDS = [Path(lesson.path).name for lesson in PATH]
+BOARDS = [Path(lesson.path).name for lesson in ROWS]
 """Their folders, in the order of the path."""
 
 

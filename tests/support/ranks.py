@@ -19,7 +19,7 @@ from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import (
     Addressed,
     Group,
-    WatchedExecutor,
+    WatchingExecutor,
     Works,
     executed_by,
     number_in_whole,
@@ -83,7 +83,7 @@ def fork_a_talker(rank: int, size: int) -> int:
     return rank
 
 
-class Listener(WatchedExecutor):
+class Listener(WatchingExecutor):
     """Calls `note(send, receive)` before messages of our algorithms are started, with the group's
     numbers of ranks."""
 

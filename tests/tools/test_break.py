@@ -15,7 +15,7 @@ from fixtures import Run
 from playground.base.remote import file_of
 from playground.explain.replay.record.reading import read_recording
 from playground.figures.runs import find_run
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 from playground.tools import failures
 from playground.tools.failures.page import Outcome, find_problem, run
 from playground.tools.failures.programs import (

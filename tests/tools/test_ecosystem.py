@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from processes import ENOUGH
 
-from playground.site.chapters import CHAPTERS
+from playground.site.texts import CHAPTERS
 
 FOLDER = Path(__file__).parent / "ecosystem"
 CHAPTER = CHAPTERS["run"]

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from playground.base.flags import ANY
-from playground.ui.options import only_with, refuse
+from playground.ui.options import refuse, refuse_without
 from playground.world import UsageError
 
 
@@ -18,8 +18,8 @@ from playground.world import UsageError
 @click.option("--sync", default="flat")
 @click.option("-k", "--keep", default=1, envvar="KEEP")
 @click.option("--cap", default=25)
-@only_with("keep", snapshots=ANY)
-@only_with("cap", sync=("bucketed", "overlapped"))
+@refuse_without("keep", "snapshots", ANY)
+@refuse_without("cap", "sync", ("bucketed", "overlapped"))
 @refuse("sync", why=lambda given: "is for few" if given["cap"] > 99 else "")
 def command(**values: object) -> dict[str, object]:
     return values

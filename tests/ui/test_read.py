@@ -19,7 +19,8 @@ from widths import too_wide
 
 from playground.base.remote import ROOT
 from playground.lessons import PARTS
-from playground.site.chapters import CHAPTERS, PAGES, chapter_text
+from playground.site.chapters import chapter_text
+from playground.site.texts import CHAPTERS, PAGES
 
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 

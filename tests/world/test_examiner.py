@@ -17,6 +17,7 @@ from playground.explain.hang.wording import Diagnosis
 from playground.world import PeerDisconnected, RankFailed
 from playground.world.launcher import watch
 from playground.world.launcher.examiner import Examiner, find_failed, line_of
+from playground.world.launcher.receiving import ignore_report
 from playground.world.rank.preemption import PreemptionNotice
 
 
@@ -130,5 +131,5 @@ def test_a_rank_that_failed_is_named_before_those_that_lost_it(
         )
         for each in failures
     ]
-    world = watch.WorldWatch(ranks, 1.0, watch.ignore_report, PreemptionNotice(0.0))
+    world = watch.WorldWatch(ranks, 1.0, ignore_report, PreemptionNotice(0.0))
     assert world.first_failure() is failures[1]

@@ -294,9 +294,9 @@ def test_who_serves_the_store_stays_until_the_others_know_that_it_has_left(
 def test_threads_and_exit_functions_have_no_limit_of_ours(
     run_program: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from playground.world.launcher import watch
+    from playground.world.launcher import ending
 
-    monkeypatch.setattr(watch, "LEAVE_LIMIT", 0.1)  # programs are forks of this process
+    monkeypatch.setattr(ending, "LEAVE_LIMIT", 0.1)  # programs are forks of this process
     text = """
         def upload(what):
             time.sleep(1)

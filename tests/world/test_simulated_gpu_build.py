@@ -34,7 +34,7 @@ import sys
 from pathlib import Path
 from playground.world.simulated_gpu import build
 
-build.find_torch = lambda: Path(sys.argv[1])
+build.find_torch_with_cuda = lambda: Path(sys.argv[1])
 print(build.build())
 """
 
@@ -44,7 +44,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     """`compiler(text)`: a script that is the only compiler; the cache is empty, and PyTorch has
     CUDA."""
     (tmp_path / "torch" / "lib").mkdir(parents=True)
-    monkeypatch.setattr(building, "find_torch", lambda: tmp_path / "torch")
+    monkeypatch.setattr(building, "find_torch_with_cuda", lambda: tmp_path / "torch")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LOG", str(tmp_path / "log"))
 

@@ -19,8 +19,9 @@ from ranks import add_up, go_wrong
 import playground
 from playground.world import RankFailed, RankTimeout, report
 from playground.world.backends import BACKENDS
-from playground.world.launcher import examiner, watch
+from playground.world.launcher import ending, examiner, receiving, watch
 from playground.world.launcher.rank_handle import RankHandle
+from playground.world.launcher.receiving import ignore_report
 from playground.world.rank.preemption import PreemptionNotice
 
 launch = partial(playground.launch, fresh=True)
@@ -36,7 +37,7 @@ def test_the_last_words_of_a_rank_are_heard(monkeypatch: pytest.MonkeyPatch) -> 
     """Also if, while the launcher looks for what is ready, they come after it has looked at the
     line, and the end of the process before it looks at that: here it never looks at the line."""
     monkeypatch.setattr(
-        watch,
+        receiving,
         "wait",
         lambda objects, seconds: wait([s for s in objects if type(s) is int], seconds),
     )
@@ -86,7 +87,7 @@ def test_a_rank_that_reports_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> Non
     messages: list[bool] = []
     monkeypatch.setattr(examiner.Examiner, "seconds_left", 0.25)
     monkeypatch.setattr(watch, "receive", lambda *_: messages.pop())
-    world = watch.WorldWatch([], 1.0, watch.ignore_report, PreemptionNotice(0.0))
+    world = watch.WorldWatch([], 1.0, ignore_report, PreemptionNotice(0.0))
 
     def look(*received: bool) -> None:
         messages[:] = received
@@ -118,9 +119,9 @@ def test_a_rank_that_is_about_to_die_is_waited_for_and_named(
     def receive(*_: object) -> None:
         other.died, other.failure = True, killed
 
-    monkeypatch.setattr(watch, "receive", receive)
+    monkeypatch.setattr(receiving, "receive", receive)
     ranks: Any = [first, other]
-    world = watch.WorldWatch(ranks, 1.0, watch.ignore_report, PreemptionNotice(0.0))
+    world = watch.WorldWatch(ranks, 1.0, ignore_report, PreemptionNotice(0.0))
     assert world.first_failure() is killed
     other.died, other.failure, other.is_ending = False, None, lambda: False
     assert world.first_failure() is raised
@@ -132,7 +133,7 @@ def test_nothing_is_said_of_ranks_of_which_one_asks_a_person(
     """It may begin to ask while the launcher looks at them."""
     nothing: Any = None
     rank = RankHandle(0, 1, nothing, nothing, [], BACKENDS["gloo"])
-    world, judged = watch.WorldWatch([rank], 1.0, watch.ignore_report, PreemptionNotice(0.0)), []
+    world, judged = watch.WorldWatch([rank], 1.0, ignore_report, PreemptionNotice(0.0)), []
     monkeypatch.setattr(watch, "ask_for_stacks", lambda *_: None)
     monkeypatch.setattr(world.examiner, "confirm", lambda *_: judged.append(rank.question))
     monkeypatch.setattr(world.examiner, "find_reason", lambda *_: None)
@@ -149,8 +150,8 @@ def stay(rank: int, size: int) -> None:
 def test_a_rank_that_does_not_leave_is_told_where_it_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch, "LEAVE_LIMIT", 1.0)
-    monkeypatch.setattr(watch, "LOOK_INTERVAL", 0.1)
+    monkeypatch.setattr(ending, "LEAVE_LIMIT", 1.0)
+    monkeypatch.setattr(ending, "LOOK_INTERVAL", 0.1)
     with pytest.raises(RankFailed, match="did not leave cleanly: still there after 2 s") as caught:
         launch(stay, 2, timeout=2)
     assert "threading.py" in caught.value.others[1]
@@ -170,7 +171,7 @@ def test_a_rank_that_has_told_its_failure_is_sent_no_signal_while_it_ends() -> N
             relay_output=lambda: None, close=lambda: None,
         )  # fmt: skip
 
-    watch.stop([rank(0, True), rank(1, False)])
+    ending.stop([rank(0, True), rank(1, False)])
     assert asked == [1]
 
 
@@ -193,12 +194,12 @@ def test_a_rank_that_prints_while_it_leaves_is_waited_for(
             process.exitcode = 0
         return prints
 
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(watch, "receive", receive)
-    monkeypatch.setattr(watch, "ask_for_stacks", lambda ranks: {0: "in train.py"})
+    monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(ending, "receive", receive)
+    monkeypatch.setattr(ending, "ask_for_stacks", lambda ranks: {0: "in train.py"})
     if prints:
-        watch.dismiss([rank], timeout=60.0)
+        ending.dismiss([rank], timeout=60.0)
         assert now > 200
     else:
         with pytest.raises(RankFailed, match="still there after 60 s"):
-            watch.dismiss([rank], timeout=60.0)
+            ending.dismiss([rank], timeout=60.0)

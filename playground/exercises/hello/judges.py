@@ -16,6 +16,7 @@ import torch.distributed as dist
 from playground.base.upstream import default_store
 from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import AWAITS, RETURNED, Place
+from playground.exercises.transcript import WRITING
 from playground.tap.replacement import replaced
 from playground.ui.units import plural
 from playground.world.rank.reports import report
@@ -131,9 +132,9 @@ def hand_on(name: str) -> Callable[..., Any]:
     return call
 
 
-WRITING = "add", "compare_set", "append", "multi_set"
 for _name in (*WRITING, "check", "delete_key", "num_keys", "multi_get"):
-    setattr(WatchedStore, _name, hand_on(_name))
+    if _name not in vars(WatchedStore):
+        setattr(WatchedStore, _name, hand_on(_name))
 OF_THE_WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK")
 """Variables that say who a process is."""
 

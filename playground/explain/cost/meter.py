@@ -16,7 +16,7 @@ import torch
 import torch.distributed._functional_collectives  # the tap does, once for all ranks if it is here
 
 from playground.algorithms.link import Link
-from playground.algorithms.messages import WatchedExecutor, executed_by
+from playground.algorithms.messages import WatchingExecutor, executed_by
 from playground.algorithms.traffic import sent_by
 from playground.base.event_log import NONE, EventLog, Table, map_file
 from playground.explain.cost.clock import Clock, Moment
@@ -259,7 +259,7 @@ class Meter(Observer):
         self.log.set(ENDED, time.monotonic())
 
 
-class MeteredExecutor(WatchedExecutor):
+class MeteredExecutor(WatchingExecutor):
     """Measures our own collectives, whose messages are counted one by one."""
 
     def __init__(self, meter: Meter) -> None:

@@ -26,7 +26,7 @@ from playground.base.connections import read_ports, tcp_connections
 from playground.base.frames import in_package, is_standard
 from playground.base.process_status import process_status
 from playground.base.threads import running
-from playground.base.upstream import find_interpreter, find_torch, is_foreign, takes_remote_calls
+from playground.base.upstream import find_interpreter, is_foreign, takes_remote_calls, torch_folder
 from playground.explain.hang.idle import Sleep, find_sleep
 
 BETWEEN_LOOKS = 0.1
@@ -105,7 +105,9 @@ class Activity:
     now and then. What has arrived in a socket and is not read although all others sleep is read by
     none of them: nobody has asked for it yet."""
     transferred: tuple[list[int], ...]
+    """Bytes that each of its sockets has sent and received."""
     ticks: tuple[bytes, ...]
+    """The processor time of each of its threads but for those that also wake up for nothing."""
     asleep: frozenset[Sleep] = frozenset()
     """The threads that only others of this process can wake."""
     waits: tuple[int, ...] | None = None
@@ -218,7 +220,7 @@ def is_between(path: str) -> bool:
 
 def place_in_torch(path: str) -> str:
     """The path of one of torch's files in its folder; empty for others."""
-    folder = os.path.join(os.path.dirname(find_torch()), "")
+    folder = os.path.join(torch_folder(), "")
     return path.removeprefix(folder) if path.startswith(folder) else ""
 
 

@@ -56,7 +56,6 @@ from playground.explain.hang.wording import (
     draw_states,
     draw_table,
     has_called,
-    list_cells,
     shorten,
 )
 
@@ -353,13 +352,25 @@ def describe(
     unknown: str | None = None,
 ) -> Diagnosis:
     """`rank` waits for `other`, which is the culprit or one of them."""
+    parties = list_parties(graph, kind, culprits, other, rank)
+    found = compose(kind, culprits, parties, draw_states(graph, with_unseen=True), unknown)
+    waits = sorted(graph.waits.items())
+    edges = tuple((one, tuple(sorted(wait.missing))) for one, wait in waits)
+    return replace(found, waits=edges, cure=find_cure_here(graph, kind, other, rank))
+
+
+def list_parties(
+    graph: WaitGraph, kind: Kind, culprits: set[int], other: int, rank: int | None
+) -> list[tuple[Sequence[int], Predicate]]:
+    """Who does what: the ranks that do the same as `other`, those that wait as `rank` does, and
+    where calls differ in what they carry, the further calls."""
     waits, pairs = graph.waits, ((rank, other), (other, rank))
     differing = [waits[one] for one, two in pairs if one in waits and two in waits[one].differing]
     disputed = differing[0] if differing else None
     acts = {one: find_act(graph, one, kind, disputed) for one in sorted(graph.states)}
     told = {other} | (culprits or waits.keys())
     alike = [one for one in acts if one in told and acts[one] == acts[other]]
-    parties = [(alike, acts[other])]
+    parties: list[tuple[Sequence[int], Predicate]] = [(alike, acts[other])]
     if rank is not None:
         others = [one for one in acts if one in waits and one not in alike]
         same = [one for one in others if acts[one] == acts[rank]]
@@ -370,20 +381,19 @@ def describe(
         for act in dict.fromkeys(acts[one] for one in sorted(met)):
             if len(parties) < MOST_PARTIES and act not in (each for _, each in parties):
                 parties.append(([one for one in met if acts[one] == act], act))
-    rows = {one: list_cells(graph, one) for one in acts}
-    seen = graph.states.keys() - graph.find_doing(Doing.NOT_SEEN)
-    table = draw_table(rows, {one: graph.states[one].since for one in seen})
-    edges = tuple((one, tuple(sorted(wait.missing))) for one, wait in sorted(waits.items()))
-    told_of = replace(compose(kind, culprits, parties, table, unknown), waits=edges)
+    return parties
+
+
+def find_cure_here(graph: WaitGraph, kind: Kind, other: int, rank: int | None) -> str:
+    """The cure where `rank` waits for `other`: that of the kind, unless the lines tell more."""
     if kind == Kind.BESIDE_DDP:
-        calls = {one: wait.operation for one, wait in waits.items()}
-        return replace(told_of, cure=find_cure(kind, calls, graph.states.values()))
+        calls = {one: wait.operation for one, wait in graph.waits.items()}
+        return find_cure(kind, calls, graph.states.values())
     if kind == Kind.ENDED and rank is not None:
-        if waits[rank].operation.kind != COLLECTIVE:
-            return replace(told_of, cure=UNANSWERED.format(rank=rank, other=other))
-        if unshared := find_unshared(graph, rank):
-            return replace(told_of, cure=unshared)
-    return told_of
+        if graph.waits[rank].operation.kind != COLLECTIVE:
+            return UNANSWERED.format(rank=rank, other=other)
+        return find_unshared(graph, rank) or kind.cure
+    return kind.cure
 
 
 def find_unshared(graph: WaitGraph, rank: int) -> str:
@@ -415,14 +425,18 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
         what = detail(wait.operation, Kind.MODELS if by_model else kind)
         line = wait.operation.line
         if kind == Kind.ABORTED and ABORT in state.end:
-            several = re.sub("^was ", "were ", state.end)
-            return Predicate(f"{state.end} in {what}", f"{several} in {what}", line)
+            return Predicate(f"{state.end} in {what}", f"{of_several(state.end)} in {what}", line)
         return Predicate(f"is in {what}", f"are in {what}", line, wait.operation.name)
-    one, several = ACTS.get(state.doing) or (state.end, re.sub("^was ", "were ", state.end))
+    one, several = ACTS.get(state.doing) or (state.end, of_several(state.end))
     if state.operations and state.doing == Doing.FINISHED and not state.line:
         last = state.operations[-1]
         return Predicate(one, several, last.line, about_line=f"last call: {last.name}, ")
     return Predicate(one or "is dead", several or "are dead", state.line)
+
+
+def of_several(end: str) -> str:
+    """How a rank ended, of several: "was killed", "were killed"."""
+    return re.sub("^was ", "were ", end)
 
 
 def are_models(one: Operation, other: Operation) -> bool:

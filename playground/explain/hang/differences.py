@@ -252,25 +252,10 @@ def find_first_difference(states: Iterable[RankState]) -> Difference | None:
     """The earliest of the operations that ranks have called differently."""
     graph = WaitGraph(state for state in states if not state.unnamed)
     orders = {rank: order_calls(state) for rank, state in graph.states.items()}
-    placed: dict[tuple[Group, int], dict[int, Operation]] = {}
-    meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
-    for rank, state in graph.states.items():
-        for group, calls in orders[rank].items():
-            for place, one in calls.items():
-                placed.setdefault((group, place), {})[rank] = one
-        for one in list_known(state):
-            key: tuple[object, ...] = one.channel, one.index
-            if one.kind != COLLECTIVE:
-                sender, receiver = (rank, one.peer) if one.kind == SEND else (one.peer, rank)
-                if graph.count(receiver, Channel(RECEIVE, one.group, None, one.tag, one.number)):
-                    continue  # a receive from anyone may have got any of them
-                key = sender, receiver, one.group, one.tag, one.number, one.index
-            elif one.channel.kind in ORDERED:
-                continue
-            meetings.setdefault(key, {})[rank] = one
+    placed = list_placed(orders)
     found = [
         (min(one.issued for one in met.values()), met, at)
-        for at, met in [*placed.items(), *((None, met) for met in meetings.values())]
+        for at, met in [*placed.items(), *((None, met) for met in list_met(graph))]
     ]
     for _, met, at in sorted(found, key=lambda each: each[0]):
         some = next(iter(met))
@@ -284,6 +269,36 @@ def find_first_difference(states: Iterable[RankState]) -> Difference | None:
             group, place = at
             return look_for_extra(first, {rank: orders[rank][group] for rank in met}, place)
     return None
+
+
+def list_placed(
+    orders: Mapping[int, Mapping[Group, Calls]],
+) -> dict[tuple[Group, int], dict[int, Operation]]:
+    """The calls that meet by their place among those of their group, by rank."""
+    placed: dict[tuple[Group, int], dict[int, Operation]] = {}
+    for rank, groups in orders.items():
+        for group, calls in groups.items():
+            for place, one in calls.items():
+                placed.setdefault((group, place), {})[rank] = one
+    return placed
+
+
+def list_met(graph: WaitGraph) -> Iterable[dict[int, Operation]]:
+    """The calls that meet in another way, by rank: messages, and collectives that meet in the
+    store."""
+    meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
+    for rank, state in graph.states.items():
+        for one in list_known(state):
+            key: tuple[object, ...] = one.channel, one.index
+            if one.kind != COLLECTIVE:
+                sender, receiver = (rank, one.peer) if one.kind == SEND else (one.peer, rank)
+                if graph.count(receiver, Channel(RECEIVE, one.group, None, one.tag, one.number)):
+                    continue  # a receive from anyone may have got any of them
+                key = sender, receiver, one.group, one.tag, one.number, one.index
+            elif one.channel.kind in ORDERED:
+                continue
+            meetings.setdefault(key, {})[rank] = one
+    return meetings.values()
 
 
 def find_surplus(states: Iterable[RankState]) -> Difference | None:

@@ -187,37 +187,42 @@ class Streams:
 
     def show(self, state: RankState) -> RankState:
         """A rank where its streams stand."""
-        rank, one = state.rank, state.waits_for
-        known = [each for each in state.operations if each.kind != HOST]
-        dropped = [
-            each
-            for each in known
-            if (rank, each.call) not in self.begun
-            and (each.channel, each.index) not in self.awaited_calls
-        ]
-        counts = Counter(state.counts)
-        counts.subtract(each.channel for each in dropped)
-        shown = replace(
-            state,
-            operations=tuple(each for each in known if each not in dropped),
-            counts={channel: count for channel, count in counts.items() if channel.kind != HOST},
-            unlaunched=tuple(each for each in dropped if each.is_open),
-        )
+        shown = self.drop_unbegun(state)
+        one = state.waits_for
         if one is None or state.doing != Doing.IN_OPERATION:
             return shown
         if one.batch is None and one.kind != HOST:  # as of gloo
             return shown
         if is_in_call(one):
-            others = [self.states.get(other) for other in one.group if other != rank]
+            others = [self.states.get(other) for other in one.group if other != state.rank]
             are_called = (each and each.counts.get(one.channel, 0) > one.index for each in others)
             return (
                 replace(shown, doing=Doing.IN_PROGRAM, waits_for=None) if all(are_called) else shown
             )
-        head = None if one.name in GOES_ON else self.find_head(rank, one)
+        head = None if one.name in GOES_ON else self.find_head(state.rank, one)
         if head:
             return replace(shown, waits_for=head)
         doing = Doing.FINISHED if one.name == DESTROY else Doing.IN_PROGRAM
         return replace(shown, doing=doing, waits_for=None)
+
+    def drop_unbegun(self, state: RankState) -> RankState:
+        """A rank without the operations that its streams have not come to: it counts as one that
+        has not called them."""
+        known = [each for each in state.operations if each.kind != HOST]
+        dropped = [
+            each
+            for each in known
+            if (state.rank, each.call) not in self.begun
+            and (each.channel, each.index) not in self.awaited_calls
+        ]
+        counts = Counter(state.counts)
+        counts.subtract(each.channel for each in dropped)
+        return replace(
+            state,
+            operations=tuple(each for each in known if each not in dropped),
+            counts={channel: count for channel, count in counts.items() if channel.kind != HOST},
+            unlaunched=tuple(each for each in dropped if each.is_open),
+        )
 
     def find_head(self, rank: int, one: Operation) -> Operation | None:
         """The first operation that has begun and not ended, of those that the host waits for in

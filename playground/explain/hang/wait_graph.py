@@ -165,19 +165,30 @@ class WaitGraph:
 
     def find_wait(self, rank: int, operation: Operation) -> Dependency:
         """What this operation lacks, and whom it meets in another operation."""
-        name = operation.name
-        peer = operation.peer
         if operation.stranger is not None:
             return Dependency(operation, frozenset(), frozenset(), False, never_ends=True)
         others = {*(operation.members or operation.group)} - {rank}
         if operation.members and rank not in operation.members:
             others = set()
-        if operation.kind != COLLECTIVE:
-            absent = others if peer is None else {peer}
-            differing = self.find_differing_part(rank, operation)
-            if self.is_matched(rank, operation):
-                absent = set()
-            return Dependency(operation, frozenset(absent), frozenset(differing), peer is None)
+        if operation.kind == COLLECTIVE:
+            return self.find_wait_in_collective(rank, operation, others)
+        return self.find_wait_for_message(rank, operation, others)
+
+    def find_wait_for_message(self, rank: int, message: Operation, others: set[int]) -> Dependency:
+        """What a message lacks: its peer's part or, if it is from anyone, that of any other."""
+        peer = message.peer
+        absent = others if peer is None else {peer}
+        if self.is_matched(rank, message):
+            absent = set()
+        differing = self.find_differing_part(rank, message)
+        return Dependency(message, frozenset(absent), frozenset(differing), peer is None)
+
+    def find_wait_in_collective(
+        self, rank: int, operation: Operation, others: set[int]
+    ) -> Dependency:
+        """What a collective lacks: the parts of all others, or of the root, or of any one, as far
+        as its name tells."""
+        name, peer = operation.name, operation.peer
         met = self.meet(operation)
         any_one = not (
             self.pessimistic

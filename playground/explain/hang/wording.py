@@ -113,10 +113,10 @@ def draw_last(graph: WaitGraph) -> str:
     return draw_table(rows, {})
 
 
-def draw_states(graph: WaitGraph) -> str:
-    """A table of the states of all ranks that are seen."""
+def draw_states(graph: WaitGraph, with_unseen: bool = False) -> str:
+    """A table of the states of all ranks that are seen, or of all that there are."""
     seen = sorted(graph.states.keys() - graph.find_doing(Doing.NOT_SEEN))
-    rows = {one: list_cells(graph, one) for one in seen}
+    rows = {one: list_cells(graph, one) for one in (sorted(graph.states) if with_unseen else seen)}
     return draw_table(rows, {one: graph.states[one].since for one in seen})
 
 

@@ -8,7 +8,6 @@ order in each epoch, if `set_epoch` is called.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from playground.explain.right.facts import BUCKET, FORWARD, Draw, Look, RankFacts
@@ -229,33 +228,43 @@ def find_padding(facts: Sequence[RankFacts]) -> Iterator[Finding]:
                 one for one, draws in evaluations.items()
                 if form in {(each.parts, each.length) for each in draws}
             ]  # fmt: skip
-            padded = Finding(
-                rule="S6-pad",
-                level=HINT,
-                what=f"an evaluation counts {draw.total - draw.length} of {draw.length} samples "
-                "twice",
-                ranks=tuple(each.rank for each in facts),
-                since=max(draw.steps.values(), default=0),
-                where=rank.where(draw.line),
-                why="DistributedSampler repeats samples, so that all ranks have as many",
-                fix="cut the data set without a sampler, into parts whose sizes may differ, and "
-                "add up sums and counts over the ranks",
-            )
             if draw.total > draw.length and len(others) == draw.parts:
-                yield padded
+                yield tell_padding(rank, draw, [each.rank for each in facts])
                 return
             if len(others) == 1 < draw.parts == len(facts) and have_ended:
-                part = draw.total // draw.parts
-                yield replace(
-                    padded,
-                    rule="S6-part",
-                    what=f"only rank {rank.rank} evaluates, on {part} of {draw.length} samples",
-                    ranks=(rank.rank,),
-                    why="its DistributedSampler gives it the part of one rank",
-                    fix="leave out the sampler of this evaluation, or evaluate on all ranks, and "
-                    "add up sums and counts over them",
-                )
+                yield tell_part(rank, draw)
                 return
+
+
+def tell_padding(rank: RankFacts, draw: Draw, ranks: Sequence[int]) -> Finding:
+    """S6-pad: an evaluation of all these ranks counts samples twice."""
+    return Finding(
+        rule="S6-pad",
+        level=HINT,
+        what=f"an evaluation counts {draw.total - draw.length} of {draw.length} samples twice",
+        ranks=tuple(ranks),
+        since=max(draw.steps.values(), default=0),
+        where=rank.where(draw.line),
+        why="DistributedSampler repeats samples, so that all ranks have as many",
+        fix="cut the data set without a sampler, into parts whose sizes may differ, and add up "
+        "sums and counts over the ranks",
+    )
+
+
+def tell_part(rank: RankFacts, draw: Draw) -> Finding:
+    """S6-part: the only rank that evaluates has one part of the samples."""
+    part = draw.total // draw.parts
+    return Finding(
+        rule="S6-part",
+        level=HINT,
+        what=f"only rank {rank.rank} evaluates, on {part} of {draw.length} samples",
+        ranks=(rank.rank,),
+        since=max(draw.steps.values(), default=0),
+        where=rank.where(draw.line),
+        why="its DistributedSampler gives it the part of one rank",
+        fix="leave out the sampler of this evaluation, or evaluate on all ranks, and add up sums "
+        "and counts over them",
+    )
 
 
 def list_evaluations(rank: RankFacts) -> list[Draw]:

@@ -25,7 +25,7 @@ from playground.training.step_settings import (
     StepSettings,
     candidates,
 )
-from playground.ui.options import flags, only_with
+from playground.ui.options import flags, refuse_without
 from playground.ui.run_options import COMMON
 from playground.ui.session import Session, session_command
 from playground.ui.tables import Column, Table, Text, Texts, named_numbers, tabulate
@@ -52,7 +52,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     flags(StepSettings, "model", "all_reduce", "link"),
     flags(ByModel),
     flags(DataOptions),
-    only_with("dataset", model=tuple(IMAGE_MODELS)),
+    refuse_without("dataset", "model", tuple(IMAGE_MODELS)),
 )
 """Their values are arguments of `measure_steps`."""
 TIMES = ("p50", *PARTS, "alone")

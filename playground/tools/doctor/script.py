@@ -26,11 +26,11 @@ from playground.explain.hang import (
 from playground.explain.hang.box import SWITCH
 from playground.tools.doctor.checks import Check, Fault, error, note, run_checks, warning
 from playground.tools.doctor.data_parallel.parts import Status
-from playground.tools.doctor.data_parallel.script import Script
-from playground.tools.doctor.data_parallel.start import find_device
+from playground.tools.doctor.data_parallel.script import TrainingScript
+from playground.tools.doctor.data_parallel.start import ONE_GPU, SET_DEVICE, find_device
 from playground.tools.doctor.data_parallel.text import TrainingText
 from playground.tools.doctor.looked_at import say_looks
-from playground.tools.doctor.script_run import RunPlan, ScriptRun, copy_files, run_script
+from playground.tools.doctor.script_run import RunOutcome, RunSettings, copy_files, run_script
 from playground.tools.doctor.set_order import find_set_order
 from playground.world.backends import BACKENDS, LEAVE_OUT
 from playground.world.program import parse_program
@@ -41,12 +41,12 @@ SIZES = (2, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
-    """The facts of a script."""
+    """What the runs of a script have shown: the facts of this tier."""
 
     path: Path
     folder: str
     """Where the copies were in which it ran."""
-    runs: Sequence[ScriptRun]
+    runs: Sequence[RunOutcome]
     """One for each number of ranks."""
     operations: Sequence[Operation] = field(repr=False)
     """Those of all ranks in all runs."""
@@ -68,13 +68,13 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
             f"doctor {path} reads the ranks' flight recorders: it needs them, so not {SWITCH}=0"
         )
     parse_program(path)
-    runs, operations = list[ScriptRun](), list[Operation]()
+    runs, operations = list[RunOutcome](), list[Operation]()
     with temporary_folder("doctor") as folder:
         for size in SIZES:
             here = folder.resolve() / f"{size}-ranks"
             argv = [str(copy_files(path, here)), *words]
             run, states = run_script(
-                RunPlan(
+                RunSettings(
                     here=here,
                     argv=argv,
                     size=size,
@@ -98,7 +98,7 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     return script
 
 
-def tell_end(run: ScriptRun) -> str:
+def tell_end(run: RunOutcome) -> str:
     """How a run ended."""
     if run.has_returned:
         return "returned"
@@ -196,11 +196,9 @@ def check_own_gpu(script: ScriptFacts) -> Iterator[Fault]:
     source = script.path.read_bytes()
     if not re.search(rb"[\"']cuda|\.cuda\(", source) or b"CUDA_VISIBLE_DEVICES" in source:
         return
-    found = Script(TrainingText(source.decode("utf-8-sig", "replace")), script.path.name)
-    part = find_device(found)
-    if found.has_start and part.status is Status.UNKNOWN:
-        saw, _, fix = part.saw.partition(". ")
-        yield warning(saw, "each rank needs a GPU of its own", fix[0].lower() + fix[1:])
+    found = TrainingScript(TrainingText(source.decode("utf-8-sig", "replace")), script.path.name)
+    if found.has_start and find_device(found).status is Status.UNKNOWN:
+        yield warning(ONE_GPU, "each rank needs a GPU of its own", f"call {SET_DEVICE}")
 
 
 def check_set_order(script: ScriptFacts) -> Iterator[Fault]:

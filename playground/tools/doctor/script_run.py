@@ -57,8 +57,8 @@ class Elapsed(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptRun:
-    """A run of a script."""
+class RunOutcome:
+    """How a run of a script ended, and what is wrong in it."""
 
     size: int
     """Number of ranks."""
@@ -169,7 +169,7 @@ def quiet() -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPlan:
+class RunSettings:
     """How a script is to be run."""
 
     here: Path
@@ -186,7 +186,7 @@ class RunPlan:
     """The folder into which ranks write what they see of its training."""
 
 
-def run_script(plan: RunPlan) -> tuple[ScriptRun, Sequence[RankState]]:
+def run_script(settings: RunSettings) -> tuple[RunOutcome, Sequence[RankState]]:
     """How a run of the script ended, and the state of each rank."""
     watch = RunWatch()
     has_returned = is_stopped = False
@@ -195,10 +195,10 @@ def run_script(plan: RunPlan) -> tuple[ScriptRun, Sequence[RankState]]:
     try:
         with quiet():
             launch(
-                Checked(run_on_rank, plan.seen),
-                plan.size,
-                args=(plan.here, plan.argv, plan.seconds),
-                timeout=plan.timeout,
+                Checked(run_on_rank, settings.seen),
+                settings.size,
+                args=(settings.here, settings.argv, settings.seconds),
+                timeout=settings.timeout,
                 on_report=watch.listen,
                 bare=True,
             )
@@ -212,9 +212,9 @@ def run_script(plan: RunPlan) -> tuple[ScriptRun, Sequence[RankState]]:
         watch.kill()
     states = watch.last or [view.read() for view in watch.views]
     why = why or find_mismatch(states)
-    facts = read_ranks(folder_of_last_start(plan.seen), plan.size)
-    run = ScriptRun(
-        size=plan.size,
+    facts = read_ranks(folder_of_last_start(settings.seen), settings.size)
+    run = RunOutcome(
+        size=settings.size,
         has_returned=has_returned,
         diagnosis=why,
         failure=explain_end(failed, states) if failed else "",
@@ -223,9 +223,9 @@ def run_script(plan: RunPlan) -> tuple[ScriptRun, Sequence[RankState]]:
         had_finished=have_finished(watch.last),
         looked_at=describe_looks(
             facts,
-            plan.size,
+            settings.size,
             calls=sum(len(state.operations) for state in states),
-            stopped_after=plan.seconds if is_stopped else 0,
+            stopped_after=settings.seconds if is_stopped else 0,
         ),
     )
     return run, states

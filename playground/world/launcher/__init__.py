@@ -9,7 +9,9 @@ fork_server      a process that forks itself for each rank
 store_process    the process that serves the store
 
 rank_handle      the line to one rank
+receiving        what ranks send: messages, output, questions, where they stand
 watch            until results are in, a rank fails, or time is up
+ending           they leave, are interrupted, or are stopped
 examiner         looks at flight recorders, and proves deadlocks
 standstill       tells of a run that stands still without proof
 

@@ -64,7 +64,7 @@ class Examiner:
         ]
         if not any(rank.box and rank.box.waits for rank in still):
             return None
-        return self.judge.suspect(standing, lambda: self.states(still, is_suspicion=True))
+        return self.judge.suspect(standing, lambda: self.suspected_states(still))
 
     def confirm(
         self, before: list[object], stacks: Mapping[int, str], answers: Answers
@@ -96,29 +96,30 @@ class Examiner:
         looks = zip(self.ranks, before, now, strict=False)
         return [rank for rank, was, is_now in looks if was == is_now]
 
+    def suspected_states(self, still: Collection[RankHandle]) -> list[RankState]:
+        """The state of each rank if nothing acts besides the main threads, of which the ranks are
+        asked next. Those that are not `still` are about to do something else."""
+        return [
+            suppose_wait(self.state_of(rank)) if rank in still else go_on(self.state_of(rank))
+            for rank in self.ranks
+        ]
+
     def states(
         self,
         still: Collection[RankHandle] | None = None,
         latest: int = LATEST,
         answers: Answers | None = None,
-        is_suspicion: bool = False,
     ) -> list[RankState]:
         """The state of each rank. Those that are not `still` are about to do something else.
-        Without `answers`, what acts besides the main threads is not known; in a suspicion, of which
-        the ranks are asked next, nothing does."""
+        Without `answers`, what acts besides the main threads is not known."""
         states = []
         for rank in self.ranks:
             state = self.state_of(rank, latest)
             if still is not None and rank not in still:
-                if state.doing == Doing.IN_OPERATION:
-                    state = replace(state, doing=Doing.IN_PROGRAM)
-            elif is_suspicion:
-                state = suppose_wait(state)
+                state = go_on(state)
             elif answers and rank.activity and rank.activity.waits is not None:
                 state = suppose_wait(state, rank.activity.waits)
-            if is_suspicion:
-                besides = Besides()
-            elif answers is not None:
+            if answers is not None:
                 besides = answers.get(rank.number, Besides())
             else:
                 besides = Besides((rank.activity and rank.activity.may_act) or UNASKED)
@@ -126,7 +127,8 @@ class Examiner:
             states.append(replace(state, may_act=may_act, moves=besides.moves))
         return states
 
-    def state_of(self, rank: RankHandle, latest: int) -> RankState:
+    def state_of(self, rank: RankHandle, latest: int = LATEST) -> RankState:
+        """What its flight recorder shows, and what the launcher knows of its end."""
         nothing = RankState(rank=rank.number, doing=Doing.IN_PROGRAM)
         state = (
             rank.box.read(latest) if rank.box and rank.box.programs == rank.assigned else nothing
@@ -162,6 +164,13 @@ class Examiner:
         """An operation in which the ranks did not agree although all of them have returned."""
         found = find_mismatch(self.states(latest=LATEST_OF_ENDED))
         return found and find_mismatch(self.states(latest=CAPACITY))  # which may begin earlier
+
+
+def go_on(state: RankState) -> RankState:
+    """The state of a rank that is about to leave the operation that it is in, if it is in one."""
+    if state.doing != Doing.IN_OPERATION:
+        return state
+    return replace(state, doing=Doing.IN_PROGRAM)
 
 
 def find_failed(failure: PlaygroundError, state: RankState) -> Operation | None:

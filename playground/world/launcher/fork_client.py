@@ -217,17 +217,21 @@ class ForkServerClient:
         it."""
         with self.requests:
             if not (self.ready and self.is_running() and self.ends_by_itself()):
-                if not self.pid and self.is_starting():  # the server may be there, and be stopped
-                    started = child_processes.list_children(self.starter)
-                    child_processes.kill_all([*started, self.starter])
-                child_processes.kill_all(self.list_imported())  # one that is stopped would stay so
-                # it has ended, or is another user's by now: without its lifeline it ends as well
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    if self.pid:
-                        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+                self.kill()
         self.close()
         if not self.pid:
             self.wait_for_starter()
+
+    def kill(self) -> None:
+        """Kill it, or its starter, and the programs that its imports run."""
+        if not self.pid and self.is_starting():  # the server may be there, and be stopped
+            started = child_processes.list_children(self.starter)
+            child_processes.kill_all([*started, self.starter])
+        child_processes.kill_all(self.list_imported())  # one that is stopped would stay so
+        # it has ended, or is another user's by now: without its lifeline it ends as well
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.pid:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         """Let go of it. Unless another process holds on to it, it ends with its ranks."""

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from playground.base import process_checks
 from playground.base.errors import PlaygroundError, Preempted, UsageError
 from playground.world import backends
 from playground.world.launcher import fork_client, pool
+from playground.world.launcher.ending import dismiss, interrupt, stop
 from playground.world.launcher.output import (
     EVERY_RANK,
     end_lines,
@@ -25,9 +27,10 @@ from playground.world.launcher.output import (
     share_a_file,
 )
 from playground.world.launcher.rank_handle import GRACE, RankHandle
+from playground.world.launcher.receiving import ignore_report
 from playground.world.launcher.rounds import ROUNDS, OutputInRounds, WorldInRounds
 from playground.world.launcher.store_process import StoreProcess, find_place
-from playground.world.launcher.watch import WorldWatch, dismiss, ignore_report, interrupt, stop
+from playground.world.launcher.watch import WorldWatch
 from playground.world.rank import rank as rank_process
 from playground.world.rank.assignment import Assignment, Breakpoints, prepare_work
 from playground.world.rank.preemption import PreemptionNotice, await_preemption, raise_if_preempted
@@ -120,6 +123,13 @@ class LaunchConfig:
         process_checks.check_working_folder()
         backends.get_backend(self.backend).check(size)
 
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether its ranks may serve another launch, before or after."""
+        is_alone = self.fresh or self.spawn or self.bare or self.debug
+        is_usual = self.output == EVERY_RANK and not is_alone
+        return is_usual and backends.get_backend(self.backend).may_be_kept
+
     def choose_breakpoints(self, size: int) -> Breakpoints | None:
         """What breakpoints do in the ranks. A program that is the only rank is left to Python."""
         if self.debug:
@@ -195,27 +205,18 @@ def run_world(
     """Have one world do the work; return its results, in rank order. However it ends, none of its
     ranks is left."""
     ranks: list[RankHandle] = []
+    rounds = None
     grace = GRACE
-
-    def has_ended(number: int) -> bool:
-        return number < len(ranks) and (ranks[number].done or ranks[number].failure is not None)
-
-    rounds = WorldInRounds(size, has_ended) if config.output == ROUNDS else None
     try:
-        is_alone = config.fresh or config.spawn or config.bare or config.debug
-        is_usual = config.output == EVERY_RANK and not is_alone
-        reusable = is_usual and backends.get_backend(config.backend).may_be_kept
-        ranks = pool.take(size, config.backend) if reusable else []
+        if config.may_be_kept:
+            ranks = pool.take(size, config.backend)
+        elif config.output == ROUNDS:
+            rounds = WorldInRounds(size, partial(has_ended, ranks))
         if not ranks:
             start(ranks, size, config, rounds)
-        for rank in ranks:
-            rank.assign(work)
-        WorldWatch(ranks, config.timeout, config.on_report, notice, bare=config.bare).run()
-        if config.bare and size > 1:
-            tell_of_children(ranks, config.on_report)
-        results = [rank.load_result() for rank in ranks]
-        if reusable and pool.keep(ranks):
-            ranks = []
+        results = carry_out(work, ranks, config, notice)
+        if config.may_be_kept and pool.keep(ranks):
+            ranks = []  # those are the pool's
         else:
             dismiss(ranks, config.timeout)
         raise_if_preempted(results)
@@ -234,6 +235,23 @@ def run_world(
             if rounds:
                 rounds.pass_on(all_lines=True)
             end_lines()
+
+
+def has_ended(ranks: Sequence[RankHandle], number: int) -> bool:
+    """Whether the rank with this number has begun and ended."""
+    return number < len(ranks) and (ranks[number].done or ranks[number].failure is not None)
+
+
+def carry_out(
+    work: Assignment, ranks: list[RankHandle], config: LaunchConfig, notice: PreemptionNotice
+) -> list[Any]:
+    """Have these ranks do the work; return its results, in rank order."""
+    for rank in ranks:
+        rank.assign(work)
+    WorldWatch(ranks, config.timeout, config.on_report, notice, bare=config.bare).run()
+    if config.bare and len(ranks) > 1:
+        tell_of_children(ranks, config.on_report)
+    return [rank.load_result() for rank in ranks]
 
 
 def grace_after_failure(config: LaunchConfig) -> float:

@@ -62,12 +62,16 @@ class Output:
         """The beginning of a line whose end has not arrived yet."""
         self.is_long = False
         """Whether it is in a line that was too long to be kept, and whose end has not arrived."""
-        self.look_at = self.expires = math.inf
-        """When to look whether the rank is quiet, and when it is not waited for any longer."""
+        self.look_at = math.inf
+        """When to look whether the rank is quiet."""
+        self.expires = math.inf
+        """When the end of its line is not waited for any longer."""
         self.reads = 0
+        """How often it was read without a pause."""
         self.read_at = -math.inf
+        """When it was read last."""
         self.rests_until = -math.inf
-        """How often it was read without a pause, when last, and when it is to be read again."""
+        """When it is to be read again."""
         self.end = b"\n"
         """The last byte that was passed on."""
         self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode

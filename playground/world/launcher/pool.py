@@ -18,9 +18,9 @@ import os
 from collections.abc import Iterator
 from multiprocessing.connection import wait
 
+from playground.world.launcher.ending import dismiss, stop
 from playground.world.launcher.fork_client import Caller, read_caller
 from playground.world.launcher.rank_handle import RankHandle
-from playground.world.launcher.watch import dismiss, stop
 
 MAX_RANKS_KEPT = 32
 """In all worlds together. An idle rank costs some 30 MB."""

@@ -31,7 +31,9 @@ from playground.explain.hang.wording import Diagnosis, wrap_sentence
 from playground.world.launcher.rank_handle import RankHandle
 
 LIMIT = 8.0
+"""Seconds after which a standstill is told that is probably a deadlock."""
 PATIENCE = 30.0
+"""Seconds after which any other is told, once."""
 SETTLED = 1.0
 """Seconds after which a standstill is one whose processor time is counted: a look at a run that
 moves costs nothing more."""

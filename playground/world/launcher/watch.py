@@ -1,20 +1,16 @@
 """Watch the ranks of a world until each has handed in its result, one of them fails, a deadlock is
-proved, or all are silent too long; then have them leave, all at once, or stop them."""
+proved, or all are silent too long."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import wait
-from typing import Any
 
 from playground.base.errors import (
     FAILS,
     TIMED_OUT,
-    UNHEARD,
     Deadlock,
     PeerDisconnected,
     PlaygroundError,
@@ -26,29 +22,19 @@ from playground.base.errors import (
 from playground.explain.hang import Kind
 from playground.explain.hang.activity import BETWEEN_LOOKS, compare
 from playground.world.launcher.examiner import Examiner
-from playground.world.launcher.fork_client import LOST_BY_THE_SERVER, START_LIMIT
-from playground.world.launcher.rank_handle import EXIT_LIMIT, GRACE, RankHandle, describe_exit
+from playground.world.launcher.fork_client import START_LIMIT
+from playground.world.launcher.rank_handle import EXIT_LIMIT, RankHandle, describe_exit
+from playground.world.launcher.receiving import answer, ask_for_stacks, receive, receive_while
 from playground.world.launcher.standstill import StandstillWatch
 from playground.world.rank.assignment import Order
 from playground.world.rank.preemption import PreemptionNotice
-from playground.world.rank.reports import Event, Progress
-from playground.world.rendezvous.rendezvous import DEFAULT_TIMEOUT
+from playground.world.rank.reports import Progress
 
 AFTERMATH = 0.25
 """Seconds in which, where ranks have lost another, word of what became of that may still arrive."""
 WAITS, REFUSAL_LIMIT = 1.0, 10.0
 """Where a rank has refused what the program was asked: seconds in one operation after which another
 rank is taken to wait for it, and to refuse nothing; seconds that all have to refuse."""
-LEAVE_LIMIT = 30.0
-"""Seconds a rank has at least to destroy its process group and give its memory back, all results
-being in."""
-LOOK_INTERVAL = 1.0
-TURN = 0.2
-"""Seconds in which a rank that has been answered asks again, before it is another's turn."""
-
-
-def ignore_report(rank: int, event: Event) -> None:
-    """The default for the reports of ranks."""
 
 
 @dataclass
@@ -170,16 +156,20 @@ class WorldWatch:
         if self.bare and isinstance(first, RankFailed) and first.refusal:
             return self.find_refusal() or first
         if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
-            # It waited for a peer: the reader wants to know what the others were doing instead.
-            others = self.collect_stacks([rank for rank in ranks if not rank.failure])
-            first.others = {rank: stack for rank, stack in others.items() if stack != FAILS}
-            named = {first.rank, *first.others}
-            first.outcomes = {
-                rank.number: describe_outcome(rank, first)
-                for rank in ranks
-                if rank.number not in named
-            }
+            self.note_others(first)
         return first
+
+    def note_others(self, first: RankFailed) -> None:
+        """Note what the other ranks did while this one waited for one of them: where they stand,
+        or how they have ended."""
+        others = self.collect_stacks([rank for rank in self.ranks if not rank.failure])
+        first.others = {rank: stack for rank, stack in others.items() if stack != FAILS}
+        named = {first.rank, *first.others}
+        first.outcomes = {
+            rank.number: describe_outcome(rank, first)
+            for rank in self.ranks
+            if rank.number not in named
+        }
 
     def find_refusal(self) -> ProgramRefused | None:
         """What all ranks of a program refuse, after one has: the others are given time for it
@@ -219,182 +209,3 @@ def describe_outcome(rank: RankHandle, first: RankFailed) -> str:
         one, other = (failure.reason.split(":")[:2] for failure in (first, rank.failure))
         return "failed in the same way" if one == other else f"failed, too: {rank.failure.headline}"
     return "failed, too"
-
-
-def receive(
-    ranks: Sequence[RankHandle], seconds: float, on_report: Progress = ignore_report
-) -> bool:
-    """Wait for messages of these ranks and take in what there is; False if `seconds` passed in
-    silence.
-
-    What a rank prints counts as a message, and is passed on as it comes.
-    """
-    present = [rank for rank in ranks if not rank.vanished]
-    sources = [rank.line for rank in present if not rank.hung_up]
-    sources += [rank.process.sentinel for rank in present]
-    ready = await_any(ranks, sources, seconds)
-    events: list[tuple[int, Event]] = []
-    for rank in present:
-        ended = rank.process.sentinel in ready
-        if ended or rank.line in ready:  # of one that has ended, too, all messages are taken in
-            events += [(rank.number, event) for event in rank.receive_all()]
-        if ended and not rank.vanished:
-            rank.vanish()
-    # not above: what it raises (a closed stdout, say) is not the rank's doing
-    for number, event in events:
-        on_report(number, event)
-    return bool(ready)
-
-
-def await_any(ranks: Sequence[RankHandle], sources: Sequence[Any], seconds: float) -> set[Any]:
-    """Wait for one of `sources`, or for output of these ranks, which is passed on; what there was,
-    empty after `seconds`."""
-    outputs = [output for rank in ranks for output in rank.outputs]
-    end = time.monotonic() + seconds
-    while True:
-        now = time.monotonic()
-        left = max(0.0, end - now)
-        pause = min([left, *(output.seconds_left(now) for output in outputs)])
-        pipes = [output.pipe for output in outputs if output.is_read(now)]
-        ready: set[Any] = set(wait([*sources, *pipes], pause))
-        for output in outputs:
-            if output.pipe in ready and not output.holder:  # none of them has begun a long line
-                output.relay()
-        for rank in ranks:
-            rank.relay_parts()
-        if ready or pause == left:
-            return ready
-
-
-def receive_while(
-    condition: Callable[[], bool],
-    ranks: Sequence[RankHandle],
-    seconds: float,
-    on_report: Progress = ignore_report,
-) -> bool:
-    """Receive until the condition fails, for `seconds` at most. Returns whether it still holds."""
-    end = time.monotonic() + seconds
-    while (holds := condition()) and (left := end - time.monotonic()) > 0:
-        receive(ranks, left, on_report)
-    return holds
-
-
-def answer(ranks: Sequence[RankHandle], on_report: Progress = ignore_report) -> None:
-    """Have a person answer the ranks that ask, one after the other; each as long as it asks."""
-
-    def is_quiet(rank: RankHandle) -> bool:
-        return not (rank.question is not None or rank.done or rank.failure or rank.vanished)
-
-    for rank in ranks:
-        while rank.question is not None and not (rank.failure or rank.vanished):
-            rank.relay_output()
-            try:
-                rank.answer(input(f"{rank.outputs[0].label}{rank.question}"))
-            except Exception as error:  # the input has ended, or there is none in this notebook
-                rank.answer(None, str(error))
-            finally:
-                receive(ranks, 0, on_report)  # what others have sent meanwhile
-            for output in rank.outputs:
-                output.end = b"\n"
-            receive_while(partial(is_quiet, rank), ranks, TURN, on_report)
-
-
-def ask_for_stacks(
-    ranks: Sequence[RankHandle], on_report: Progress = ignore_report
-) -> dict[int, str]:
-    """By rank, where each of these stands."""
-    for rank in ranks:
-        rank.stack = UNHEARD
-        rank.activity = None
-        rank.order(Order.WHERE)
-
-    def may_answer() -> bool:
-        return any(
-            rank.stack == UNHEARD and not (rank.hung_up or rank.is_stopped()) for rank in ranks
-        )
-
-    receive_while(may_answer, ranks, GRACE, on_report)
-    return {rank.number: rank.stack for rank in ranks}
-
-
-def dismiss(ranks: list[RankHandle], timeout: float = DEFAULT_TIMEOUT) -> None:
-    """Let the ranks leave, all at once: until they have, they may be silent for `timeout` seconds,
-    as their threads and exit functions may take as long as the function itself. Raise `RankFailed`
-    for one that cannot leave cleanly."""
-    limit = max(timeout, LEAVE_LIMIT)
-    for rank in ranks:
-        if not rank.vanished:
-            rank.order(Order.LEAVE)
-    end = time.monotonic() + limit
-    while staying := [rank for rank in ranks if rank.process.exitcode is None]:
-        if time.monotonic() > end:
-            last = staying[-1]
-            failure = last.unclean_exit(f"still there after {limit:g} s")
-            failure.others = ask_for_stacks([last])
-            raise failure
-        if receive(staying, LOOK_INTERVAL):
-            end = time.monotonic() + limit
-        for rank in staying:
-            if rank.failure and not rank.vanished:
-                raise rank.failure
-            # its result is in
-            if (code := rank.process.exitcode) not in (None, 0, LOST_BY_THE_SERVER):
-                raise rank.unclean_exit(describe_exit(code, rank.backend))
-
-
-def interrupt(ranks: Sequence[RankHandle], seconds: float) -> None:
-    """Pass Ctrl-C on to the ranks and to what they have started, as torchrun does, and kill those
-    that have not ended after `seconds`. One that ends does not wait for the others: what they wait
-    for from it raises an error there."""
-    present = [rank for rank in ranks if rank.up]
-    leaving: set[RankHandle] = set()
-    for rank in present:
-        rank.order(Order.INTERRUPT_ALL)
-    end = time.monotonic() + seconds
-    while present and (left := end - time.monotonic()) > 0:
-        receive(present, left)
-        present = [rank for rank in present if not rank.vanished]
-        for rank in present:
-            if (rank.done or rank.failure) and rank not in leaving:
-                leaving.add(rank)
-                rank.order(Order.LEAVE)
-    for rank in present:
-        rank.process.kill()
-
-
-def stop(ranks: list[RankHandle], seconds: float = GRACE) -> None:
-    """End what is left of the ranks: the closed line asks them, SIGTERM those that have not failed,
-    then SIGKILL. What they still do, exit functions of one that has failed and handlers of SIGTERM
-    in the others, may take so many seconds."""
-    try:
-        for rank in ranks:
-            rank.relay_output()
-    finally:  # whoever was to read that may be gone
-        try:
-            for rank in ranks:
-                rank.line.close()
-                # the start of one is not to be waited for, and one that is stopped hears nothing
-                hears = rank.up and not rank.is_stopped()
-                if not hears:
-                    rank.process.kill()
-                # which ignores it, but loses what is left of a write that it interrupts
-                elif not rank.has_told_failure:
-                    rank.process.terminate()
-            await_ends(ranks, seconds)
-        finally:  # Ctrl-C may come once more
-            for rank in ranks:
-                rank.process.kill()
-            for rank in ranks:
-                rank.close()
-
-
-def await_ends(ranks: Sequence[RankHandle], seconds: float) -> None:
-    """Wait for the ends of these ranks' processes, so many seconds at most. What they print until
-    then is passed on."""
-    end = time.monotonic() + seconds
-    while staying := [rank for rank in ranks if rank.process.exitcode is None]:
-        if (left := end - time.monotonic()) <= 0:
-            break
-        await_any(staying, [rank.process.sentinel for rank in staying], min(left, LOOK_INTERVAL))
-    for rank in ranks:
-        rank.relay_output()

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 from playground.base.errors import UsageError
@@ -21,6 +20,7 @@ from playground.base.files import (
     lock_directory,
     passing_folder,
 )
+from playground.base.upstream import torch_folder
 
 HERE = Path(__file__).parent
 CUDA = "libcuda.so.1"
@@ -65,7 +65,7 @@ def build() -> Path:
 
     Raises `UsageError`, and `CannotBeBuilt` where something has to be installed first.
     """
-    torch, folder = find_torch(), libraries_folder()
+    torch, folder = find_torch_with_cuda(), libraries_folder()
     sources = sorted(file for ending in ("cpp", "h") for file in HERE.glob(f"**/*.{ending}"))
     content = b"".join(file.read_bytes() for file in sources) + repr(LIBRARIES).encode()
     about = (f"torch-{version('torch')}", platform.machine(), hashlib.sha256(content).hexdigest())
@@ -87,12 +87,11 @@ def build() -> Path:
     return built
 
 
-def find_torch() -> Path:
+def find_torch_with_cuda() -> Path:
     """PyTorch's folder. Raises `CannotBeBuilt` where its build has no CUDA."""
-    found = find_spec("torch")
-    if not (found and found.submodule_search_locations):
+    if not (folder := torch_folder()):
         raise CannotBeBuilt("simulated GPUs need PyTorch: pip install torch torchvision")
-    torch = Path(found.submodule_search_locations[0])
+    torch = Path(folder)
     if not (torch / "lib" / "libc10_cuda.so").exists():
         installed = version("torch")
         raise CannotBeBuilt(

@@ -79,7 +79,10 @@ bool write_all(ncclComm* comm, int socket, const void* data, size_t size) {
     if (!ready(comm, socket, POLLOUT)) return false;
     ssize_t count = send(socket, at, size, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count < 0 && errno != EAGAIN) return hang(comm);
-    if (count > 0) at += count, size -= count;
+    if (count > 0) {
+      at += count;
+      size -= count;
+    }
   }
   return true;
 }
@@ -89,7 +92,10 @@ bool read_all(ncclComm* comm, int socket, void* data, size_t size) {
     if (!ready(comm, socket, POLLIN)) return false;
     ssize_t count = recv(socket, at, size, MSG_DONTWAIT);
     if (count == 0 || (count < 0 && errno != EAGAIN)) return hang(comm);
-    if (count > 0) at += count, size -= count;
+    if (count > 0) {
+      at += count;
+      size -= count;
+    }
   }
   return true;
 }
@@ -168,7 +174,10 @@ std::vector<Told> exchange(const std::string& name, int rank, int size, Told own
       take(sockets.back(), &peer, sizeof peer);
       take(sockets.back(), &all[peer], sizeof(Told));
     }
-    for (int socket : sockets) put(socket, all.data(), size * sizeof(Told)), close(socket);
+    for (int socket : sockets) {
+      put(socket, all.data(), size * sizeof(Told));
+      close(socket);
+    }
     close(listener);
   } else {
     int socket = connect_to(name);
@@ -229,7 +238,9 @@ void with_type(ncclDataType_t dtype, Function function) {
     case ncclFloat32: return function(float());
     case ncclFloat64: return function(double());
     case ncclBfloat16: return function(c10::BFloat16());
-    default: fprintf(stderr, "simulated NCCL: dtype %d is not simulated\n", dtype), abort();
+    default:
+      fprintf(stderr, "simulated NCCL: dtype %d is not simulated\n", dtype);
+      abort();
   }
 }
 

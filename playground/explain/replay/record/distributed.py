@@ -101,8 +101,9 @@ class CallRecorder(Observer):
         if peer is not None:
             other, message = peer, next(self.counts[ranks, tag][kind, peer])
         number = recorder.begin(
-            kind, name, bytes_of(tensor), tensor.shape, ranks, other, message, tag, offset, source
-        )
+            kind, name, bytes_of(tensor), tensor.shape, ranks,
+            peer=other, message=message, tag=tag, offset=offset, source=source,
+        )  # fmt: skip
         if kind == SEND:
             recorder.put_values(number, values_of(tensor))
         return number
@@ -111,9 +112,9 @@ class CallRecorder(Observer):
         recorder, tensors = self.recorder, call.inputs or call.outputs
         shape = tensors[0].shape if len(tensors) == 1 else ()
         root = NONE if call.peer is None else call.peer
-        where = {"source": recorder.sources.find(), "parent": recorder.around()}
+        where = {"peer": root, "source": recorder.sources.find(), "parent": recorder.around()}
         nbytes = sum(map(bytes_of, tensors))
-        number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, root, **where)
+        number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, **where)
         if (before := values_of_all(call.inputs)) is not None:
             recorder.instant(VALUES, "before", before, parent=number)
         return number

@@ -113,6 +113,7 @@ class Recorder(EventLog):
         nbytes: int = 0,
         shape: Sequence[int] = (),
         group: Sequence[int] = (),
+        *,
         peer: int = NONE,
         message: int = NONE,
         tag: int = 0,

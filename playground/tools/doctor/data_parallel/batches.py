@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
 from playground.tools.doctor.data_parallel.model import Wrapping
-from playground.tools.doctor.data_parallel.script import Script
+from playground.tools.doctor.data_parallel.script import TrainingScript
 
 SHARE = '''\
 class {name}({base}):
@@ -46,13 +46,15 @@ DRAWS = {"RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}
 """torch's samplers that draw from the generator which they are given."""
 
 
-def share_stream(script: Script, call: ast.Call, data: ast.expr, base: str) -> Iterator[Edit]:
+def share_stream(
+    script: TrainingScript, call: ast.Call, data: ast.expr, base: str
+) -> Iterator[Edit]:
     """The changes of a DataLoader of a stream: of samples that follow each other, every rank takes
     one."""
     yield from put_in_share(script, call, data, SHARE, base=base)
 
 
-def share_indices(script: Script, call: ast.Call, sampler: ast.expr) -> Iterator[Edit]:
+def share_indices(script: TrainingScript, call: ast.Call, sampler: ast.expr) -> Iterator[Edit]:
     """The changes of a DataLoader with a sampler: of indices that follow each other, every rank
     takes one. All ranks draw the same."""
     yield from put_in_share(script, call, sampler, SHARE_OF_INDICES)
@@ -63,7 +65,7 @@ def share_indices(script: Script, call: ast.Call, sampler: ast.expr) -> Iterator
 
 
 def put_in_share(
-    script: Script, call: ast.Call, whole: ast.expr, text: str, **names: str
+    script: TrainingScript, call: ast.Call, whole: ast.expr, text: str, **names: str
 ) -> Iterator[Edit]:
     """The changes that put an argument of a call into a class of this text, added above."""
     name = script.text.fresh("Share")
@@ -75,7 +77,7 @@ def put_in_share(
     yield replace_node(whole, words)
 
 
-def share_unpacked(script: Script, unpacked: ast.expr, data: ast.expr) -> Edit:
+def share_unpacked(script: TrainingScript, unpacked: ast.expr, data: ast.expr) -> Edit:
     """The change of a DataLoader whose other arguments are a dictionary, which has the size of the
     batch."""
     known, samples = script.text.code(unpacked), script.text.code(data)
@@ -85,7 +87,7 @@ def share_unpacked(script: Script, unpacked: ast.expr, data: ast.expr) -> Edit:
     return replace_node(unpacked, words)
 
 
-def share_drawn(script: Script) -> Edit | None:
+def share_drawn(script: TrainingScript) -> Edit | None:
     """The line that takes a rank's part of a batch that the script draws itself, the same one on
     all ranks. None if that is not seen."""
     if script.training is None or script.training.batches is None or script.loaders:
@@ -121,7 +123,7 @@ def share_drawn(script: Script) -> Edit | None:
     return add_before(use.lineno, script.indent_of(use), line)
 
 
-def name_drawn_ahead(script: Script, body: Sequence[ast.stmt]) -> Iterator[str]:
+def name_drawn_ahead(script: TrainingScript, body: Sequence[ast.stmt]) -> Iterator[str]:
     """The names of a batch that the first of these statements uses, and one after it draws for the
     next round."""
     used = {node.id for each in body[:1] for node in ast.walk(each) if isinstance(node, ast.Name)}
@@ -131,7 +133,7 @@ def name_drawn_ahead(script: Script, body: Sequence[ast.stmt]) -> Iterator[str]:
             yield from (name for name in drawn if name in used)
 
 
-def find_division_of_drawn(script: Script, loop: ast.For | ast.While) -> ast.AST | None:
+def find_division_of_drawn(script: TrainingScript, loop: ast.For | ast.While) -> ast.AST | None:
     """What divides by rank the data from which a loop draws its batches; None if that is not
     seen."""
     drawn = [
@@ -143,7 +145,7 @@ def find_division_of_drawn(script: Script, loop: ast.For | ast.While) -> ast.AST
     return next(filter(None, map(script.find_division, [*walked, *drawn])), None)
 
 
-def name_batch(script: Script, loop: ast.For | ast.While) -> Sequence[str]:
+def name_batch(script: TrainingScript, loop: ast.For | ast.While) -> Sequence[str]:
     """The names of what the loop walks, unless those are numbers."""
     if isinstance(loop, ast.While):
         return []
@@ -153,7 +155,7 @@ def name_batch(script: Script, loop: ast.For | ast.While) -> Sequence[str]:
     return names[1:] if walked == "enumerate" else names
 
 
-def is_drawn(script: Script, value: ast.expr) -> bool:
+def is_drawn(script: TrainingScript, value: ast.expr) -> bool:
     """Whether it is a part of data, or a result of the script's own function."""
     if isinstance(value, ast.Tuple):
         return all(is_drawn(script, each) for each in value.elts)

@@ -16,13 +16,13 @@ from playground.tools.doctor.data_parallel.batches import (
 )
 from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
-from playground.tools.doctor.data_parallel.script import Script
+from playground.tools.doctor.data_parallel.script import TrainingScript
 
 NAME = "sampler"
 RULE = "each rank needs its own part of each batch"
 
 
-def find_sampler(script: Script) -> Part:
+def find_sampler(script: TrainingScript) -> Part:
     """The part of each batch that a rank trains on."""
     ways = (divide_drawn, find_no_loader, divide_own_sampler, find_no_dataset, divide_stream)
     found = (part for way in ways if (part := way(script)))
@@ -33,7 +33,7 @@ def unknown(saw: str) -> Part:
     return Part(NAME, Status.UNKNOWN, saw)
 
 
-def divide_drawn(script: Script) -> Part | None:
+def divide_drawn(script: TrainingScript) -> Part | None:
     """Of a script that draws its batches itself."""
     if not (share := share_drawn(script)):
         return None
@@ -46,7 +46,7 @@ def divide_drawn(script: Script) -> Part | None:
     return Part(NAME, Status.MISSING, saw, [share], note_draws(script))
 
 
-def find_no_loader(script: Script) -> Part | None:
+def find_no_loader(script: TrainingScript) -> Part | None:
     """Of a script whose loop over one DataLoader is not seen."""
     if not script.loop:
         return unknown(f"no one loop over batches is seen: {RULE}")
@@ -58,7 +58,7 @@ def find_no_loader(script: Script) -> Part | None:
     return None
 
 
-def divide_own_sampler(script: Script) -> Part | None:
+def divide_own_sampler(script: TrainingScript) -> Part | None:
     """Of a DataLoader that is given a sampler."""
     if not (found := find_own_sampler(script)):
         return None
@@ -82,7 +82,7 @@ def divide_own_sampler(script: Script) -> Part | None:
     return Part(NAME, Status.MISSING, saw, edits, notes)
 
 
-def find_no_dataset(script: Script) -> Part | None:
+def find_no_dataset(script: TrainingScript) -> Part | None:
     """Of a DataLoader whose dataset is not seen, or is divided already."""
     call = script.loaders[0]
     if any(isinstance(each, ast.Starred) for each in call.args):
@@ -94,7 +94,7 @@ def find_no_dataset(script: Script) -> Part | None:
     return say_divided(script, by) if by else None
 
 
-def divide_stream(script: Script) -> Part | None:
+def divide_stream(script: TrainingScript) -> Part | None:
     """Of a DataLoader of an `IterableDataset`."""
     call = script.loaders[0]
     data, base = dataset_of(call), find_stream(script, call)
@@ -109,7 +109,7 @@ def divide_stream(script: Script) -> Part | None:
     )
 
 
-def divide_dataset(script: Script) -> Part:
+def divide_dataset(script: TrainingScript) -> Part:
     """Of any other DataLoader: a DistributedSampler."""
     call = script.loaders[0]
     data, given = dataset_of(call), arguments_of(call)
@@ -138,13 +138,13 @@ def arguments_of(call: ast.Call) -> dict[str | None, ast.keyword]:
     return {each.arg: each for each in call.keywords}
 
 
-def find_own_sampler(script: Script) -> ast.keyword | None:
+def find_own_sampler(script: TrainingScript) -> ast.keyword | None:
     """The sampler, or the sampler of batches, that the DataLoader of the training is given."""
     given = {each.arg: each for call in script.loaders for each in call.keywords}
     return given.get("sampler") or given.get("batch_sampler")
 
 
-def say_divided(script: Script, by: ast.AST) -> Part:
+def say_divided(script: TrainingScript, by: ast.AST) -> Part:
     """The part of a script that divides its data itself."""
     return unknown(
         f"{script.at(by)} seems to divide the data by rank already: all ranks need the same "
@@ -158,7 +158,7 @@ def dataset_of(call: ast.Call) -> ast.expr | None:
     return call.args[0] if call.args else next(named, None)
 
 
-def find_stream(script: Script, call: ast.Call) -> str:
+def find_stream(script: TrainingScript, call: ast.Call) -> str:
     """The class of streams that a DataLoader's dataset comes from, as the script calls it; empty if
     it is none of the script's own."""
     for made in script.text.makers(dataset_of(call)):
@@ -169,14 +169,14 @@ def find_stream(script: Script, call: ast.Call) -> str:
     return ""
 
 
-def note_draws(script: Script) -> list[str]:
+def note_draws(script: TrainingScript) -> list[str]:
     """What drawing the same batch on all ranks depends on."""
     if script.text.find_calls("manual_seed", "seed_everything", "set_seed"):
         return ["all ranks draw the same batch, as they have the same seed"]
     return ["all ranks have to draw the same batch: call torch.manual_seed(0) at the beginning"]
 
 
-def find_other_loop(script: Script, call: ast.Call) -> ast.AST | None:
+def find_other_loop(script: TrainingScript, call: ast.Call) -> ast.AST | None:
     """A loop that walks what this call makes, besides that of the training."""
     walked = [
         node
@@ -187,7 +187,7 @@ def find_other_loop(script: Script, call: ast.Call) -> ast.AST | None:
     return next((node if isinstance(node, ast.For) else node.iter for node in found), None)
 
 
-def divide(script: Script, call: ast.Call, data: ast.expr) -> Iterator[Edit]:
+def divide(script: TrainingScript, call: ast.Call, data: ast.expr) -> Iterator[Edit]:
     """The changes of a DataLoader's call: its part of each batch, by a sampler."""
     text, given = script.text, arguments_of(call)
     words = text.code(data)
@@ -213,7 +213,7 @@ def divide(script: Script, call: ast.Call, data: ast.expr) -> Iterator[Edit]:
         yield script.add_argument(call, sampler)
 
 
-def divide_batch(script: Script, call: ast.Call) -> Iterator[Edit]:
+def divide_batch(script: TrainingScript, call: ast.Call) -> Iterator[Edit]:
     """The change of the size of its batches, if it has one."""
     given = arguments_of(call)
     batch = call.args[1] if len(call.args) > 1 else None
@@ -225,7 +225,7 @@ def divide_batch(script: Script, call: ast.Call) -> Iterator[Edit]:
         yield replace_node(batch, f"{number} // {script.size}")
 
 
-def note_order(script: Script, call: ast.Call) -> list[str]:
+def note_order(script: TrainingScript, call: ast.Call) -> list[str]:
     """What else the parts of the data depend on."""
     text = script.text
     notes = []
@@ -258,7 +258,7 @@ def note_order(script: Script, call: ast.Call) -> list[str]:
     return notes
 
 
-def find_scaled_rates(script: Script) -> list[ast.AST]:
+def find_scaled_rates(script: TrainingScript) -> list[ast.AST]:
     """The products of a learning rate and the number of ranks."""
     text = script.text
     rates = [
@@ -282,7 +282,7 @@ def find_scaled_rates(script: Script) -> list[ast.AST]:
     return [each for each in products if any(map(script.is_size, ast.walk(each)))]
 
 
-def find_set_epoch(script: Script) -> Part:
+def find_set_epoch(script: TrainingScript) -> Part:
     """The order of samples, which has to differ from epoch to epoch."""
     name, text = "set_epoch", script.text
     rule = "without it, every epoch has the same order"
@@ -325,7 +325,7 @@ def find_set_epoch(script: Script) -> Part:
     )
 
 
-def loader_in(script: Script, epochs: ast.AST) -> str:
+def loader_in(script: TrainingScript, epochs: ast.AST) -> str:
     """How the loader of the training is named where this loop begins; empty if it has no name
     there."""
     stored = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
-from playground.tools.doctor.data_parallel.script import Script
+from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.text import Function, walk_own
 
 NORMS = "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"
@@ -18,7 +18,7 @@ TO_MODULE = {"train", "eval", "parameters", "zero_grad", "named_parameters"}
 """What DistributedDataParallel passes on, or does as the model does."""
 
 
-def find_model(script: Script) -> Part:
+def find_model(script: TrainingScript) -> Part:
     """The model: DistributedDataParallel has to wrap it, and forward has to go through the
     wrapper."""
     name, text = "model", script.text
@@ -63,13 +63,13 @@ def find_model(script: Script) -> Part:
     return Part(name, Status.MISSING, f"nothing averages the gradients: {rule}", edits, notes)
 
 
-def find_norms_apart(script: Script) -> list[ast.Call]:
+def find_norms_apart(script: TrainingScript) -> list[ast.Call]:
     """The BatchNorm layers whose statistics each rank has of its own."""
     found = script.text.find_calls(*NORMS)
     return [] if script.text.find_calls("convert_sync_batchnorm") else found
 
 
-def note_masks(script: Script) -> list[str]:
+def note_masks(script: TrainingScript) -> list[str]:
     """What is said of dropout where all ranks have one seed."""
     drops = script.text.find_calls(*DROPS)
     seeds = [
@@ -96,7 +96,7 @@ class UnknownShape(Exception):
 class Wrapping:
     """Finds how a model is wrapped, and the wrapper comes to the forward of the training."""
 
-    def __init__(self, script: Script, several: bool = False) -> None:
+    def __init__(self, script: TrainingScript, several: bool = False) -> None:
         """`several`: the names of the wrappers tell whose they are."""
         assert script.training
         self.several = several

@@ -11,11 +11,11 @@ from playground.tools.doctor.data_parallel.model import find_model
 from playground.tools.doctor.data_parallel.parts import Plan, Status
 from playground.tools.doctor.data_parallel.results import (
     find_evaluation_apart,
-    find_first_rank,
+    find_logging,
     find_metrics,
     find_resume,
 )
-from playground.tools.doctor.data_parallel.script import FIRST, Script
+from playground.tools.doctor.data_parallel.script import FIRST, TrainingScript
 from playground.tools.doctor.data_parallel.start import find_device, find_start
 from playground.tools.doctor.data_parallel.stops import find_stop
 from playground.tools.doctor.data_parallel.text import TrainingText
@@ -41,10 +41,10 @@ OWN = {"DistributedDataParallel", "DDP", "DistributedSampler"}
 
 def plan(source: str, name: str) -> Plan:
     """What a script lacks. `name`: of its file. Raises `SyntaxError`."""
-    script = Script(TrainingText(source), name)
+    script = TrainingScript(TrainingText(source), name)
     parts = [find_device(script), find_sampler(script), find_set_epoch(script), find_model(script)]
     metrics = find_metrics(script)  # which tells where all ranks meet
-    parts += [find_first_rank(script), metrics, find_stop(script), find_resume(script)]
+    parts += [find_logging(script), metrics, find_stop(script), find_resume(script)]
     return Plan(source, [find_start(script, parts), *parts])
 
 
@@ -104,7 +104,7 @@ def plan_of_half(path: Path) -> Plan | None:
         return None
     found = plan(text.source, path.name)
     missing = {part.name for part in found.parts if part.status is Status.MISSING}
-    apart = find_evaluation_apart(Script(text, path.name))
+    apart = find_evaluation_apart(TrainingScript(text, path.name))
     return found if apart or missing & {"sampler", "set_epoch", "model"} else None
 
 

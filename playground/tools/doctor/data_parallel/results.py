@@ -17,7 +17,7 @@ from playground.tools.doctor.data_parallel.edits import (
 )
 from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
-from playground.tools.doctor.data_parallel.script import Script
+from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.text import Function, Loop, find_results
 
 SHARING = "all_reduce", "reduce", "all_gather", "all_gather_object"
@@ -31,7 +31,7 @@ COUNTED = re.compile(r"\.size\(|\blen\(|\.shape\b|\.sum\(\)|\.numel\(|^\d+$")
 """In what is added up: it is a sum over samples, not the mean of a batch."""
 
 
-def find_first_rank(script: Script) -> Part:
+def find_logging(script: TrainingScript) -> Part:
     """What prints, logs and saves: only rank 0 may."""
     name, text = "logging and saving by rank 0", script.text
     found = [
@@ -45,30 +45,48 @@ def find_first_rank(script: Script) -> Part:
         return Part(name, Status.NOT_NEEDED, "no print, save or log is seen")
     if not apart and not opened:
         return Part(name, Status.THERE, f"{script.at(found[0])} is under a condition on the rank")
-    edits, notes = list[Edit](), list[str]()
-    called = {each: call_before(script, each) for each in apart}
-    edits += (edit for each in called.values() for edit in each)
-    for first, last in group(script, [each for each in apart if not called[each]], notes):
-        edits += put_under(
-            f"{script.rank} == 0", first.lineno, last.end_lineno or 0, script.indent_of(first)
-        )
-    edits += (
-        replace_node(
-            each.args[0], f"{text.code(each.args[0])} if {script.rank} == 0 else os.devnull"
-        )
-        for each in opened
-        if each.args
-    )
-    for bar in (each for each in text.find_calls("tqdm", "trange") if each.args):
-        if not any(each.arg == "disable" for each in bar.keywords):
-            edits.append(script.add_argument(bar, f"disable={script.rank} != 0"))
+    notes = list[str]()
+    edits = [
+        *log_on_first(script, apart, notes),
+        *write_on_first(script, opened),
+        *show_bars_on_first(script),
+    ]
     status = Status.MISSING if edits else Status.UNKNOWN
     saw = "all ranks would print, and write one file at once"
     return Part(name, status, saw, edits, notes)
 
 
+def log_on_first(
+    script: TrainingScript, apart: Sequence[ast.stmt], notes: list[str]
+) -> Iterator[Edit]:
+    """The changes by which only rank 0 comes to these statements. Adds why one has none."""
+    called = {each: call_before(script, each) for each in apart}
+    for edits in called.values():
+        yield from edits
+    for first, last in group(script, [each for each in apart if not called[each]], notes):
+        yield from put_under(
+            f"{script.rank} == 0", first.lineno, last.end_lineno or 0, script.indent_of(first)
+        )
+
+
+def write_on_first(script: TrainingScript, opened: Sequence[ast.Call]) -> Iterator[Edit]:
+    """The changes by which other ranks write these files to nowhere."""
+    for call in opened:
+        if call.args:
+            file = call.args[0]
+            words = f"{script.text.code(file)} if {script.rank} == 0 else os.devnull"
+            yield replace_node(file, words)
+
+
+def show_bars_on_first(script: TrainingScript) -> Iterator[Edit]:
+    """The changes by which only rank 0 shows bars of progress."""
+    for bar in script.text.find_calls("tqdm", "trange"):
+        if bar.args and not any(each.arg == "disable" for each in bar.keywords):
+            yield script.add_argument(bar, f"disable={script.rank} != 0")
+
+
 def group(
-    script: Script, statements: Sequence[ast.stmt], notes: list[str]
+    script: TrainingScript, statements: Sequence[ast.stmt], notes: list[str]
 ) -> Iterator[tuple[ast.stmt, ast.stmt]]:
     """The first and the last of statements that follow each other and can be put under one
     condition. Adds why one cannot."""
@@ -104,7 +122,7 @@ def group(
         yield first, last
 
 
-def call_before(script: Script, statement: ast.stmt) -> list[Edit]:
+def call_before(script: TrainingScript, statement: ast.stmt) -> list[Edit]:
     """Where a print calls the script's own function: that is called before it, on all ranks, which
     may meet there, or draw random numbers. Empty if there is no call, or it takes more than one
     line."""
@@ -127,13 +145,13 @@ def call_before(script: Script, statement: ast.stmt) -> list[Edit]:
     ]
 
 
-def siblings_of(script: Script, node: ast.stmt) -> list[ast.stmt]:
+def siblings_of(script: TrainingScript, node: ast.stmt) -> list[ast.stmt]:
     parent = script.text.parents[node]
     lists = (value for value in vars(parent).values() if isinstance(value, list))
     return next(each for each in lists if node in each)
 
 
-def meets(script: Script, call: ast.Call, known: tuple[int, ...] = ()) -> bool:
+def meets(script: TrainingScript, call: ast.Call, known: tuple[int, ...] = ()) -> bool:
     """Whether all ranks meet in the script's own function that is called."""
     function = script.text.resolve(call)
     if function is None or id(function) in known:
@@ -145,7 +163,7 @@ def meets(script: Script, call: ast.Call, known: tuple[int, ...] = ()) -> bool:
     )
 
 
-def find_metrics(script: Script) -> Part:
+def find_metrics(script: TrainingScript) -> Part:
     """What is added up over batches: it has to be reduced over the ranks."""
     name, text = "metrics over ranks", script.text
     if found := find_sharing(script):
@@ -203,7 +221,7 @@ class Totals:
         return [*self.lists, *(each for each, _ in self.sums), *last]
 
 
-def find_totals(script: Script) -> Totals:
+def find_totals(script: TrainingScript) -> Totals:
     """What the training makes of its batches."""
     if not script.loop or not script.training:
         return Totals()
@@ -212,7 +230,7 @@ def find_totals(script: Script) -> Totals:
     return Totals([*find_sums(script, script.loop)], lists, loss)
 
 
-def find_sharing(script: Script) -> list[ast.Call]:
+def find_sharing(script: TrainingScript) -> list[ast.Call]:
     """The calls by which ranks may add up metrics: those that take gradients do not."""
     return [
         call
@@ -223,7 +241,7 @@ def find_sharing(script: Script) -> list[ast.Call]:
     ]
 
 
-def find_evaluation_apart(script: Script) -> ast.For | None:
+def find_evaluation_apart(script: TrainingScript) -> ast.For | None:
     """A loop without gradients over one rank's part of the samples, of a script that prints and in
     which ranks add nothing up; None if there is none."""
     text = script.text
@@ -244,7 +262,7 @@ def find_evaluation_apart(script: Script) -> ast.For | None:
     return None
 
 
-def reduce_evaluation(script: Script, loop: ast.For) -> Part:
+def reduce_evaluation(script: TrainingScript, loop: ast.For) -> Part:
     """The part of a script whose evaluation is of one rank's samples."""
     name, at = "metrics over ranks", script.at(loop)
     if script.is_for_first(loop):
@@ -261,7 +279,7 @@ def reduce_evaluation(script: Script, loop: ast.For) -> Part:
 
 
 def reduce_sums(
-    script: Script,
+    script: TrainingScript,
     loop: ast.For,
     sums: Sequence[tuple[str, bool]],
     lists: Sequence[str],
@@ -298,7 +316,7 @@ def reduce_sums(
     return lines + [f"{each} /= {script.size}" for each in means]
 
 
-def find_sums(script: Script, loop: ast.For) -> Iterator[tuple[str, bool]]:
+def find_sums(script: TrainingScript, loop: ast.For) -> Iterator[tuple[str, bool]]:
     """What the loop adds up and is used after it, and whether that is a mean per batch."""
     found = dict[str, bool]()
     for node in ast.walk(loop):
@@ -313,7 +331,7 @@ def find_sums(script: Script, loop: ast.For) -> Iterator[tuple[str, bool]]:
     yield from found.items()
 
 
-def find_lists(script: Script, loop: ast.For) -> Iterator[str]:
+def find_lists(script: TrainingScript, loop: ast.For) -> Iterator[str]:
     """The lists of numbers of batches, `losses.append(loss.item())`, that are used after the
     loop."""
     found = dict[str, None]()
@@ -326,7 +344,7 @@ def find_lists(script: Script, loop: ast.For) -> Iterator[str]:
     yield from found
 
 
-def is_used_as_tensor(script: Script, words: str, loop: ast.For) -> bool:
+def is_used_as_tensor(script: TrainingScript, words: str, loop: ast.For) -> bool:
     """Whether the script takes an attribute of it after the loop: `total.item()`."""
     return any(
         isinstance(node, ast.Attribute)
@@ -337,7 +355,7 @@ def is_used_as_tensor(script: Script, words: str, loop: ast.For) -> bool:
     )
 
 
-def loss_after(script: Script, loop: ast.For) -> str:
+def loss_after(script: TrainingScript, loop: ast.For) -> str:
     """The loss, if the loop makes it, and it is used after it."""
     assert script.training
     func = script.training.backward.func
@@ -351,12 +369,12 @@ def loss_after(script: Script, loop: ast.For) -> str:
     return owner.id if script.is_used_after(owner.id, loop) else ""
 
 
-def tell_device(script: Script, loop: Loop) -> str:
+def tell_device(script: TrainingScript, loop: Loop) -> str:
     """The argument that puts a tensor on the script's device; empty if there is none."""
     return f", device={device}" if (device := device_in(script, loop)) else ""
 
 
-def device_in(script: Script, loop: Loop) -> str:
+def device_in(script: TrainingScript, loop: Loop) -> str:
     """The device on which ranks add up: that of the script, if it has a name there."""
     text = script.text
     function = text.function_of(loop)
@@ -373,7 +391,7 @@ def device_in(script: Script, loop: Loop) -> str:
     return '"cuda"' if script.names_gpu else ""
 
 
-def note_validation(script: Script) -> list[str]:
+def note_validation(script: TrainingScript) -> list[str]:
     """What is said of loops under no_grad."""
     text = script.text
     for node in ast.walk(text.tree):
@@ -395,7 +413,7 @@ def note_validation(script: Script) -> list[str]:
     return []
 
 
-def find_resume(script: Script) -> Part:
+def find_resume(script: TrainingScript) -> Part:
     name, text = "resume", script.text
     loads = [each for each in text.find_calls("load") if text.dotted(each.func) == "torch.load"]
     saves = [each for each in text.find_calls("save") if text.dotted(each.func) == "torch.save"]

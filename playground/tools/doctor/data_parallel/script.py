@@ -37,8 +37,8 @@ def is_of_rank(test: ast.If) -> bool:
 
 
 @dataclass
-class Script:
-    """A script, and what is known of its training."""
+class TrainingScript:
+    """The text of a script, and what is known of its training."""
 
     text: TrainingText
     name: str

@@ -5,32 +5,26 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
-from playground.tools.doctor.data_parallel.edits import add_after, add_before, replace_node
+from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
-from playground.tools.doctor.data_parallel.script import OF_DDP, Script
+from playground.tools.doctor.data_parallel.script import OF_DDP, TrainingScript
 
 OF_SAMPLER = "torch.utils.data.DistributedSampler"
+ONE_GPU = 'all ranks would use the first GPU: "cuda" has to be the rank\'s own'
+SET_DEVICE = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything is put on a GPU'
+"""What has to be called where the line cannot be put into the text."""
 
 
-def find_start(script: Script, parts: Collection[Part]) -> Part:
-    """`parts`: the others, whose changes need names."""
+def find_start(script: TrainingScript, parts: Collection[Part]) -> Part:
+    """The process group, and the imports that the changes need. `parts`: the others."""
     text, name = script.text, "start"
-    changed = {part.name for part in parts if part.edits}
     imports = [each for each in text.tree.body if isinstance(each, (ast.Import, ast.ImportFrom))]
-    needed = {f"import torch.distributed as {script.dist}": "torch.distributed"}
-    if any(re.search(r"\bos\.", edit.text) for part in parts for edit in part.edits):
-        needed = {"import os": "os"} | needed
-    if "model" in changed:
-        needed[f"from torch.nn.parallel import {script.wrapper}"] = OF_DDP
-    if any("DistributedSampler(" in edit.text for part in parts for edit in part.edits):
-        needed["from torch.utils.data import DistributedSampler"] = OF_SAMPLER
-    known = text.imports.values()
-    added = [line for line, what in needed.items() if what not in known]
+    added = list_imports(script, parts)
+    edits = [add_after(imports[-1], "", *added)] if imports and added else []
     if script.has_start:
         call = text.find_calls("init_process_group")[0]
-        edits = [add_after(imports[-1], "", *added)] if imports and added else []
         return Part(name, Status.THERE, f"{script.at(call)} forms the process group", edits)
     if not imports:
         return Part(
@@ -39,27 +33,44 @@ def find_start(script: Script, parts: Collection[Part]) -> Part:
             f"{script.name} has no import at its top level: call "
             "torch.distributed.init_process_group() before anything else",
         )
-    first = [
+    saw = "no process group is formed: without it, no process knows its rank"
+    return Part(name, Status.MISSING, saw, [*edits, *form_group(script, imports[-1])])
+
+
+def list_imports(script: TrainingScript, parts: Collection[Part]) -> list[str]:
+    """The imports that the process group and the changes of these parts need, but for those that
+    the script has."""
+    changed = {part.name for part in parts if part.edits}
+    lines = [edit.text for part in parts for edit in part.edits]
+    needed = {f"import torch.distributed as {script.dist}": "torch.distributed"}
+    if any(re.search(r"\bos\.", line) for line in lines):
+        needed = {"import os": "os"} | needed
+    if "model" in changed:
+        needed[f"from torch.nn.parallel import {script.wrapper}"] = OF_DDP
+    if any("DistributedSampler(" in line for line in lines):
+        needed["from torch.utils.data import DistributedSampler"] = OF_SAMPLER
+    known = script.text.imports.values()
+    return [line for line, what in needed.items() if what not in known]
+
+
+def form_group(script: TrainingScript, last_import: ast.stmt) -> Iterator[Edit]:
+    """The lines that form the process group, and destroy it in the end."""
+    first = (
         f"{script.dist}.init_process_group()",
         f"{script.rank} = {script.dist}.get_rank()",
-    ]
+    )
     end = f"{script.dist}.destroy_process_group()"
-    edits = [add_after(imports[-1], "", *added)] if added else []
-    if guard := text.guard:
-        indent = script.indent_of(guard.body[0])
-        edits.append(add_before(guard.body[0].lineno, indent, *first))
-        if not is_exit(guard.body[-1]):
-            edits.append(add_after(guard.body[-1], indent, end))
+    if guard := script.text.guard:
+        body, indent = guard.body, script.indent_of(guard.body[0])
+        yield add_before(body[0].lineno, indent, *first)
     else:
-        last = text.tree.body[-1]
-        edits.append(add_after(imports[-1], "", "", *first))
-        if not is_exit(last):
-            edits.append(add_after(last, "", end))
-    saw = "no process group is formed: without it, no process knows its rank"
-    return Part(name, Status.MISSING, saw, edits)
+        body, indent = script.text.tree.body, ""
+        yield add_after(last_import, "", "", *first)
+    if not is_exit(body[-1]):
+        yield add_after(body[-1], indent, end)
 
 
-def find_device(script: Script) -> Part:
+def find_device(script: TrainingScript) -> Part:
     """The GPU of each rank: "cuda" has to be its own."""
     name, text = "device", script.text
     if not script.names_gpu:
@@ -75,14 +86,8 @@ def find_device(script: Script) -> Part:
         "if torch.cuda.is_available():",
         '    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" is this GPU',
     )
-    saw = 'all ranks would use the first GPU: "cuda" has to be the rank\'s own'
     if text.imports.get("torch") != "torch" or script.has_start:
-        return Part(
-            name,
-            Status.UNKNOWN,
-            f"{saw}. Call torch.cuda.set_device(int(os.environ["
-            '"LOCAL_RANK"])) before anything is put on a GPU',
-        )
+        return Part(name, Status.UNKNOWN, f"{ONE_GPU}. Call {SET_DEVICE}")
     if guard := text.guard:
         edits = [add_before(guard.body[0].lineno, script.indent_of(guard.body[0]), *lines)]
     else:
@@ -91,10 +96,10 @@ def find_device(script: Script) -> Part:
     for node in ast.walk(text.tree):
         if isinstance(node, ast.Constant) and re.fullmatch(r"cuda:\d+", str(node.value)):
             edits.append(replace_node(node, '"cuda"'))
-    return Part(name, Status.MISSING, saw, edits)
+    return Part(name, Status.MISSING, ONE_GPU, edits)
 
 
-def reads_local_rank(script: Script) -> bool:
+def reads_local_rank(script: TrainingScript) -> bool:
     """Whether the environment's LOCAL_RANK is read, and what is read is used."""
     text = script.text
     for node in ast.walk(text.tree):
@@ -107,7 +112,7 @@ def reads_local_rank(script: Script) -> bool:
     return False
 
 
-def find_own_device(script: Script) -> ast.AST | None:
+def find_own_device(script: TrainingScript) -> ast.AST | None:
     """Where a GPU is named by the rank: f"cuda:{rank}", torch.device("cuda", rank), .to(rank)."""
     for node in ast.walk(script.text.tree):
         is_device = isinstance(node, ast.JoinedStr) or (

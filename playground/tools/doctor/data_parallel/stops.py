@@ -15,7 +15,7 @@ from playground.tools.doctor.data_parallel.results import (
     find_totals,
     tell_device,
 )
-from playground.tools.doctor.data_parallel.script import Script, is_of_rank
+from playground.tools.doctor.data_parallel.script import TrainingScript, is_of_rank
 from playground.tools.doctor.data_parallel.text import Function, Loop
 
 AGREE = *SHARING, "broadcast", "broadcast_object_list", "gather"
@@ -25,7 +25,7 @@ NOT_MEASURED = {"cuda", "len", "size", "to"}
 OF_TENSORS = {"cpu", "detach", "item", "numpy", "tolist"}
 
 
-def find_stop(script: Script) -> Part:
+def find_stop(script: TrainingScript) -> Part:
     """The first stop of the loop over epochs: it has to be by a value that all ranks share."""
     name = "stop"
     none = Part(name, Status.NOT_NEEDED, "no stop by what each rank measures is seen")
@@ -51,7 +51,7 @@ def find_stop(script: Script) -> Part:
     return none
 
 
-def share(script: Script, loop: Loop, leaves: ast.stmt, values: Sequence[str]) -> Part:
+def share(script: TrainingScript, loop: Loop, leaves: ast.stmt, values: Sequence[str]) -> Part:
     """The part of a script that leaves the loop by these values."""
     differs = find_norms_apart(script)
     verb = ("" if differs else "may ") + ("differs" if differs and len(values) == 1 else "differ")
@@ -71,7 +71,7 @@ def share(script: Script, loop: Loop, leaves: ast.stmt, values: Sequence[str]) -
     return Part("stop", Status.MISSING, saw, edits, notes)
 
 
-def lines_to_share(script: Script, loop: Loop, value: str) -> list[str]:
+def lines_to_share(script: TrainingScript, loop: Loop, value: str) -> list[str]:
     """The lines that give all ranks the value of rank 0."""
     uses = [script.text.parents[node] for node in ast.walk(loop) if ast.unparse(node) == value]
     if any(isinstance(each, ast.Attribute) and each.attr in OF_TENSORS for each in uses):
@@ -97,7 +97,7 @@ def is_of_number(use: ast.AST) -> bool:
     return isinstance(use, ast.Compare) or is_divided or is_shown
 
 
-def find_end(script: Script, loop: Loop, leaves: ast.stmt, value: str) -> ast.stmt | None:
+def find_end(script: TrainingScript, loop: Loop, leaves: ast.stmt, value: str) -> ast.stmt | None:
     """The last statement that gives the value before it is read, with what it is in, unless the
     reader is in that, too. None if a condition on the value is around both."""
     settings = [node for node, _ in find_settings(loop, value)]
@@ -116,7 +116,7 @@ def find_end(script: Script, loop: Loop, leaves: ast.stmt, value: str) -> ast.st
     return None
 
 
-def find_readers(script: Script, loop: Loop, value: str) -> Iterator[ast.stmt]:
+def find_readers(script: TrainingScript, loop: Loop, value: str) -> Iterator[ast.stmt]:
     """The statements of the loop that read the value, and do not set it: conditions, and what is
     not a part of the evaluation."""
     settings = {node for node, _ in find_settings(loop, value)}
@@ -130,14 +130,14 @@ def find_readers(script: Script, loop: Loop, value: str) -> Iterator[ast.stmt]:
             yield node
 
 
-def stands_alone(script: Script, statement: ast.stmt) -> bool:
+def stands_alone(script: TrainingScript, statement: ast.stmt) -> bool:
     """Whether no other statement is on its lines."""
     end = script.text.lines[(statement.end_lineno or 0) - 1].encode()[statement.end_col_offset :]
     is_last = not end.strip() or end.strip().startswith(b"#")
     return is_last and len(script.indent_of(statement).encode()) == statement.col_offset
 
 
-def find_exits(script: Script, loop: Loop) -> Iterator[ast.stmt]:
+def find_exits(script: TrainingScript, loop: Loop) -> Iterator[ast.stmt]:
     """The statements that leave the loop itself."""
     for node in ast.walk(loop):
         if isinstance(node, (ast.Break, ast.Return)):
@@ -148,7 +148,7 @@ def find_exits(script: Script, loop: Loop) -> Iterator[ast.stmt]:
                 yield node
 
 
-def is_inside(script: Script, node: ast.AST, loop: Loop | None) -> bool:
+def is_inside(script: TrainingScript, node: ast.AST, loop: Loop | None) -> bool:
     return any(each is loop for each in script.text.climb(node))
 
 
@@ -180,7 +180,9 @@ def find_settings(loop: Loop, name: str) -> Iterator[tuple[ast.stmt, ast.expr]]:
             yield node, call
 
 
-def find_measured(script: Script, loop: Loop, names: set[str], known: Collection[str]) -> list[str]:
+def find_measured(
+    script: TrainingScript, loop: Loop, names: set[str], known: Collection[str]
+) -> list[str]:
     """The names of results of an evaluation in the loop that these names depend on: by their
     values, or by the conditions under which they get them."""
     left, found = sorted(names), list[str]()
@@ -199,7 +201,7 @@ def find_measured(script: Script, loop: Loop, names: set[str], known: Collection
     return found
 
 
-def is_measured(script: Script, loop: Loop, node: ast.stmt, value: ast.expr) -> bool:
+def is_measured(script: TrainingScript, loop: Loop, node: ast.stmt, value: ast.expr) -> bool:
     """Whether a statement sets a result of an evaluation: of the script's own function that
     computes without gradients, of a loop without gradients around it, or of what that filled."""
     if is_evaluation(script, value) or is_of_evaluation(script, node, value):
@@ -211,7 +213,7 @@ def is_measured(script: Script, loop: Loop, node: ast.stmt, value: ast.expr) -> 
     )
 
 
-def is_of_evaluation(script: Script, node: ast.stmt, value: ast.expr) -> bool:
+def is_of_evaluation(script: TrainingScript, node: ast.stmt, value: ast.expr) -> bool:
     """Whether a statement without gradients, beside a call of a model, computes something."""
     text = script.text
     called = {text.called(each) for each in ast.walk(value) if isinstance(each, ast.Call)}
@@ -227,7 +229,7 @@ def is_of_evaluation(script: Script, node: ast.stmt, value: ast.expr) -> bool:
     )
 
 
-def is_evaluation(script: Script, value: ast.expr) -> bool:
+def is_evaluation(script: TrainingScript, value: ast.expr) -> bool:
     """Whether it is a result of the script's own function that computes without gradients, and is
     none of the training."""
     function = script.text.resolve(value) if isinstance(value, ast.Call) else None
