@@ -26,7 +26,11 @@ stopping = threading.Event()
 `exit_after`."""
 postponed: dict[int, float] = {}
 """Signals that first leave such a program some time, in seconds: what it does until then is its own
-affair."""
+affair. `end_postponement` empties it."""
+_arrived = -1
+"""In a program that has called `exit_after`: where its thread reads the signals that have come."""
+_reading = threading.Lock()
+"""Is held while that thread takes a signal, and decides what to do about it."""
 
 
 def handle_termination() -> None:
@@ -118,15 +122,21 @@ def exit_after(seconds: float) -> None:
     Python runs handlers in the main thread, between two of its instructions: never, while that
     waits in gloo for a peer that is gone. torchrun would wait for it, too, 30 s long.
     """
-    signals, wakeup = os.pipe()
+    global _arrived
+    _arrived, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    os.register_at_fork(
-        after_in_child=lambda: signal.set_wakeup_fd(-1)
-    )  # what is sent to a child does not end this process
+    os.register_at_fork(after_in_child=forget_signals)
     OurThread(
-        target=wait_and_exit, args=(signals, seconds), name="wait for signals", daemon=True
+        target=wait_and_exit, args=(_arrived, seconds), name="wait for signals", daemon=True
     ).start()
+
+
+def forget_signals() -> None:
+    """In a child of such a program: what is sent to it does not end its parent."""
+    global _arrived
+    signal.set_wakeup_fd(-1)
+    _arrived = -1
 
 
 def wait_and_exit(signals: int, seconds: float) -> NoReturn:
@@ -135,8 +145,10 @@ def wait_and_exit(signals: int, seconds: float) -> NoReturn:
         left = None if end == math.inf else max(0.0, end - time.monotonic())
         if not select.select([signals], [], [], left)[0]:
             break
-        number = os.read(signals, 1)[0]
-        if (grace := postponed.get(number)) is not None:
+        with _reading:
+            number = os.read(signals, 1)[0]
+            grace = postponed.get(number)
+        if grace is not None:
             first, end = first or number, min(end, time.monotonic() + grace)
         elif number in (signal.SIGINT, *TERMINATING):
             first = number
@@ -144,6 +156,17 @@ def wait_and_exit(signals: int, seconds: float) -> NoReturn:
     stopping.set()
     time.sleep(seconds)
     os._exit(128 + first)
+
+
+def end_postponement() -> None:
+    """From now on no signal is postponed. One that has come before still is, even if the thread of
+    `exit_after` has had no turn since."""
+    while True:
+        with _reading:
+            if _arrived < 0 or not select.select([_arrived], [], [], 0)[0]:
+                postponed.clear()
+                return
+        time.sleep(0.001)
 
 
 def speaks() -> bool:

@@ -104,13 +104,25 @@ def test_an_object_stays_with_its_owner(world: Worlds) -> None:
     assert other == ([1, 0, 7], [1, 1], [[0, 0, 7], [0, 1]])
 
 
+class Layer(torch.nn.Linear):
+    """As the lesson's, with a generator of its own: an agent's threads, which make layers at the
+    same time, share that of torch."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(4, 4, bias=False)
+        with torch.no_grad():
+            self.weight.normal_(generator=torch.Generator().manual_seed(seed))
+
+    get_gradient = lesson.Layer.get_gradient
+
+
 def backward_over_ranks(rank: int, size: int) -> list[float]:
     """The largest differences of gradients from one process: through a layer on each other rank in
     turn, used twice."""
     torch.set_default_dtype(torch.float64)
     agent: Any = Agent(rank, size)
-    layers = {other: Reference(agent, other, lesson.Layer, other) for other in agent.others}
-    here: Any = {other: lesson.Layer(other) for other in agent.others}
+    layers = {other: Reference(agent, other, Layer, other) for other in agent.others}
+    here: Any = {other: Layer(other) for other in agent.others}
     torch.manual_seed(5)
     start = torch.randn(3, 4)
     inputs, same = start.clone().requires_grad_(), start.clone().requires_grad_()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -201,6 +203,26 @@ def test_all_ranks_end_where_one_of_them_is_asked(
     errors = [program.communicate(timeout=ENOUGH)[1] for program in ranks]
     assert [program.returncode for program in ranks] == [os.EX_TEMPFAIL] * 2
     assert errors == [f"playground: {PREEMPTED}3\n"] * 2
+
+
+UNSEEN = """
+import os, signal, sys, time
+from playground.base import signals
+from playground.world.rank.preemption import preempt_on_sigterm, preempted
+signals.exit_after(0.01)
+sys.setswitchinterval(1000)  # no turn for the thread that reads signals, until this one sleeps
+with preempt_on_sigterm(60):
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert preempted()
+sys.setswitchinterval(0.005)
+time.sleep(0.5)
+print("has left")
+"""
+
+
+def test_a_signal_that_no_thread_has_seen_yet_is_postponed_as_well() -> None:
+    ran = subprocess.run([sys.executable, "-c", UNSEEN], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "has left\n"), ran.stderr
 
 
 def test_a_rank_that_cannot_agree_is_ended(fork_program: Callable[..., ForkedProgram]) -> None:

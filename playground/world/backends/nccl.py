@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from playground.base.errors import UsageError
-from playground.base.host import SIMULATED_GPUS
 from playground.base.upstream import carrier_of, list_groups
 from playground.world.backends.backend import Backend
 
@@ -166,6 +165,8 @@ def only_nccl_can_tell(gpus: int, joined: bool) -> bool:
 
 def count_simulated_gpus() -> int:
     """The simulated GPUs that this process sees; 0 where the user chooses among them."""
+    from playground.base.host import SIMULATED_GPUS
+
     return int(os.environ.get(SIMULATED_GPUS, 0)) if VISIBLE not in os.environ else 0
 
 

@@ -133,7 +133,7 @@ def preempt_on_sigterm(grace: float | None) -> Iterator[None]:
         with handle(signal.SIGTERM, lambda number, frame: request_preemption()):
             yield
     finally:
-        signals.postponed.clear()
+        signals.end_postponement()
 
 
 class PreemptionNotice:
