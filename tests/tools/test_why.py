@@ -21,6 +21,7 @@ from programs import SCRIPT
 from playground.explain.hang import Doing
 from playground.explain.hang.box import Box, View, find_boxes
 from playground.explain.hang.box_format import ANSWERS
+from playground.explain.hang.workers import list_workers
 from playground.tools.why import page
 from playground.tools.why.family import list_family
 from playground.tools.why.page import tell_more
@@ -231,6 +232,49 @@ def test_of_ranks_under_torchrun_that_will_keep_a_flight_recorder_it_says_to_ask
         said = f"playground: the ranks of process {pid} are starting: ask again\n"
         assert (each.code, each.out) == (2, "")
         assert each.err.endswith(said.removeprefix("playground: ")), each.err
+
+
+WAITS_FOR_WORKER = """
+import time, torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+from playground import launch
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i):
+        while i == 1:
+            time.sleep(1)
+        return i
+
+def run(rank, size):
+    dist.barrier()
+    if rank == 0:
+        for i in DataLoader(Slow(), num_workers=2):
+            pass
+    dist.all_reduce(torch.ones(1))
+
+if __name__ == "__main__":
+    launch(run, 2, timeout=300)
+"""
+
+
+def test_a_rank_that_waits_for_a_worker_of_its_loader_is_told_with_that_worker(
+    run_cli: Callable[..., Any], fork_program: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{SCRIPT}.py").write_text(WAITS_FOR_WORKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = fork_program(SCRIPT)
+    wait_for_ranks_in("all_reduce", program.pid, 1)
+    deadline = time.monotonic() + ENOUGH
+    told = ""
+    while "waits for a DataLoader worker (process" not in told and time.monotonic() < deadline:
+        told = run_cli("why", program.pid).out
+    said = " ".join(told.split())
+    [rank] = [box.pid for box in find_boxes(list_family(program.pid)) if box.read().rank == 0]
+    [worker] = re.findall(r"waits for a DataLoader worker \(process (\d+)\), which sleeps", said)
+    assert int(worker) in list_workers(rank)
+    assert re.search(rf"^0 +waits for a worker .+ {SCRIPT}\.py:16 in run$", told, re.MULTILINE)
+    assert told.endswith("num_workers=0 shows the line at which the worker stands\n")
 
 
 def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[..., Any]) -> None:

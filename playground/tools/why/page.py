@@ -18,8 +18,9 @@ from playground.base.errors import UsageError
 from playground.base.process_status import process_status
 from playground.base.untrusted import printable
 from playground.explain.hang import UNASKED, Doing, RankState, diagnosis
-from playground.explain.hang.box import View, find_boxes, is_box
+from playground.explain.hang.box import View, find_boxes, find_line, is_box
 from playground.explain.hang.wording import WIDTH
+from playground.explain.hang.workers import describe_worker
 from playground.tools import TOOLS
 from playground.tools.why.family import list_family
 from playground.tools.why.unrecorded import (
@@ -116,11 +117,16 @@ def look_twice(boxes: Sequence[View]) -> list[RankState]:
     time.sleep(BETWEEN_LOOKS)
     states = [box.read_since(was) for box, was in zip(boxes, before, strict=True)]
     return [
-        replace(state, may_act=UNASKED, line=box.ask_for_line())
-        if state.doing == Doing.IN_PROGRAM
-        else replace(state, may_act=UNASKED)
+        locate(state, box) if state.doing == Doing.IN_PROGRAM else replace(state, may_act=UNASKED)
         for state, box in zip(states, boxes, strict=True)
     ]
+
+
+def locate(state: RankState, box: View) -> RankState:
+    """The state of a rank that is in the program, with where it is."""
+    stack = box.ask_for_stack()
+    worker = describe_worker(stack, box.pid)
+    return replace(state, may_act=UNASKED, line=find_line(stack), worker=worker)
 
 
 def tell_world(states: Sequence[RankState]) -> str:

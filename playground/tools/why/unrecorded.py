@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.base.process_status import process_status
+from playground.base.process_status import process_status, read_wait
 from playground.tools.why.family import list_family
 
 BETWEEN_LOOKS = 0.3
@@ -126,14 +126,6 @@ WAITS = {
     "pipe": "waits (a pipe)",
 }
 """What a process does whose main thread waits in a function of the kernel with such a name."""
-
-
-def read_wait(pid: int) -> str:
-    """The function of the kernel in which the main thread of a process waits; empty where the
-    system does not tell. Source: proc_pid_wchan(5)"""
-    with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-        return Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip("0\n")
-    return ""
 
 
 def describe_activity(before: Sequence[bytes], now: Sequence[bytes], wait: str = "") -> str:
