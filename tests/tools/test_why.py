@@ -214,7 +214,7 @@ def test_a_rank_under_torchrun_that_has_met_nobody_is_not_said_to_compute(
     assert "computes" not in told
 
 
-def test_of_ranks_under_torchrun_that_will_keep_a_flight_recorder_it_says_to_ask_again(
+def test_of_ranks_of_torchrun_that_start_or_will_keep_a_flight_recorder_it_says_to_ask_again(
     run_cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Of ranks of a module `playground`, and of a torchrun that has started none yet."""
@@ -224,7 +224,7 @@ def test_of_ranks_under_torchrun_that_will_keep_a_flight_recorder_it_says_to_ask
         told = [(pid, run_cli("why", pid)) for pid in (agent.pid, first)]
     waits = "import sys; sys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", waits, "torchrun", *words], stdin=subprocess.PIPE
+        [sys.executable, "-c", waits, "torchrun", "train.py"], stdin=subprocess.PIPE
     ) as torchrun:
         told.append((torchrun.pid, run_cli("why", torchrun.pid)))
         torchrun.communicate()

@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 
@@ -33,6 +32,8 @@ from playground.ui.session import Session, session_command, to_document
 
 MOST_WHOLE = 3
 """As many worlds are told of in full. Of each of more, there is a line."""
+TORCHRUN = "torchrun", "torch.distributed.run"
+"""The ends of a word in the command line of a torchrun."""
 NOT_FORMED = "no rank has formed a process group, or called an operation of one"
 
 
@@ -43,7 +44,7 @@ def find_worlds(pid: int) -> list[list[View]]:
     if not worlds:
         if find_command(pid):
             raise UsageError(f"process {pid} has no ranks yet: if it starts some, ask again")
-        if any(rank.is_ours for rank in find_unrecorded(pid)) or starts_ours(pid):
+        if any(rank.is_ours for rank in find_unrecorded(pid)) or is_torchrun(pid):
             raise UsageError(f"the ranks of process {pid} are starting: ask again")
         raise UsageError(
             f"process {pid} has started no ranks that may be looked at: start a script by "
@@ -78,12 +79,10 @@ def find_command(pid: int) -> str:
     return ""
 
 
-def starts_ours(pid: int) -> bool:
-    """Whether process `pid` is a torchrun of one of our commands."""
+def is_torchrun(pid: int) -> bool:
+    """Whether process `pid` is a torchrun."""
     with contextlib.suppress(OSError):  # it has ended since
-        words = read_words(pid)
-        is_torchrun = any(word.endswith(("torchrun", "torch.distributed.run")) for word in words)
-        return is_torchrun and ("-m", "playground") in pairwise(words)
+        return any(word.endswith(TORCHRUN) for word in read_words(pid))
     return False
 
 
