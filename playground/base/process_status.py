@@ -19,6 +19,14 @@ def process_status(pid: int, *thread: str) -> list[bytes]:
     return []
 
 
+def read_wait(pid: int) -> str:
+    """The function of the kernel in which the main thread of a process waits; empty where the
+    system does not tell. Source: proc_pid_wchan(5)"""
+    with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        return Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip("0\n")
+    return ""
+
+
 def is_stopped(pid: int) -> bool:
     """Whether somebody has stopped this process (SIGSTOP)."""
     return process_status(pid)[:1] == [b"T"]

@@ -43,6 +43,15 @@ def read_in_another_stream() -> Shown:
     return y.tolist(), [3.0] * 4
 
 
+def read_twice_in_a_line() -> Shown:
+    x, other = ready(), torch.cuda.Stream()
+    x.mul_(2)  # 1
+    with torch.cuda.stream(other):
+        y, z = x + 1, x * 2  # 2
+    other.synchronize()
+    return (y + z).tolist(), [7.0] * 4
+
+
 def read_from_another_stream() -> Shown:
     x, other = ready(), torch.cuda.Stream()
     with torch.cuda.stream(other):
@@ -143,6 +152,34 @@ def delete_what_another_stream_reads() -> Shown:
     return y.item(), float(1 << 18)
 
 
+def fetch_into_what_is_still_read() -> Shown:
+    torch.cuda.synchronize()
+    other = torch.cuda.Stream()
+    batch, following = (torch.full((1 << 18,), value).pin_memory() for value in (1.0, 5.0))
+    with torch.cuda.stream(other):
+        x = batch.to("cuda", non_blocking=True)
+    current().wait_stream(other)
+    y = x.sum() + x.amax()  # 1
+    del x
+    with torch.cuda.stream(other):
+        z = following.to("cuda", non_blocking=True)  # 2
+    other.synchronize()
+    del z
+    return y.item(), float((1 << 18) + 1)
+
+
+def write_before_what_was_there_is_read() -> Shown:
+    x, other = torch.ones(1 << 18, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    y = x.sum()  # 1
+    del x
+    z, batch = torch.empty(1 << 18, device="cuda"), torch.zeros(1 << 18).pin_memory()
+    with torch.cuda.stream(other):
+        z.copy_(batch, non_blocking=True)  # 2
+    other.synchronize()
+    return y.item(), float(1 << 18)
+
+
 def fetch_the_next_batch() -> Shown:
     batch, other = torch.ones(4).pin_memory(), torch.cuda.Stream()
     with torch.cuda.stream(other):
@@ -196,8 +233,19 @@ def copy_between_devices() -> Shown:
     return None
 
 
+FREED = {delete_what_another_stream_reads, fetch_into_what_is_still_read}
+"""Those in which memory is freed while a stream that has not allocated it reads it."""
+OF_THE_HOST = {
+    read_before_the_copy_is_done,
+    read_through_numpy,
+    overwrite_before_the_copy_is_done,
+    overwrite_through_numpy,
+    wait_for_the_wrong_event,
+}
+"""Those in which Python does not wait for its GPU."""
 RACES: list[Callable[[], Shown]] = [
     read_in_another_stream,
+    read_twice_in_a_line,
     read_from_another_stream,
     record_the_event_too_early,
     wait_for_the_wrong_stream,
@@ -208,6 +256,8 @@ RACES: list[Callable[[], Shown]] = [
     write_a_part_that_is_read,
     write_one_of_a_list,
     delete_what_another_stream_reads,
+    fetch_into_what_is_still_read,
+    write_before_what_was_there_is_read,
     fetch_the_next_batch,
     read_before_the_copy_is_done,
     read_through_numpy,
@@ -644,7 +694,8 @@ def errors_into(lines: list[str]) -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             file.seek(0)
-            lines.extend(line for line in file.read().splitlines() if "a wait is missing" in line)
+            told = re.findall(r"simulated GPU: (.*?\.)\n", file.read(), re.DOTALL)
+            lines.extend(" ".join(each.split()) for each in told if "a wait is missing" in each)
 
 
 def run_all(programs: list[Callable[[], Any]]) -> list[tuple[Any, list[str]]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ from programs import SCRIPT
 from playground.explain.hang import Doing
 from playground.explain.hang.box import Box, View, find_boxes
 from playground.explain.hang.box_format import ANSWERS
+from playground.explain.hang.workers import list_workers
 from playground.tools.why import page
 from playground.tools.why.family import list_family
 from playground.tools.why.page import tell_more
-from playground.tools.why.unrecorded import describe_activity, read_wait
+from playground.tools.why.unrecorded import describe_activity
 
 STANDS_STILL = """
 import time, torch, torch.distributed as dist
@@ -126,11 +129,15 @@ def test_of_a_rank_that_does_not_say_where_it_is_another_program_is_named() -> N
 
 
 AGENT = """
-import os, subprocess, sys
+import os, socket, subprocess, sys
+store = socket.create_server(("127.0.0.1", 0))
+port = str(store.getsockname()[1])
 ranks = [
     subprocess.Popen(
-        [sys.executable, "-u", "train.py", "--lr", "0.1"],
-        env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+        [sys.executable, "-u", *sys.argv[1:]],
+        env=os.environ | {
+            "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": port,
+        },
         stdout=subprocess.PIPE,
     )
     for rank in range(2)
@@ -141,42 +148,133 @@ for rank in ranks:
     rank.kill()
 """
 TRAIN = """
-import os, time
+import os, socket
+store = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])))
 print("up", flush=True)
 while True:
     if os.environ["RANK"] == "0":
-        time.sleep(300)
+        store.recv(1)
+"""
+STARTS = """
+print("up", flush=True)
+while True: pass
 """
 
 
-def test_of_a_plain_script_under_torchrun_it_says_what_is_seen_and_what_tells_more(
+@contextmanager
+def start_agent(
+    folder: Path, script: str, *words: str
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Two ranks with the processes, arguments and variables of torchrun's, and their numbers."""
+    (folder / "train.py").write_text(script)
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT, *words], cwd=folder, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as agent:  # fmt: skip
+        assert agent.stdout
+        try:
+            yield agent, agent.stdout.readline().split()
+        finally:
+            agent.communicate()
+
+
+def test_of_a_plain_script_under_torchrun_it_says_who_is_waited_for_and_what_tells_more(
     run_cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the processes, arguments and variables of torchrun's. A rank that computes is told from
-    one that waits."""
-    (tmp_path / "train.py").write_text(TRAIN)
-    words = [sys.executable, "-c", AGENT]
-    with subprocess.Popen(
-        words, cwd=tmp_path, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as agent:
-        assert agent.stdout
-        first, second = agent.stdout.readline().split()
+    """A rank that computes is told from one that waits."""
+    with start_agent(tmp_path, TRAIN, "train.py", "--lr", "0.1") as (agent, (first, second)):
         elsewhere = run_cli("why", agent.pid)
         monkeypatch.chdir(tmp_path)
         there = run_cli("why", first)
-        agent.communicate()
-    assert elsewhere.code == 2
-    lines = elsewhere.err.splitlines()
-    is_told = bool(read_wait(os.getppid()))
-    assert lines[1:3] == [
-        f"rank 0 (process {first}) {'sleeps (a timer)' if is_told else 'waits'}",
+        document = run_cli("why", agent.pid, "--json")
+    assert (elsewhere.code, elsewhere.err) == (0, "")
+    lines = elsewhere.out.splitlines()
+    assert lines[1].startswith(f"rank 0 (process {first}) waits")
+    assert lines[2:4] == [
         f"rank 1 (process {second}) computes",
+        "the others probably wait for rank 1",
     ]
     run = "python -m playground run -n 2 train.py --lr 0.1"
-    assert f"cd {tmp_path} && {run}\n" in elsewhere.err
-    assert f"start it by: {run}\n" in there.err
-    assert "python -m playground doctor train.py --lr 0.1\n" in there.err
-    assert there.err.endswith(f"py-spy dump --pid {first} (pip install py-spy)\n")
+    assert f"cd {tmp_path} && {run}\n" in elsewhere.out
+    assert lines[-1] == f"for rank 1's stack: py-spy dump --pid {second} (pip install py-spy)"
+    assert f"start it by: {run}\n" in there.out
+    assert "python -m playground doctor train.py --lr 0.1\n" in there.out
+    assert "probably" not in there.out
+    assert there.out.endswith(f"py-spy dump --pid {first} (pip install py-spy)\n")
+    seen = json.loads(document.out)["unrecorded"]
+    assert seen[1] == {"rank": 1, "process": int(second), "does": "computes"}
+
+
+def test_a_rank_under_torchrun_that_has_met_nobody_is_not_said_to_compute(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    with start_agent(tmp_path, STARTS, "train.py") as (agent, _):
+        told = run_cli("why", agent.pid).out
+    assert told.count(" starts (it has not met the others so far)\n") == 2
+    assert "computes" not in told
+
+
+def test_of_ranks_of_torchrun_that_start_or_will_keep_a_flight_recorder_it_says_to_ask_again(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Of ranks of a module `playground`, and of a torchrun that has started none yet."""
+    (tmp_path / "playground.py").write_text(STARTS)
+    words = ["-m", "playground", "run", "train.py"]
+    with start_agent(tmp_path, TRAIN, *words) as (agent, (first, _)):
+        told = [(pid, run_cli("why", pid)) for pid in (agent.pid, first)]
+    waits = "import sys; sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", waits, "torchrun", "train.py"], stdin=subprocess.PIPE
+    ) as torchrun:
+        told.append((torchrun.pid, run_cli("why", torchrun.pid)))
+        torchrun.communicate()
+    for pid, each in told:
+        said = f"playground: the ranks of process {pid} are starting: ask again\n"
+        assert (each.code, each.out) == (2, "")
+        assert each.err.endswith(said.removeprefix("playground: ")), each.err
+
+
+WAITS_FOR_WORKER = """
+import time, torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+from playground import launch
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i):
+        while i == 1:
+            time.sleep(1)
+        return i
+
+def run(rank, size):
+    dist.barrier()
+    if rank == 0:
+        for i in DataLoader(Slow(), num_workers=2):
+            pass
+    dist.all_reduce(torch.ones(1))
+
+if __name__ == "__main__":
+    launch(run, 2, timeout=300)
+"""
+
+
+def test_a_rank_that_waits_for_a_worker_of_its_loader_is_told_with_that_worker(
+    run_cli: Callable[..., Any], fork_program: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{SCRIPT}.py").write_text(WAITS_FOR_WORKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = fork_program(SCRIPT)
+    wait_for_ranks_in("all_reduce", program.pid, 1)
+    deadline = time.monotonic() + ENOUGH
+    told = ""
+    while "waits for a DataLoader worker (process" not in told and time.monotonic() < deadline:
+        told = run_cli("why", program.pid).out
+    said = " ".join(told.split())
+    [rank] = [box.pid for box in find_boxes(list_family(program.pid)) if box.read().rank == 0]
+    [worker] = re.findall(r"waits for a DataLoader worker \(process (\d+)\), which sleeps", said)
+    assert int(worker) in list_workers(rank)
+    assert re.search(rf"^0 +waits for a worker .+ {SCRIPT}\.py:16 in run$", told, re.MULTILINE)
+    assert told.endswith("num_workers=0 shows the line at which the worker stands\n")
 
 
 def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[..., Any]) -> None:

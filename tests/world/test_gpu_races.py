@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from fixtures import Worlds
 from gpu_races import (
+    FREED,
+    OF_THE_HOST,
     RACES,
     RACES_OF_RANKS,
     RIGHT,
@@ -34,9 +36,27 @@ def name(program: Callable[..., Any]) -> str:
     return program.__name__
 
 
+FIXES = {
+    "freed": "call x.record_stream(torch.cuda.current_stream()) at ",
+    "host": "call torch.cuda.synchronize() before ",
+    "call": "call wait() of the Work of ",
+    "stream": "call torch.cuda.current_stream().wait_stream(s) before ",
+}
+"""By kind of race, what is told to do."""
+
+
+def kind_of(program: Callable[..., Any], said: str) -> str:
+    if program in FREED:
+        return "freed"
+    if program in OF_THE_HOST:
+        return "host"
+    return "call" if "after nccl" in said else "stream"
+
+
 def assert_told(program: Callable[[], Any], returned: Any, told: list[str]) -> None:
     first, second = lines_of(program)
-    assert re.search(rf"{second} .* after .*{first},", "\n".join(told)), told
+    [said] = [each for each in told if re.search(rf"{second} .* after .*{first},", each)]
+    assert said.partition("To fix it, ")[2].startswith(FIXES[kind_of(program, said)]), told
     if returned is not None:
         found, with_the_wait = returned
         assert found != with_the_wait

@@ -23,6 +23,7 @@ from random_programs import receive, run
 
 from playground import launch
 from playground.base.process_status import process_status
+from playground.explain.hang import Doing
 from playground.explain.hang.diagnosis import diagnose
 from playground.world.launcher import standstill
 
@@ -103,6 +104,21 @@ def test_what_is_told_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
         stands.tell(each)
     assert [each.sentence in caplog.text for each in told] == [True, True]
     assert len(caplog.records) == 2
+
+
+def test_of_a_rank_that_waits_for_a_worker_it_is_told_how_to_find_its_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waits, straggler = run([receive(1, 2)], [])
+    worker = "a DataLoader worker (process 12), which sleeps"
+    where = replace(straggler, doing=Doing.IN_PROGRAM, line="train.py:9 in step", worker=worker)
+    found = diagnose([waits, where])
+    assert found
+    stands = standstill.StandstillWatch([], was_patient=True)
+    stands.tell(found)
+    said = " ".join(caplog.text.split())
+    assert f"rank 1 waits for {worker} (train.py:9) while rank 0 is in recv from rank 1" in said
+    assert said.endswith(": num_workers=0 shows the line at which the worker stands")
 
 
 def await_file(file: Path) -> None:

@@ -393,17 +393,23 @@ class View(LogReader):
     def ask_for_line(self) -> str:
         """The program's line that the main thread is in, "train.py:12 in step"; empty if the rank
         does not say so in time."""
-        start, line = os.fstat(self.file).st_size, ""
+        return find_line(self.ask_for_stack())
+
+    def ask_for_stack(self) -> list[str]:
+        """The frames of the main thread as Python prints them, from the innermost one at least to
+        the program's first; empty if the rank does not say so in time."""
+        start = os.fstat(self.file).st_size
         if not self.read_header()[ANSWERS]:
-            return line
+            return []
         deadline = time.monotonic() + ANSWER_TIMEOUT
         with contextlib.suppress(OSError):  # it has ended since, or is another user's
             os.kill(self.pid, QUESTION)
-            while not line and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
                 time.sleep(0.005)
-                stack = self.read_bytes(start, os.fstat(self.file).st_size).decode()
-                line = find_line(stack.splitlines(keepends=True))
-        return printable(line)
+                text = self.read_bytes(start, os.fstat(self.file).st_size).decode()
+                if find_line(stack := text.splitlines(keepends=True)):
+                    return stack
+        return []
 
     @property
     def has_ended(self) -> bool:
@@ -464,7 +470,7 @@ def find_line(frames: Iterable[str]) -> str:
     whole do not count."""
     for frame in frames:
         if (found := FRAME.match(frame)) and is_program(found[1]):
-            return f"{Path(found[1]).name}:{found[2]} in {found[3]}"
+            return printable(f"{Path(found[1]).name}:{found[2]} in {found[3]}")
     return ""
 
 

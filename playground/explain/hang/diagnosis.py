@@ -58,6 +58,7 @@ from playground.explain.hang.wording import (
     has_called,
     shorten,
 )
+from playground.explain.hang.workers import WITHOUT_WORKERS
 
 LATE = {
     Doing.DEAD: Kind.LOST,
@@ -389,6 +390,8 @@ def find_cure_here(graph: WaitGraph, kind: Kind, other: int, rank: int | None) -
     if kind == Kind.BESIDE_DDP:
         calls = {one: wait.operation for one, wait in graph.waits.items()}
         return find_cure(kind, calls, graph.states.values())
+    if kind == Kind.STRAGGLER and graph.states[other].worker:
+        return WITHOUT_WORKERS
     if kind == Kind.ENDED and rank is not None:
         if graph.waits[rank].operation.kind != COLLECTIVE:
             return UNANSWERED.format(rank=rank, other=other)
@@ -427,6 +430,8 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
         if kind == Kind.ABORTED and ABORT in state.end:
             return Predicate(f"{state.end} in {what}", f"{of_several(state.end)} in {what}", line)
         return Predicate(f"is in {what}", f"are in {what}", line, wait.operation.name)
+    if state.worker:
+        return Predicate(f"waits for {state.worker}", f"wait for {state.worker}", state.line)
     one, several = ACTS.get(state.doing) or (state.end, of_several(state.end))
     if state.operations and state.doing == Doing.FINISHED and not state.line:
         last = state.operations[-1]

@@ -124,7 +124,8 @@ def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
     """A rank's state, its line, and the ranks that it waits for."""
     state, wait = graph.states[rank], graph.waits.get(rank)
     if wait is None:
-        return (state.doing == Doing.DEAD and state.end) or state.doing, state.line, ""
+        doing = "waits for a worker" if state.worker else state.doing
+        return (state.doing == Doing.DEAD and state.end) or doing, state.line, ""
     told = (
         Kind.WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else Kind.ROOTS
     )

@@ -17,30 +17,37 @@ from playground.base.errors import UsageError
 from playground.base.process_status import process_status
 from playground.base.untrusted import printable
 from playground.explain.hang import UNASKED, Doing, RankState, diagnosis
-from playground.explain.hang.box import View, find_boxes, is_box
+from playground.explain.hang.box import View, find_boxes, find_line, is_box
 from playground.explain.hang.wording import WIDTH
+from playground.explain.hang.workers import describe_worker
 from playground.tools import TOOLS
 from playground.tools.why.family import list_family
-from playground.tools.why.unrecorded import BETWEEN_LOOKS, describe_unrecorded
+from playground.tools.why.unrecorded import (
+    BETWEEN_LOOKS,
+    describe_ranks,
+    describe_unrecorded,
+    find_unrecorded,
+)
 from playground.ui.session import Session, session_command, to_document
 
 MOST_WHOLE = 3
 """As many worlds are told of in full. Of each of more, there is a line."""
+TORCHRUN = "torchrun", "torch.distributed.run"
+"""The ends of a word in the command line of a torchrun."""
 NOT_FORMED = "no rank has formed a process group, or called an operation of one"
 
 
 def find_worlds(pid: int) -> list[list[View]]:
     """The flight recorders of each world that process `pid` has started, or is a rank of, and that
     has not finished; of those on this host. Raises `UsageError` if there is none."""
-    if not Path(f"/proc/{pid}").exists():
-        raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
     worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
     if not worlds:
         if find_command(pid):
             raise UsageError(f"process {pid} has no ranks yet: if it starts some, ask again")
+        if any(rank.is_ours for rank in find_unrecorded(pid)) or is_torchrun(pid):
+            raise UsageError(f"the ranks of process {pid} are starting: ask again")
         raise UsageError(
-            describe_unrecorded(pid)
-            or f"process {pid} has started no ranks that may be looked at: start a script by "
+            f"process {pid} has started no ranks that may be looked at: start a script by "
             "python -m playground run -n 2 SCRIPT.py, or examine it by python -m playground doctor "
             "SCRIPT.py"
         )
@@ -49,6 +56,11 @@ def find_worlds(pid: int) -> list[list[View]]:
     if unfinished := [world for world in found if not all(box.has_ended for box in world)]:
         return unfinished
     raise UsageError(f"the ranks of process {pid} have finished: if it starts others, ask again")
+
+
+def has_boxes(pid: int) -> bool:
+    """Whether a process in the family of process `pid` keeps a flight recorder of a world."""
+    return any(box.world for box in find_boxes(list_family(pid)))
 
 
 def list_processes() -> Iterator[int]:
@@ -65,6 +77,13 @@ def find_command(pid: int) -> str:
             if words[1:3] == ["-m", "playground"]:
                 return shlex.join(words[3:])
     return ""
+
+
+def is_torchrun(pid: int) -> bool:
+    """Whether process `pid` is a torchrun."""
+    with contextlib.suppress(OSError):  # it has ended since
+        return any(word.endswith(TORCHRUN) for word in read_words(pid))
+    return False
 
 
 def read_words(pid: int) -> list[str]:
@@ -97,11 +116,16 @@ def look_twice(boxes: Sequence[View]) -> list[RankState]:
     time.sleep(BETWEEN_LOOKS)
     states = [box.read_since(was) for box, was in zip(boxes, before, strict=True)]
     return [
-        replace(state, may_act=UNASKED, line=box.ask_for_line())
-        if state.doing == Doing.IN_PROGRAM
-        else replace(state, may_act=UNASKED)
+        locate(state, box) if state.doing == Doing.IN_PROGRAM else replace(state, may_act=UNASKED)
         for state, box in zip(states, boxes, strict=True)
     ]
+
+
+def locate(state: RankState, box: View) -> RankState:
+    """The state of a rank that is in the program, with where it is."""
+    stack = box.ask_for_stack()
+    worker = describe_worker(stack, box.pid)
+    return replace(state, may_act=UNASKED, line=find_line(stack), worker=worker)
 
 
 def tell_world(states: Sequence[RankState]) -> str:
@@ -176,9 +200,24 @@ def command(session: Session, pid: int | None) -> None:
     PID, in the one `python -m playground` of yours that has ranks. The run goes on undisturbed.
 
     Not seen from here: ranks on other hosts. Of a script that torchrun alone has started, it says
-    which ranks compute, and the commands that tell more.
+    which ranks compute, and the commands that tell more. The exit code is 0 if it answers, whatever
+    the answer is, and 2 if there are no ranks to be asked.
     """
-    views = find_worlds(pid or find_run())
+    pid = pid or find_run()
+    if not Path(f"/proc/{pid}").exists():
+        raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
+    unrecorded = [*find_unrecorded(pid)]
+    if unrecorded and not any(rank.is_ours for rank in unrecorded) and not has_boxes(pid):
+        acts = describe_ranks(unrecorded)
+        seen = [
+            {"rank": int(rank.environ["RANK"]), "process": rank.pid, "does": act}
+            for rank, act in zip(unrecorded, acts, strict=True)
+        ]
+        document = {"worlds": [], "unrecorded": seen}
+        text = describe_unrecorded(unrecorded, acts)
+        click.echo(to_document(document) if session.run.as_json else text)
+        return
+    views = find_worlds(pid)
     worlds = [look_twice(boxes) for boxes in views]
     found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
     tell = tell_shortly if len(worlds) > MOST_WHOLE else tell_whole

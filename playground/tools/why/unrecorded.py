@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from playground.base.process_status import process_status
+from playground.base.process_status import process_status, read_wait
 from playground.tools.why.family import list_family
 
 BETWEEN_LOOKS = 0.3
@@ -29,6 +29,11 @@ class UnrecordedRank:
     words: Sequence[str]
     """Its command line, without the interpreter."""
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it will keep a flight recorder: it is started by a command of ours."""
+        return [*self.words[:2]] == ["-m", "playground"]
+
 
 def find_unrecorded(pid: int) -> Iterator[UnrecordedRank]:
     """The ranks in the family of process `pid`, by the variables that torchrun sets."""
@@ -44,18 +49,16 @@ def find_unrecorded(pid: int) -> Iterator[UnrecordedRank]:
                 yield UnrecordedRank(member, environ, words[words[0] == "-u" :])
 
 
-def describe_unrecorded(pid: int) -> str:
-    """What is seen from outside of such ranks, and the commands that tell more; empty if there is
-    none."""
-    if not (ranks := [*find_unrecorded(pid)]):
-        return ""
-    before = [process_status(rank.pid) for rank in ranks]
-    time.sleep(BETWEEN_LOOKS)
+def describe_unrecorded(ranks: Sequence[UnrecordedRank], acts: Sequence[str]) -> str:
+    """What is seen from outside of such ranks, each with what it does, and the commands that tell
+    more."""
     seen = [
-        f"rank {rank.environ['RANK']} (process {rank.pid}) "
-        f"{describe_activity(was, process_status(rank.pid), read_wait(rank.pid))}"
-        for rank, was in zip(ranks, before, strict=True)
+        f"rank {rank.environ['RANK']} (process {rank.pid}) {act}"
+        for rank, act in zip(ranks, acts, strict=True)
     ]
+    late = find_late(ranks, acts)
+    if late:
+        seen.append(f"the others probably wait for rank {late.environ['RANK']}")
     first = ranks[0]
     words = shlex.join(first.words)
     folder = os.path.realpath(f"/proc/{first.pid}/cwd")
@@ -66,10 +69,54 @@ def describe_unrecorded(pid: int) -> str:
     ]
     if first.words[0] != "-m":
         ways.append(f"to examine the script: {there}python -m playground doctor {words}")
-    ways.append(f"for a rank's stack: py-spy dump --pid {first.pid} (pip install py-spy)")
+    stack = f"py-spy dump --pid {(late or first).pid} (pip install py-spy)"
+    whose = f"rank {late.environ['RANK']}" if late else "a rank"
+    ways.append(f"for {whose}'s stack: {stack}")
     return "\n".join(["torchrun alone gives a script no flight recorder", *seen, *ways])
 
 
+def describe_ranks(ranks: Sequence[UnrecordedRank]) -> list[str]:
+    """What each rank does: between two looks at its status."""
+    before = [process_status(rank.pid) for rank in ranks]
+    time.sleep(BETWEEN_LOOKS)
+    acts = [
+        describe_activity(was, process_status(rank.pid), read_wait(rank.pid))
+        for rank, was in zip(ranks, before, strict=True)
+    ]
+    return [
+        STARTS if act == COMPUTES and not has_met(rank) else act
+        for rank, act in zip(ranks, acts, strict=True)
+    ]
+
+
+def find_late(ranks: Sequence[UnrecordedRank], acts: Sequence[str]) -> UnrecordedRank | None:
+    """The rank for which the others probably wait: the only one that does not wait, if all others
+    have met. None if there is no such one."""
+    late = [
+        rank
+        for rank, act in zip(ranks, acts, strict=True)
+        if not (act.startswith("waits") and has_met(rank))
+    ]
+    return late[0] if len(late) == 1 < len(ranks) else None
+
+
+def has_met(rank: UnrecordedRank) -> bool:
+    """Whether a rank has a connection to the store of its world, or has the store itself. Source:
+    proc_pid_net(5)"""
+    port = int(rank.environ.get("MASTER_PORT", "0"))
+    with contextlib.suppress(OSError):  # it has ended
+        files = (f"/proc/{rank.pid}/fd/{file}" for file in os.listdir(f"/proc/{rank.pid}/fd"))
+        own = {os.readlink(file) for file in files}
+        for kind in ("tcp", "tcp6"):
+            table = Path(f"/proc/{rank.pid}/net/{kind}").read_text(encoding="ascii")
+            for words in map(str.split, table.splitlines()[1:]):
+                ports = {int(address.rpartition(":")[2], 16) for address in words[1:3]}
+                if port in ports and f"socket:[{words[9]}]" in own:
+                    return True
+    return False
+
+
+COMPUTES, STARTS = "computes", "starts (it has not met the others so far)"
 WAITS = {
     "nanosleep": "sleeps (a timer)",
     "futex": "waits (for another thread, as in a collective of gloo)",
@@ -79,14 +126,6 @@ WAITS = {
     "pipe": "waits (a pipe)",
 }
 """What a process does whose main thread waits in a function of the kernel with such a name."""
-
-
-def read_wait(pid: int) -> str:
-    """The function of the kernel in which the main thread of a process waits; empty where the
-    system does not tell. Source: proc_pid_wchan(5)"""
-    with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-        return Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip("0\n")
-    return ""
 
 
 def describe_activity(before: Sequence[bytes], now: Sequence[bytes], wait: str = "") -> str:
@@ -99,5 +138,5 @@ def describe_activity(before: Sequence[bytes], now: Sequence[bytes], wait: str =
     ticks = sum(map(int, now[11:13])) - sum(map(int, before[11:13]))
     is_runnable = before[0] == now[0] == b"R"  # on a busy machine it may have no core meanwhile
     if is_runnable or ticks >= COMPUTING:
-        return "computes"
+        return COMPUTES
     return next((words for name, words in WAITS.items() if name in wait), "waits")

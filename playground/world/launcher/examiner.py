@@ -18,6 +18,7 @@ from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge
 from playground.explain.hang.streams import suppose_wait
 from playground.explain.hang.wording import Diagnosis
+from playground.explain.hang.workers import describe_worker
 from playground.world.launcher.rank_handle import RankHandle
 
 INTERVAL = 0.25
@@ -83,8 +84,7 @@ class Examiner:
 
     def find_reason(self, stacks: Mapping[int, str], answers: Answers) -> Diagnosis | None:
         """Why the ranks stand still, as far as that is known."""
-        states = self.states(latest=CAPACITY, answers=answers)
-        return diagnose([replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states])
+        return diagnose(self.locate(self.states(latest=CAPACITY, answers=answers), stacks))
 
     @property
     def progress(self) -> list[object]:
@@ -154,11 +154,18 @@ class Examiner:
     ) -> Diagnosis | None:
         """Why the ranks stand still, or one has failed, as far as it is known. `stacks` say where
         ranks are."""
-        states = self.states(still, CAPACITY, answers)
-        states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states]
+        states = self.locate(self.states(still, CAPACITY, answers), stacks)
         if any(state.doing == Doing.DEAD for state in states):
             return explain_failure(states)
         return diagnose(states) or find_mismatch(states)
+
+    def locate(self, states: Sequence[RankState], stacks: Mapping[int, str]) -> list[RankState]:
+        """The states, with where the ranks are by these stacks."""
+        told = [stacks.get(state.rank, "").splitlines(keepends=True)[::-1] for state in states]
+        return [
+            replace(state, line=find_line(stack), worker=describe_worker(stack, rank.process.pid))
+            for state, stack, rank in zip(states, told, self.ranks, strict=True)
+        ]
 
     def find_mismatch(self) -> Diagnosis | None:
         """An operation in which the ranks did not agree although all of them have returned."""

@@ -121,5 +121,6 @@ class StandstillWatch:
         if is_probable:
             said = f"no rank has made progress for {stood}; the run goes on\n{found}"
         else:
-            said = wrap_sentence(f"for {stood}, {' '.join(found.sentence.split())}")
+            more = "" if found.cure == found.kind.cure else f": {found.cure}"
+            said = wrap_sentence(f"for {stood}, {' '.join(found.sentence.split())}{more}")
         logging.getLogger("playground").warning(f"playground: {said}")

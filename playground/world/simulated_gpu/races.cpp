@@ -9,16 +9,22 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <tuple>
+#include <utility>
 
 namespace {
 
 const size_t MOST = 100, MOST_KEPT = 10'000;  // races that a process tells, and of which it knows what they were
+const size_t WIDTH = 80;                      // columns
 
 struct Mark {
   Work work;
   const char* name;
   Place place;
+  std::function<bool()> is_freed;
+  bool is_foreign;  // another stream than the work's has written the tensor before
+  bool is_gone() const { return is_freed && is_freed(); }
 };
 using Marked = std::shared_ptr<const Mark>;
 
@@ -81,6 +87,14 @@ std::pair<Marked, bool> unordered(const Access& access, const Clock& clock) {
   return {};
 }
 
+// Whether the tensor that an access is of has come from another stream.
+bool is_foreign(const Access& access, size_t stream) {
+  auto at = ranges().upper_bound(access.begin);
+  if (at == ranges().begin()) return false;
+  const Range& range = std::prev(at)->second;
+  return range.end > access.begin && range.write && !range.write->is_gone() && (range.write->is_foreign || range.write->work.stream != stream);
+}
+
 // Those that were found first, each in a few words, and the number of all. A race of the host is found by a signal's handler.
 struct Found {
   std::atomic<size_t> count = 0;
@@ -89,6 +103,27 @@ struct Found {
 Found& found_so_far() {
   static auto* all = new Found;
   return *all;
+}
+
+// What orders the two lines.
+std::string fix_of(const Race& race, const std::string& later, const std::string& earlier) {
+  if (race.is_reused)
+    return "The memory was freed and given out again. To fix it, call x.record_stream(torch.cuda.current_stream()) at " + earlier +
+           ", where x is the tensor that came from another stream.";
+  if (race.later == "the host") return "To fix it, call torch.cuda.synchronize() before " + later + ".";
+  if (race.earlier.starts_with("nccl")) return "To fix it, call wait() of the Work of " + earlier + " before " + later + ", in the same stream.";
+  return "To fix it, call torch.cuda.current_stream().wait_stream(s) before " + later + ", where s is the stream of " + earlier + ".";
+}
+
+// In lines of 80 columns.
+std::string wrapped(const std::string& text) {
+  std::istringstream words(text);
+  std::string all, line, word;
+  while (words >> word) {
+    if (!line.empty() && line.size() + 1 + word.size() > WIDTH) all += std::exchange(line, "") + "\n";
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return all + line + "\n";
 }
 
 }  // namespace
@@ -109,20 +144,24 @@ extern "C" const char* simulated_gpu_race(size_t number) {
 
 std::vector<Race> find_races(const Operation& operation, const Work& work, const Place& place, const Clock& clock) {
   std::vector<Race> found;
-  auto mark = std::make_shared<const Mark>(Mark{work, operation.name, place});
   for (const Access& access : operation.accesses) {
     if (access.begin == access.end) continue;
     auto [earlier, has_written] = unordered(access, clock);
     if (!earlier) continue;
     std::string what = access.is_new ? "puts its result into memory of a deleted tensor"
                                      : (access.writes ? "writes " : "reads ") + operation.describe(access.tensor);
-    found.push_back({operation.name, what, place, earlier->name, earlier->place, has_written});
+    found.push_back({operation.name, what, place, earlier->name, earlier->place, has_written, earlier->is_foreign && earlier->is_gone()});
   }
   for (const Race& one : found) remember(one);
-  for (const Access& access : operation.accesses)
-    if (!access.writes && access.begin < access.end) read(access.begin, access.end, mark);
-  for (const Access& access : operation.accesses)
-    if (access.writes && access.begin < access.end) write(access.begin, access.end, mark);
+  for (bool writes : {false, true})
+    for (const Access& access : operation.accesses) {
+      if (access.writes != writes || access.begin == access.end) continue;
+      auto mark = std::make_shared<const Mark>(Mark{work, operation.name, place, access.is_freed, is_foreign(access, work.stream)});
+      if (writes)
+        write(access.begin, access.end, mark);
+      else
+        read(access.begin, access.end, mark);
+    }
   return found;
 }
 
@@ -133,16 +172,22 @@ void forget(uintptr_t begin, uintptr_t end) {
 }
 
 void tell(const Race& race) {
-  static auto* told = new std::set<std::tuple<void*, int, void*, int>>;
+  static auto* known = new std::set<std::tuple<void*, int, void*, int, bool>>;
+  static auto* told = new std::set<std::tuple<std::string, std::string, bool>>;
   static std::mutex lock;
+  const Place &one = race.later_place, &other = race.earlier_place;
   {
     std::lock_guard<std::mutex> guard(lock);
-    const Place &one = race.later_place, &other = race.earlier_place;
-    if (told->size() >= MOST || !told->emplace(one.code, one.instruction, other.code, other.instruction).second) return;
+    if (told->size() >= MOST || !known->emplace(one.code, one.instruction, other.code, other.instruction, race.is_reused).second) return;
+  }
+  const std::string later = text_of(one), earlier = text_of(other);  // takes Python's lock, under which others come here
+  {
+    std::lock_guard<std::mutex> guard(lock);
+    if (!told->emplace(later, earlier, race.is_reused).second) return;
   }
   const char* rank = getenv("RANK");
   std::string text = std::string("simulated GPU: ") + (rank ? "rank " + std::string(rank) + ": " : "") + "a wait is missing: " + race.later +
-                     " at " + text_of(race.later_place) + " " + race.what + ". Nothing orders it after " + race.earlier + " at " +
-                     text_of(race.earlier_place) + ", which " + (race.earlier_writes ? "writes" : "reads") + " the same memory.\n";
-  fputs(text.c_str(), stderr);
+                     " at " + later + " " + race.what + ". Nothing orders it after " + race.earlier + " at " + earlier + ", which " +
+                     (race.earlier_writes ? "writes" : "reads") + " the same memory. " + fix_of(race, later, earlier);
+  fputs(wrapped(text).c_str(), stderr);
 }

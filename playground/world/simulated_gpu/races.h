@@ -16,6 +16,7 @@ struct Race {
   std::string earlier;  // "ncclAllReduce"
   Place earlier_place;
   bool earlier_writes;
+  bool is_reused = false;  // the earlier one is of a tensor from another stream, whose memory was freed and given out again
 };
 
 // Remember what a piece of work reads and writes, and find what it must have waited for and has not. The caller holds the

@@ -55,9 +55,10 @@ inline void add_access(Operation& operation, Tensors& tensors, const at::Tensor&
     add(tensor._indices());
     return add(tensor._values());
   }
+  const auto is_freed = [owner = c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl())] { return owner.expired(); };
   const auto storage = tensor.is_cpu() ? reinterpret_cast<uintptr_t>(tensor.storage().data()) : 0;
   for (auto [begin, end] : runs_of(tensor))
-    operation.accesses.push_back({begin, end, writes, tensors.size(), is_new, storage, storage ? storage + tensor.storage().nbytes() : 0});
+    operation.accesses.push_back({begin, end, writes, tensors.size(), is_new, storage, storage ? storage + tensor.storage().nbytes() : 0, is_freed});
   tensors.push_back(tensor);
 }
 

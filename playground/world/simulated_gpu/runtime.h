@@ -12,6 +12,7 @@ struct Access {
   size_t tensor = 0;    // by which number its operation describes it
   bool is_new = false;  // memory that was given to the work's result, and is no tensor's yet
   uintptr_t storage_begin = 0, storage_end = 0;  // of pinned memory, that the host has to leave alone until then
+  std::function<bool()> is_freed = {};  // whether its tensor's memory has been given back since; empty if that is not known
 };
 
 // What a piece of work is, for who asks whether it has waited for what it needs.
