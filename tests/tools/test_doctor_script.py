@@ -418,3 +418,15 @@ def test_without_a_gpu_a_script_for_nccl_is_to_leave_the_backend_out(
         "<module>)"
     )
     assert fault.fix == LEAVE_OUT
+
+
+def test_what_is_wrong_in_a_training_is_in_the_document(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(HEAD + BYPASS)
+    document = json.loads(
+        run_cli("doctor", "--json", "--seconds", ENOUGH, tmp_path / "train.py").out
+    )
+    assert [each["check"] for each in document["faults"]] == ["training"]
+    mistakes = document["script"]["runs"][0]["mistakes"]
+    assert [each["level"] for each in mistakes] == ["probably wrong"]
