@@ -16,6 +16,7 @@ from widths import too_wide
 
 from playground.base.remote import ROOT
 from playground.tools.doctor.data_parallel.edits import apply_edits, show_edits
+from playground.tools.doctor.data_parallel.names import find_unbound
 from playground.tools.doctor.data_parallel.parts import Part, Plan, Status
 from playground.tools.doctor.data_parallel.plan import plan, plan_of_half, plan_of_text
 
@@ -598,3 +599,103 @@ def test_edits_of_one_place_keep_their_order() -> None:
     )
     assert reduced + 1 == shown
     assert apply_edits(source, []) == source
+
+
+EARLY_LINES = """
+import logging
+import torch
+from torch import nn
+logging.basicConfig(level=logging.INFO)
+log = logging.getLogger("train")
+log.setLevel(logging.INFO)
+print(torch.__version__)
+from torch.utils.data import DataLoader, TensorDataset
+"""
+
+
+def test_what_stands_before_the_process_group_does_not_use_its_rank(
+    save: Save, run_it: Ran
+) -> None:
+    source = shape(FUNCTIONS).replace("\n\n\nclass Net", f"{EARLY_LINES}\n\nclass Net", 1)
+    source = "import os\n" + source
+    after = plan(source, "train.py").after
+    save(after)
+    done = run_it("train.py", "--epochs", 1)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[0] == torch.__version__
+    lines = after.splitlines()
+    for words in ("logging.basicConfig(level=logging.INFO)", "log.setLevel(logging.INFO)"):
+        assert words in lines  # they print nothing, so that all ranks may call them
+    above = [lines[at - 1] for at, line in enumerate(lines) if "print(torch" in line]
+    assert above == ['if int(os.environ.get("RANK", 0)) == 0:']
+
+
+def test_a_print_before_any_import_of_os_is_told_without_lines() -> None:
+    """An import that is added stands behind the last."""
+    source = shape(PLAIN).replace("from torch import nn", "print(1)\nfrom torch import nn")
+    [part] = [each for each in plan(source, "train.py").parts if "logging" in each.name]
+    assert (part.status, part.edits) == (Status.UNKNOWN, ())
+    assert "no os is known where they would be" in part.saw
+
+
+def test_a_print_before_a_process_group_that_is_there_asks_the_environment() -> None:
+    source = shape(HALF).replace("dist.init_process_group", "print(1)\ndist.init_process_group")
+    after = plan(source, "train.py").after
+    assert 'if int(os.environ.get("RANK", 0)) == 0:\n    print(1)\n' in after
+    assert "if dist.get_rank() == 0:\n" in after
+
+
+def test_a_training_in_the_module_forms_its_process_group_before_it(
+    save: Save, run_it: Ran
+) -> None:
+    """`if __name__` may come behind what needs the group."""
+    source = shape(PLAIN).replace("torch.save", 'if __name__ == "__main__":\n    torch.save')
+    save(plan(source, "train.py").after)
+    done = run_it("train.py")
+    assert (done.code, done.err) == (0, "")
+
+
+CONFIG = """
+class Config:
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+"""
+
+
+@pytest.mark.parametrize("device", ["self.device", "self.config.device"])
+def test_ranks_add_up_on_the_device_that_the_function_itself_uses(
+    save: Save, run_it: Ran, device: str
+) -> None:
+    source = shape(TRAINER).replace("\n\nclass Trainer", f"\n{CONFIG}\n\nclass Trainer")
+    source = source.replace("        self.model = model\n", (
+        "        self.config = Config()\n"
+        "        self.device = torch.device(self.config.device)\n"
+        "        self.model = model.to(self.device)\n"
+    )).replace("                total += self.step(batch)", (
+        f"                batch = [each.to({device}) for each in batch]\n"
+        "                total += self.step(batch)"
+    ))  # fmt: skip
+    after = plan(source, "train.py").after
+    assert f"torch.tensor([float(total)], device={device})" in after
+    save(after)
+    done = run_it("train.py")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_names_are_bound_by_scope_and_before_their_line() -> None:
+    bound = """
+import os.path as path, sys
+def f(a, *b, c=sys, **d):
+    def g(): return a, b, c, d, later, path
+    try: g()
+    except ValueError as error: print(error, __file__)
+    return [one for one in (two := b)], two
+class C(dict):
+    size: int = 1
+    double = size * 2
+later = f
+"""
+    assert find_unbound(bound) == set()
+    assert find_unbound("from os import *\nx") == set()
+    assert find_unbound("print(later)\nlater = 1\n") == {("", "later")}
+    assert find_unbound("def f():\n    x = y\n    y = x\n") == {(".f", "y")}
+    assert find_unbound("class C:\n    x = 1\n    def f(self): return x\n") == {(".C.f", "x")}

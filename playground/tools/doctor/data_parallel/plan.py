@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 
 from playground.tools.doctor.data_parallel.data import find_sampler, find_set_epoch
+from playground.tools.doctor.data_parallel.edits import apply_edits
 from playground.tools.doctor.data_parallel.model import find_model
-from playground.tools.doctor.data_parallel.parts import Plan, Status
+from playground.tools.doctor.data_parallel.names import find_unbound
+from playground.tools.doctor.data_parallel.parts import Part, Plan, Status
 from playground.tools.doctor.data_parallel.results import (
     find_evaluation_apart,
     find_logging,
@@ -45,7 +47,20 @@ def plan(source: str, name: str) -> Plan:
     parts = [find_device(script), find_sampler(script), find_set_epoch(script), find_model(script)]
     metrics = find_metrics(script)  # which tells where all ranks meet
     parts += [find_logging(script), metrics, find_stop(script), find_resume(script)]
+    start = find_start(script, parts)
+    parts = [leave_unbound(source, start, each) for each in parts]
     return Plan(source, [find_start(script, parts), *parts])
+
+
+def leave_unbound(source: str, start: Part, part: Part) -> Part:
+    """The part, without its lines if those use a name that is not bound there."""
+    after = apply_edits(source, [*start.edits, *part.edits])
+    names = {name for _, name in find_unbound(after) - find_unbound(source)}
+    if not (part.edits and names):
+        return part
+    unknown = ", ".join(sorted(names))
+    saw = f"{part.saw}. Its lines are not seen: no {unknown} is known where they would be"
+    return Part(part.name, Status.UNKNOWN, saw, notes=part.notes)
 
 
 def is_of_one_process(text: TrainingText, path: Path) -> bool:

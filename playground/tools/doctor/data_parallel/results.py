@@ -64,9 +64,9 @@ def log_on_first(
     for edits in called.values():
         yield from edits
     for first, last in group(script, [each for each in apart if not called[each]], notes):
-        yield from put_under(
-            f"{script.rank} == 0", first.lineno, last.end_lineno or 0, script.indent_of(first)
-        )
+        condition = f"{script.rank_at(first)} == 0"
+        indent = script.indent_of(first)
+        yield from put_under(condition, first.lineno, last.end_lineno or 0, indent)
 
 
 def write_on_first(script: TrainingScript, opened: Sequence[ast.Call]) -> Iterator[Edit]:
@@ -74,7 +74,7 @@ def write_on_first(script: TrainingScript, opened: Sequence[ast.Call]) -> Iterat
     for call in opened:
         if call.args:
             file = call.args[0]
-            words = f"{script.text.code(file)} if {script.rank} == 0 else os.devnull"
+            words = f"{script.text.code(file)} if {script.rank_at(call)} == 0 else os.devnull"
             yield replace_node(file, words)
 
 
@@ -82,7 +82,7 @@ def show_bars_on_first(script: TrainingScript) -> Iterator[Edit]:
     """The changes by which only rank 0 shows bars of progress."""
     for bar in script.text.find_calls("tqdm", "trange"):
         if bar.args and not any(each.arg == "disable" for each in bar.keywords):
-            yield script.add_argument(bar, f"disable={script.rank} != 0")
+            yield script.add_argument(bar, f"disable={script.rank_at(bar)} != 0")
 
 
 def group(
@@ -138,7 +138,7 @@ def call_before(script: TrainingScript, statement: ast.stmt) -> list[Edit]:
         return []
     name, begin = text.fresh("shown"), (call.lineno, call.col_offset)
     first, last = replace_node(shown, "").start, replace_node(shown, "").end
-    under = f"{indent}if {script.rank} == 0:\n{indent}    {text.code(call.func)}({name})"
+    under = f"{indent}if {script.rank_at(call)} == 0:\n{indent}    {text.code(call.func)}({name})"
     return [
         Edit(begin, first, f"{name} = "),
         Edit(last, (call.lineno, call.end_col_offset or 0), f"  # on all ranks\n{under}"),
@@ -379,13 +379,17 @@ def device_in(script: TrainingScript, loop: Loop) -> str:
     text = script.text
     function = text.function_of(loop)
     bound = text.bound[id(function)] if function else set()
-    if "device" in bound or (0, "device") in text.made:
-        return "device"
     moves = (node for node in ast.walk(loop) if isinstance(node, ast.Call) and node.args)
     for call in moves:  # x.to(self.device)
         to = call.args[0]
-        if text.called(call) == "to" and "device" in ast.unparse(to).lower() and text.key_of(to):
+        is_name = isinstance(to, (ast.Name, ast.Attribute))
+        if text.called(call) == "to" and is_name and "device" in ast.unparse(to).lower():
             return text.code(to)
+    if "device" in bound or (0, "device") in text.made:
+        return "device"
+    owner = text.class_of(loop)
+    if owner and (id(owner), "device") in text.made:
+        return "self.device"
     if text.find_calls("is_available"):
         return '"cuda" if torch.cuda.is_available() else "cpu"'
     return '"cuda"' if script.names_gpu else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,7 +29,11 @@ MOVES_FILES = {
 }
 NOT_DATA = {"cuda", "device", "manual_seed", "print", "to"}
 """Calls that get a rank, and divide no data by it."""
-LOGGERS = re.compile(r"(wandb|mlflow|logging|logger|log)\.\w+$")
+LOGGERS = re.compile(
+    r"(wandb|mlflow)\.\w+$|log(ging|ger)?\.(log\w*|debug|info|warn|warning|error|critical|exception)$",
+    re.IGNORECASE,
+)
+"""Calls that log: `logging.basicConfig` and `log.setLevel` print nothing."""
 OF_DDP = "torch.nn.parallel.DistributedDataParallel"
 
 
@@ -82,6 +88,54 @@ class TrainingScript:
         """The name of DistributedDataParallel, which `start` imports if the script does not."""
         known = (name for name, what in self.text.imports.items() if what == OF_DDP)
         return next(known, "DistributedDataParallel")
+
+    @cached_property
+    def starts_at_top(self) -> bool:
+        """Whether the process group is to be formed behind the imports, as what needs it stands in
+        the module itself; otherwise it is under `if __name__ == "__main__"`."""
+        guard = self.text.guard
+        if guard is None:
+            return True
+        steps = [call for call in self.text.calls if ".optim." in f".{self.text.dotted(call.func)}"]
+        needs = [*steps, *self.loaders, *([self.training.backward] if self.training else [])]
+        return any(self.comes_before({0: guard.lineno}, each) for each in needs)
+
+    @cached_property
+    def start_lines(self) -> dict[int, int]:
+        """The line on which the process group is formed, and those on which the functions around
+        that line are called, each by the id of its function: 0 for the module."""
+        text, found = self.text, dict[int, int]()
+        if not self.has_start:
+            imports = [
+                each for each in text.tree.body if isinstance(each, ast.Import | ast.ImportFrom)
+            ]
+            guard = None if self.starts_at_top else text.guard
+            return {0: guard.lineno if guard else imports[-1].lineno if imports else 0}
+        left = text.find_calls("init_process_group")[:1]
+        for call in left:
+            function = text.function_of(call)
+            found[id(function) if function else 0] = call.lineno
+            sites = [each for each in text.calls if function and text.resolve(each) is function]
+            left += [each for each in sites if id(text.function_of(each)) not in found][:1]
+        return found
+
+    def comes_before(
+        self, lines: Mapping[int, int], node: ast.AST, known: tuple[int, ...] = ()
+    ) -> bool:
+        """Whether it runs before these lines, each by the id of its function."""
+        function = self.text.function_of(node)
+        key = id(function) if function else 0
+        if key in lines or function is None:
+            return bool(getattr(node, "lineno", 0) < lines.get(key, math.inf))
+        sites = [call for call in self.text.calls if self.text.resolve(call) is function]
+        return key not in known and any(
+            self.comes_before(lines, each, (*known, key)) for each in sites
+        )
+
+    def rank_at(self, node: ast.AST) -> str:
+        """An expression for the rank where this node is, be the process group formed or not."""
+        is_early = self.comes_before(self.start_lines, node)
+        return 'int(os.environ.get("RANK", 0))' if is_early else self.rank
 
     def is_for_first(self, node: ast.AST) -> bool:
         """Whether it is under a condition on the rank."""
