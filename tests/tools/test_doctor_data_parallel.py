@@ -699,3 +699,119 @@ later = f
     assert find_unbound("print(later)\nlater = 1\n") == {("", "later")}
     assert find_unbound("def f():\n    x = y\n    y = x\n") == {(".f", "y")}
     assert find_unbound("class C:\n    x = 1\n    def f(self): return x\n") == {(".C.f", "x")}
+
+
+SAMPLERS = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+class Ahead:
+    def __init__(self, batches):
+        self.batches = batches
+    def __iter__(self):
+        for batch in self.batches:
+            yield batch
+def train(model, loader, optimizer):
+    loss_sum, number = 0.0, 0
+    for (x,) in loader:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        loss_sum += loss.item() * len(x); number += len(x)
+    return loss_sum / number
+@torch.no_grad()
+def evaluate(model, loader):
+    total = 0.0
+    for (x,) in loader:
+        total += model(x).sum().item()
+    return total
+def main():
+    dist.init_process_group()
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    train_set, test_set = (TensorDataset(torch.randn(size, 4)) for size in (40, 20))
+    sampler = DistributedSampler(train_set)
+    loader = DataLoader(train_set, batch_size=4, sampler=sampler)
+    test_loader = DataLoader(test_set, sampler=DistributedSampler(test_set, shuffle=False))
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for epoch in range(2):
+        loss = train(model, loader, optimizer)
+        total = evaluate(model.module, test_loader)
+        if rank == 0:
+            print(f"{loss:.5f} {total:.5f}")
+    dist.destroy_process_group()
+main()
+"""
+
+
+def part_of(source: str, name: str) -> Part:
+    [part] = [each for each in plan(source, "train.py").parts if each.name == name]
+    return part
+
+
+def test_a_distributed_sampler_in_a_variable_needs_its_epoch() -> None:
+    part = part_of(SAMPLERS, "set_epoch")
+    assert part.status is Status.MISSING
+    assert [edit.text for edit in part.edits] == ["        loader.sampler.set_epoch(epoch)\n"]
+    fixed = SAMPLERS.replace("(train_set)\n", "(train_set, shuffle=False)\n")
+    assert part_of(fixed, "set_epoch").status is Status.NOT_NEEDED
+
+
+@pytest.mark.parametrize("change", [("", ""), ("loader, opt", "Ahead(loader), opt")])
+def test_a_class_that_hands_batches_on_hides_no_sampler(change: tuple[str, str]) -> None:
+    source = SAMPLERS.replace(f"= train(model, {change[0]}", f"= train(model, {change[1]}")
+    part = part_of(source, "sampler")
+    assert (part.status, part.edits) == (Status.THERE, ())
+    assert part_of(source, "set_epoch").status is Status.MISSING
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("= train(model, loader,", "= train(model, prefetch(loader),"),
+        ("batch_size=4, sampler=sampler", "**settings(sampler)"),
+    ],
+)
+def test_where_a_distributed_sampler_goes_may_be_unknown(change: tuple[str, str]) -> None:
+    """Then no line divides anything a second time."""
+    source = SAMPLERS.replace(*change)
+    assert source != SAMPLERS
+    for name in ("sampler", "set_epoch"):
+        part = part_of(source, name)
+        assert (part.status, part.edits) == (Status.UNKNOWN, ())
+
+
+def test_all_sums_over_parts_of_the_samples_are_added_up(save: Save, run_it: Ran) -> None:
+    found = plan_of_half(Path(save(SAMPLERS, "parts.py")))
+    assert found
+    assert found.lacks == ["set_epoch", "metrics over ranks"]
+    [part] = [each for each in found.parts if "metrics" in each.name]
+    assert part.saw == (
+        "loss_sum, number of parts.py:14 would be of one rank's samples only; parts.py:24 walks "
+        "one rank's part of the samples, and nothing adds up over the ranks"
+    )
+    save(found.after, "after.py")
+    done = run_it("after.py")
+    assert done.code == 0, done.err
+    of_one = SAMPLERS.replace("batch_size=4", "batch_size=8")
+    call = "        loss = train"
+    save(of_one.replace(call, f"        loader.sampler.set_epoch(epoch)\n{call}"), "one.py")
+    assert done.out == run_it("-n", 1, "one.py").out
+    only = SAMPLERS.replace(", sampler=DistributedSampler(test_set, shuffle=False)", "").replace(
+        "        loss = train", "        sampler.set_epoch(epoch)\n        loss = train"
+    )
+    found = plan_of_half(Path(save(only, "only.py")))
+    assert found
+    assert found.lacks == ["metrics over ranks"]
+
+
+def test_a_function_that_one_rank_calls_adds_nothing_up() -> None:
+    source = SAMPLERS.replace(
+        "        total = evaluate", "        if rank == 0:\n            total = evaluate"
+    )
+    part = part_of(source, "metrics over ranks")
+    assert part.saw.startswith("only one rank evaluates (train.py:24)")
+    assert part.edits == ()

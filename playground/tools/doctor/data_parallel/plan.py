@@ -12,10 +12,10 @@ from playground.tools.doctor.data_parallel.model import find_model
 from playground.tools.doctor.data_parallel.names import find_unbound
 from playground.tools.doctor.data_parallel.parts import Part, Plan, Status
 from playground.tools.doctor.data_parallel.results import (
-    find_evaluation_apart,
     find_logging,
     find_metrics,
     find_resume,
+    tells_a_part,
 )
 from playground.tools.doctor.data_parallel.script import FIRST, TrainingScript
 from playground.tools.doctor.data_parallel.start import find_device, find_start
@@ -119,8 +119,8 @@ def plan_of_half(path: Path) -> Plan | None:
         return None
     found = plan(text.source, path.name)
     missing = {part.name for part in found.parts if part.status is Status.MISSING}
-    apart = find_evaluation_apart(TrainingScript(text, path.name))
-    return found if apart or missing & {"sampler", "set_epoch", "model"} else None
+    is_part = tells_a_part(TrainingScript(text, path.name))
+    return found if is_part or missing & {"sampler", "set_epoch", "model"} else None
 
 
 def has_half_of_it(text: TrainingText) -> bool:

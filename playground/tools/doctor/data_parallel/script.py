@@ -13,6 +13,7 @@ from playground.tools.doctor.data_parallel.edits import Edit
 from playground.tools.doctor.data_parallel.text import (
     Training,
     TrainingText,
+    find_method,
     find_results,
     walk_own,
 )
@@ -194,10 +195,42 @@ class TrainingScript:
         return False
 
     @cached_property
-    def loaders(self) -> list[ast.Call]:
-        """The calls that made what the training walks."""
+    def loader_wrappers(self) -> list[ast.ClassDef]:
+        """The script's own classes whose objects the training walks."""
         made = self.text.makers(self.loop.iter) if self.loop else set()
+        found = (self.text.classes.get(self.text.called(call)) for call in made)
+        return [each for each in found if each and find_method(each, "__iter__")]
+
+    @cached_property
+    def loaders(self) -> list[ast.Call]:
+        """The calls that made what the training walks, or what its own class hands on."""
+        made = self.text.makers(self.loop.iter) if self.loop else set()
+        held = (node for each in self.loader_wrappers for node in ast.walk(each))
+        made = made.union(
+            *(self.text.makers(each) for each in held if isinstance(each, ast.Attribute))
+        )
         return [call for call in made if self.text.called(call) == "DataLoader"]
+
+    def is_distributed_sampler(self, call: ast.Call) -> bool:
+        """Whether it makes a DistributedSampler, or one of the script's own class of that kind."""
+        name = self.text.called(call)
+        owner = self.text.classes.get(name)
+        bases = [ast.unparse(each) for each in owner.bases] if owner else [name]
+        return any(each.endswith("DistributedSampler") for each in bases)
+
+    @cached_property
+    def lost_sampler(self) -> ast.Call | None:
+        """A DistributedSampler of which is not seen whether the training has it; None if there is
+        none."""
+        found = [call for call in self.text.calls if self.is_distributed_sampler(call)]
+        given = {
+            made
+            for call in self.text.find_calls("DataLoader")
+            for each in call.keywords
+            if each.arg == "sampler"
+            for made in self.text.makers(each.value)
+        }
+        return next((each for each in found if each not in given or not self.loaders), None)
 
     def indent_of(self, node: ast.stmt) -> str:
         line = self.text.lines[node.lineno - 1]

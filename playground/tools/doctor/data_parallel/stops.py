@@ -11,7 +11,7 @@ from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.results import (
     SHARING,
-    find_evaluation_apart,
+    find_evaluations_apart,
     find_totals,
     tell_device,
 )
@@ -43,7 +43,7 @@ def find_stop(script: TrainingScript) -> Part:
         names = set[str]().union(*(names_in(each.test) for each in tests))
         reduced = {*find_totals(script).names}
         values = find_measured(script, loop, names - reduced, reduced)
-        if not values or find_evaluation_apart(script):  # whose sums are of all ranks then
+        if not values or find_evaluations_apart(script):  # whose sums are of all ranks then
             continue
         if shared := script.text.find_calls(*AGREE):
             return Part(name, Status.THERE, f"{script.at(shared[0])} brings ranks together")
