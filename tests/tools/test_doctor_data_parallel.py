@@ -380,6 +380,12 @@ def test_what_a_model_has_of_its_own_on_each_rank_is_noted() -> None:
     norms = STOPS.replace("nn.Dropout(0.1)", "nn.BatchNorm1d(4)")
     [walks] = notes_of(norms, "metrics over ranks")
     assert "the results differ a little: each rank has BatchNorm statistics of its own" in walks
+    assert walks.endswith("(train.py:8). Print the values of rank 0")
+    norms_note, _ = notes_of(norms.replace("nn.Linear(4, 1)", "nn.Dropout(0.1)"), "model")
+    assert norms_note.endswith(
+        "on GPUs, add before the wrapper: model = "
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
+    )
     [masks] = notes_of(STOPS, "model")
     assert masks.startswith("train.py:8: with one seed on all ranks (train.py:5), dropout draws")
     assert "call torch.manual_seed(42 + rank) after the model is wrapped" in masks
@@ -815,3 +821,29 @@ def test_a_function_that_one_rank_calls_adds_nothing_up() -> None:
     part = part_of(source, "metrics over ranks")
     assert part.saw.startswith("only one rank evaluates (train.py:24)")
     assert part.edits == ()
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        ('print(f"epoch {epoch} "\n          f"| {total:.3f}")', ""),
+        ('print(f"""epoch\n{total}""")', "has a string of several lines, which an indent would"),
+        ("print(total); total = 0", "shares its line"),
+        ("if total: print(total)", "shares its line"),
+    ],
+)
+def test_a_print_of_several_lines_gets_its_line_or_the_reason(shown: str, reason: str) -> None:
+    source = shape(PLAIN).replace('print(f"epoch {epoch}: {total / len(loader):.6f}")', shown)
+    part = part_of(source, "logging and saving by rank 0")
+    if reason:
+        assert reason in part.notes[0]
+        assert part.notes[0].endswith(": put it under `if rank == 0:`, too")
+        return
+    assert not part.notes
+    moved = shown.replace("\n", "\n    ")
+    assert f"    if rank == 0:\n        {moved}\n" in plan(source, "train.py").after
+
+
+def test_the_batch_is_whole_on_numbers_of_ranks_that_divide_it() -> None:
+    [note] = part_of(shape(PLAIN), "sampler").notes
+    assert note.startswith("the batch is divided: on any number of ranks that divides it, all")

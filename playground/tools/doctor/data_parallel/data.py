@@ -259,8 +259,8 @@ def note_order(script: TrainingScript, call: ast.Call) -> list[str]:
         notes.append("without batch_size, a batch has one sample on each rank")
     else:
         notes.append(
-            "the batch is divided, so that all ranks together have it: the learning "
-            "rate stays, and so does the number of steps"
+            "the batch is divided: on any number of ranks that divides it, all ranks together have "
+            "it, so the learning rate and the number of steps stay"
         )
         notes += (
             f"{script.at(each)} multiplies the learning rate by the number of ranks: with a "

@@ -92,13 +92,6 @@ def group(
     condition. Adds why one cannot."""
     good = []
     for each in sorted(statements, key=lambda one: one.lineno):
-        has_line = not script.text.lines[each.lineno - 1][: each.col_offset].strip()
-        is_plain = not any(
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, (str, bytes))
-            and node.lineno != node.end_lineno
-            for node in ast.walk(each)
-        )
         calls = (call for call in ast.walk(each) if isinstance(call, ast.Call))
         if meeting := next((call for call in calls if meets(script, call)), None):
             words = ast.unparse(meeting.func)
@@ -106,10 +99,15 @@ def group(
                 f"{script.at(each)} calls {words}, in which all ranks meet: assign its "
                 f"result first, on all ranks, then print under `if {script.rank} == 0:`"
             )
-        elif has_line and is_plain:
-            good.append(each)
+        elif not script.stands_alone(each):
+            notes.append(f"{script.at(each)} shares its line: {tell_condition(script, each)}")
+        elif script.has_long_string(each):
+            notes.append(
+                f"{script.at(each)} has a string of several lines, which an indent would change: "
+                f"{tell_condition(script, each)}"
+            )
         else:
-            notes.append(f"{script.at(each)} has to be under `if {script.rank} == 0:`, too")
+            good.append(each)
     while good:
         first = last = good.pop(0)
         siblings = siblings_of(script, first)
@@ -120,6 +118,10 @@ def group(
         ):
             last = good.pop(0)
         yield first, last
+
+
+def tell_condition(script: TrainingScript, statement: ast.stmt) -> str:
+    return f"put it under `if {script.rank_at(statement)} == 0:`, too"
 
 
 def call_before(script: TrainingScript, statement: ast.stmt) -> list[Edit]:
@@ -440,7 +442,7 @@ def note_validation(script: TrainingScript) -> list[str]:
             if norms := find_norms_apart(script):
                 return [
                     f"{walks}, and the results differ a little: each rank has BatchNorm statistics "
-                    f"of its own ({script.at(norms[0])}). Tell rank 0's"
+                    f"of its own ({script.at(norms[0])}). Print the values of rank 0"
                 ]
             return [
                 f"{walks}: the result is right, and the same on all, unless the model has "

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import math
 import re
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import StringIO
 
 from playground.tools.doctor.data_parallel.edits import Edit
 from playground.tools.doctor.data_parallel.text import (
@@ -35,6 +37,8 @@ LOGGERS = re.compile(
     re.IGNORECASE,
 )
 """Calls that log: `logging.basicConfig` and `log.setLevel` print nothing."""
+STRINGS = {"STRING", "FSTRING_MIDDLE", "TSTRING_MIDDLE"}
+"""Names of tokens, of which those of f-strings are known since Python 3.12."""
 OF_DDP = "torch.nn.parallel.DistributedDataParallel"
 
 
@@ -235,6 +239,19 @@ class TrainingScript:
     def indent_of(self, node: ast.stmt) -> str:
         line = self.text.lines[node.lineno - 1]
         return line[: len(line) - len(line.lstrip())]
+
+    def stands_alone(self, statement: ast.stmt) -> bool:
+        """Whether no other statement is on its lines."""
+        end = self.text.lines[(statement.end_lineno or 0) - 1].encode()[statement.end_col_offset :]
+        is_last = not end.strip() or end.strip().startswith(b"#")
+        return is_last and len(self.indent_of(statement).encode()) == statement.col_offset
+
+    def has_long_string(self, statement: ast.stmt) -> bool:
+        """Whether a string in it goes on in another line: an indent there would be a part of it."""
+        lines = self.text.lines[statement.lineno - 1 : statement.end_lineno]
+        found = tokenize.generate_tokens(StringIO("\n".join([*lines, ""])).readline)
+        tokens = (each for each in found if tokenize.tok_name[each.type] in STRINGS)
+        return any(each.start[0] != each.end[0] for each in tokens)
 
     def at(self, node: ast.AST) -> str:
         return f"{self.name}:{getattr(node, 'lineno', 0)}"

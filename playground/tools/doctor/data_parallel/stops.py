@@ -64,7 +64,7 @@ def share(script: TrainingScript, loop: Loop, leaves: ast.stmt, values: Sequence
     for each in values:
         made = find_end(script, loop, leaves, each)
         lines = lines_to_share(script, loop, each)
-        if made and stands_alone(script, made):
+        if made and script.stands_alone(made):
             edits.append(add_after(made, script.indent_of(made), *lines))
         else:
             notes.append(f"before it is compared, on all ranks: `{'; '.join(lines)}`")
@@ -128,13 +128,6 @@ def find_readers(script: TrainingScript, loop: Loop, value: str) -> Iterator[ast
             and not script.text.is_without_gradients(node)
         ):
             yield node
-
-
-def stands_alone(script: TrainingScript, statement: ast.stmt) -> bool:
-    """Whether no other statement is on its lines."""
-    end = script.text.lines[(statement.end_lineno or 0) - 1].encode()[statement.end_col_offset :]
-    is_last = not end.strip() or end.strip().startswith(b"#")
-    return is_last and len(script.indent_of(statement).encode()) == statement.col_offset
 
 
 def find_exits(script: TrainingScript, loop: Loop) -> Iterator[ast.stmt]:
