@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from playground.explain.right.finding import Finding
 from playground.tools.doctor.data_parallel.data import find_sampler, find_set_epoch
 from playground.tools.doctor.data_parallel.edits import apply_edits
 from playground.tools.doctor.data_parallel.model import find_model
@@ -38,6 +41,8 @@ SET_UP = {
     "get_backend",
 }
 """Functions of torch.distributed that neither send nor receive anything."""
+MEASURED = {"S4-setepoch": "set_epoch", "E1-batches": "sampler"}
+"""Rules of what is silently wrong in a run, and the parts that are missing then."""
 OWN = {"DistributedDataParallel", "DDP", "DistributedSampler"}
 
 
@@ -121,6 +126,21 @@ def plan_of_half(path: Path) -> Plan | None:
     missing = {part.name for part in found.parts if part.status is Status.MISSING}
     is_part = tells_a_part(TrainingScript(text, path.name))
     return found if is_part or missing & {"sampler", "set_epoch", "model"} else None
+
+
+def overrule(found: Plan, mistakes: Iterable[Finding]) -> Plan:
+    """The plan, in which a part is missing that was missing in a run."""
+    measured = {MEASURED[each.rule]: each for each in mistakes if each.rule in MEASURED}
+
+    def correct(part: Part) -> Part:
+        if part.status is Status.MISSING or part.name not in measured:
+            return part
+        seen = measured[part.name]
+        where = f" ({seen.where})" if seen.where else ""
+        saw = f"in its run, {seen.what}{where}: {seen.why}"
+        return Part(part.name, Status.MISSING, saw, notes=[*part.notes, seen.fix])
+
+    return replace(found, parts=[*map(correct, found.parts)])
 
 
 def has_half_of_it(text: TrainingText) -> bool:
