@@ -16,6 +16,7 @@ from widths import too_wide
 
 from playground.base.remote import ROOT
 from playground.tools.doctor.data_parallel.edits import apply_edits, show_edits
+from playground.tools.doctor.data_parallel.names import find_unbound
 from playground.tools.doctor.data_parallel.parts import Part, Plan, Status
 from playground.tools.doctor.data_parallel.plan import plan, plan_of_half, plan_of_text
 
@@ -379,6 +380,12 @@ def test_what_a_model_has_of_its_own_on_each_rank_is_noted() -> None:
     norms = STOPS.replace("nn.Dropout(0.1)", "nn.BatchNorm1d(4)")
     [walks] = notes_of(norms, "metrics over ranks")
     assert "the results differ a little: each rank has BatchNorm statistics of its own" in walks
+    assert walks.endswith("(train.py:8). Print the values of rank 0")
+    norms_note, _ = notes_of(norms.replace("nn.Linear(4, 1)", "nn.Dropout(0.1)"), "model")
+    assert norms_note.endswith(
+        "on GPUs, add before the wrapper: model = "
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
+    )
     [masks] = notes_of(STOPS, "model")
     assert masks.startswith("train.py:8: with one seed on all ranks (train.py:5), dropout draws")
     assert "call torch.manual_seed(42 + rank) after the model is wrapped" in masks
@@ -598,3 +605,245 @@ def test_edits_of_one_place_keep_their_order() -> None:
     )
     assert reduced + 1 == shown
     assert apply_edits(source, []) == source
+
+
+EARLY_LINES = """
+import logging
+import torch
+from torch import nn
+logging.basicConfig(level=logging.INFO)
+log = logging.getLogger("train")
+log.setLevel(logging.INFO)
+print(torch.__version__)
+from torch.utils.data import DataLoader, TensorDataset
+"""
+
+
+def test_what_stands_before_the_process_group_does_not_use_its_rank(
+    save: Save, run_it: Ran
+) -> None:
+    source = shape(FUNCTIONS).replace("\n\n\nclass Net", f"{EARLY_LINES}\n\nclass Net", 1)
+    source = "import os\n" + source
+    after = plan(source, "train.py").after
+    save(after)
+    done = run_it("train.py", "--epochs", 1)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[0] == torch.__version__
+    lines = after.splitlines()
+    for words in ("logging.basicConfig(level=logging.INFO)", "log.setLevel(logging.INFO)"):
+        assert words in lines  # they print nothing, so that all ranks may call them
+    above = [lines[at - 1] for at, line in enumerate(lines) if "print(torch" in line]
+    assert above == ['if int(os.environ.get("RANK", 0)) == 0:']
+
+
+def test_a_print_before_any_import_of_os_is_told_without_lines() -> None:
+    """An import that is added stands behind the last."""
+    source = shape(PLAIN).replace("from torch import nn", "print(1)\nfrom torch import nn")
+    [part] = [each for each in plan(source, "train.py").parts if "logging" in each.name]
+    assert (part.status, part.edits) == (Status.UNKNOWN, ())
+    assert "no os is known where they would be" in part.saw
+
+
+def test_a_print_before_a_process_group_that_is_there_asks_the_environment() -> None:
+    source = shape(HALF).replace("dist.init_process_group", "print(1)\ndist.init_process_group")
+    after = plan(source, "train.py").after
+    assert 'if int(os.environ.get("RANK", 0)) == 0:\n    print(1)\n' in after
+    assert "if dist.get_rank() == 0:\n" in after
+
+
+def test_a_training_in_the_module_forms_its_process_group_before_it(
+    save: Save, run_it: Ran
+) -> None:
+    """`if __name__` may come behind what needs the group."""
+    source = shape(PLAIN).replace("torch.save", 'if __name__ == "__main__":\n    torch.save')
+    save(plan(source, "train.py").after)
+    done = run_it("train.py")
+    assert (done.code, done.err) == (0, "")
+
+
+CONFIG = """
+class Config:
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+"""
+
+
+@pytest.mark.parametrize("device", ["self.device", "self.config.device"])
+def test_ranks_add_up_on_the_device_that_the_function_itself_uses(
+    save: Save, run_it: Ran, device: str
+) -> None:
+    source = shape(TRAINER).replace("\n\nclass Trainer", f"\n{CONFIG}\n\nclass Trainer")
+    source = source.replace("        self.model = model\n", (
+        "        self.config = Config()\n"
+        "        self.device = torch.device(self.config.device)\n"
+        "        self.model = model.to(self.device)\n"
+    )).replace("                total += self.step(batch)", (
+        f"                batch = [each.to({device}) for each in batch]\n"
+        "                total += self.step(batch)"
+    ))  # fmt: skip
+    after = plan(source, "train.py").after
+    assert f"torch.tensor([float(total)], device={device})" in after
+    save(after)
+    done = run_it("train.py")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_names_are_bound_by_scope_and_before_their_line() -> None:
+    bound = """
+import os.path as path, sys
+def f(a, *b, c=sys, **d):
+    def g(): return a, b, c, d, later, path
+    try: g()
+    except ValueError as error: print(error, __file__)
+    return [one for one in (two := b)], two
+class C(dict):
+    size: int = 1
+    double = size * 2
+later = f
+"""
+    assert find_unbound(bound) == set()
+    assert find_unbound("from os import *\nx") == set()
+    assert find_unbound("print(later)\nlater = 1\n") == {("", "later")}
+    assert find_unbound("def f():\n    x = y\n    y = x\n") == {(".f", "y")}
+    assert find_unbound("class C:\n    x = 1\n    def f(self): return x\n") == {(".C.f", "x")}
+
+
+SAMPLERS = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+class Ahead:
+    def __init__(self, batches):
+        self.batches = batches
+    def __iter__(self):
+        for batch in self.batches:
+            yield batch
+def train(model, loader, optimizer):
+    loss_sum, number = 0.0, 0
+    for (x,) in loader:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        loss_sum += loss.item() * len(x); number += len(x)
+    return loss_sum / number
+@torch.no_grad()
+def evaluate(model, loader):
+    total = 0.0
+    for (x,) in loader:
+        total += model(x).sum().item()
+    return total
+def main():
+    dist.init_process_group()
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    train_set, test_set = (TensorDataset(torch.randn(size, 4)) for size in (40, 20))
+    sampler = DistributedSampler(train_set)
+    loader = DataLoader(train_set, batch_size=4, sampler=sampler)
+    test_loader = DataLoader(test_set, sampler=DistributedSampler(test_set, shuffle=False))
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for epoch in range(2):
+        loss = train(model, loader, optimizer)
+        total = evaluate(model.module, test_loader)
+        if rank == 0:
+            print(f"{loss:.5f} {total:.5f}")
+    dist.destroy_process_group()
+main()
+"""
+
+
+def part_of(source: str, name: str) -> Part:
+    [part] = [each for each in plan(source, "train.py").parts if each.name == name]
+    return part
+
+
+def test_a_distributed_sampler_in_a_variable_needs_its_epoch() -> None:
+    part = part_of(SAMPLERS, "set_epoch")
+    assert part.status is Status.MISSING
+    assert [edit.text for edit in part.edits] == ["        loader.sampler.set_epoch(epoch)\n"]
+    fixed = SAMPLERS.replace("(train_set)\n", "(train_set, shuffle=False)\n")
+    assert part_of(fixed, "set_epoch").status is Status.NOT_NEEDED
+
+
+@pytest.mark.parametrize("change", [("", ""), ("loader, opt", "Ahead(loader), opt")])
+def test_a_class_that_hands_batches_on_hides_no_sampler(change: tuple[str, str]) -> None:
+    source = SAMPLERS.replace(f"= train(model, {change[0]}", f"= train(model, {change[1]}")
+    part = part_of(source, "sampler")
+    assert (part.status, part.edits) == (Status.THERE, ())
+    assert part_of(source, "set_epoch").status is Status.MISSING
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("= train(model, loader,", "= train(model, prefetch(loader),"),
+        ("batch_size=4, sampler=sampler", "**settings(sampler)"),
+    ],
+)
+def test_where_a_distributed_sampler_goes_may_be_unknown(change: tuple[str, str]) -> None:
+    """Then no line divides anything a second time."""
+    source = SAMPLERS.replace(*change)
+    assert source != SAMPLERS
+    for name in ("sampler", "set_epoch"):
+        part = part_of(source, name)
+        assert (part.status, part.edits) == (Status.UNKNOWN, ())
+
+
+def test_all_sums_over_parts_of_the_samples_are_added_up(save: Save, run_it: Ran) -> None:
+    found = plan_of_half(Path(save(SAMPLERS, "parts.py")))
+    assert found
+    assert found.lacks == ["set_epoch", "metrics over ranks"]
+    [part] = [each for each in found.parts if "metrics" in each.name]
+    assert part.saw == (
+        "loss_sum, number of parts.py:14 would be of one rank's samples only; parts.py:24 walks "
+        "one rank's part of the samples, and nothing adds up over the ranks"
+    )
+    save(found.after, "after.py")
+    done = run_it("after.py")
+    assert done.code == 0, done.err
+    of_one = SAMPLERS.replace("batch_size=4", "batch_size=8")
+    call = "        loss = train"
+    save(of_one.replace(call, f"        loader.sampler.set_epoch(epoch)\n{call}"), "one.py")
+    assert done.out == run_it("-n", 1, "one.py").out
+    only = SAMPLERS.replace(", sampler=DistributedSampler(test_set, shuffle=False)", "").replace(
+        "        loss = train", "        sampler.set_epoch(epoch)\n        loss = train"
+    )
+    found = plan_of_half(Path(save(only, "only.py")))
+    assert found
+    assert found.lacks == ["metrics over ranks"]
+
+
+def test_a_function_that_one_rank_calls_adds_nothing_up() -> None:
+    source = SAMPLERS.replace(
+        "        total = evaluate", "        if rank == 0:\n            total = evaluate"
+    )
+    part = part_of(source, "metrics over ranks")
+    assert part.saw.startswith("only one rank evaluates (train.py:24)")
+    assert part.edits == ()
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        ('print(f"epoch {epoch} "\n          f"| {total:.3f}")', ""),
+        ('print(f"""epoch\n{total}""")', "has a string of several lines, which an indent would"),
+        ("print(total); total = 0", "shares its line"),
+        ("if total: print(total)", "shares its line"),
+    ],
+)
+def test_a_print_of_several_lines_gets_its_line_or_the_reason(shown: str, reason: str) -> None:
+    source = shape(PLAIN).replace('print(f"epoch {epoch}: {total / len(loader):.6f}")', shown)
+    part = part_of(source, "logging and saving by rank 0")
+    if reason:
+        assert reason in part.notes[0]
+        assert part.notes[0].endswith(": put it under `if rank == 0:`, too")
+        return
+    assert not part.notes
+    moved = shown.replace("\n", "\n    ")
+    assert f"    if rank == 0:\n        {moved}\n" in plan(source, "train.py").after
+
+
+def test_the_batch_is_whole_on_numbers_of_ranks_that_divide_it() -> None:
+    [note] = part_of(shape(PLAIN), "sampler").notes
+    assert note.startswith("the batch is divided: on any number of ranks that divides it, all")

@@ -180,7 +180,7 @@ def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Pat
     assert found == [
         "warning, any-source: a receive from anyone (train.py:7)",
         'note, device: for GPUs: leave out "gloo" (train.py:4), and make tensors on '
-        'torch.device("cuda", LOCAL_RANK) (:7)',
+        'torch.device("cuda", int(os.environ["LOCAL_RANK"])) (:7, among others)',
     ]
 
 
@@ -282,6 +282,7 @@ def test_ranks_that_had_finished_were_not_stopped(tmp_path: Path) -> None:
         [*_, where] = describe(facts)
         when = "as their time was up" if last[1] is ended else "when they were stopped"
         assert where == f"  2 ranks {when}: {tell_places(last)}"
+        assert facts.is_undecided == (last[1] is left)
 
 
 WRITES = """
@@ -417,4 +418,69 @@ def test_without_a_gpu_a_script_for_nccl_is_to_leave_the_backend_out(
         " of 2 failed: the program asks for nccl, and this machine shows no GPU (train.py:2 in "
         "<module>)"
     )
-    assert fault.fix == LEAVE_OUT
+    run = f"python -m playground run -n 2 --gpus 2 {tmp_path / 'train.py'}"
+    assert fault.fix == f"{LEAVE_OUT}: {run}"
+
+
+def test_without_a_gpu_a_script_that_chooses_one_is_to_have_it_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    words = "RuntimeError('Found no NVIDIA driver on your system.')"
+    source = f"import torch.distributed as dist\ndist.init_process_group()\nraise {words}\n"
+    _, [fault] = find_in(tmp_path, source)
+    assert " of 2 failed: RuntimeError: Found no NVIDIA driver on your system." in fault.saw
+    path = tmp_path / "train.py"
+    assert fault.fix == f"python -m playground run -n 2 --gpus 2 {path} simulates GPUs"
+
+
+def test_what_is_wrong_in_a_training_is_in_the_document(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(HEAD + BYPASS)
+    document = json.loads(
+        run_cli("doctor", "--json", "--seconds", ENOUGH, tmp_path / "train.py").out
+    )
+    assert [each["check"] for each in document["faults"]] == ["training"]
+    mistakes = document["script"]["runs"][0]["mistakes"]
+    assert [each["level"] for each in mistakes] == ["probably wrong"]
+
+
+SAME_ORDER = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+from helper import tell
+dist.init_process_group()
+torch.manual_seed(0)
+data = torch.randn(48, 4)
+samplers = {"train": DistributedSampler(data)}
+loader = DataLoader(data, batch_size=4, sampler=samplers["train"])
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    total = 0.0
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    if dist.get_rank() == 0:
+        print(epoch, total)
+"""
+
+
+def test_what_a_run_has_measured_overrules_what_was_read(
+    tmp_path: Path, run_cli: Callable[..., Any]
+) -> None:
+    (tmp_path / "helper.py").write_text("tell = print")
+    (tmp_path / "train.py").write_text(SAME_ORDER)
+    shown = run_cli("doctor", "--seconds", ENOUGH, "train.py")
+    said = " ".join(shown.out.split())
+    assert "set_epoch, missing: in its run, the samples come in the same order" in said
+    assert said.endswith(
+        "1 warning, missing: sampler, set_epoch, metrics over ranks; no error. "
+        "What was not called was not looked at."
+    )

@@ -662,6 +662,12 @@ def test_dry_says_what_would_be_run_and_what_would_fail(save: Save, run_it: Ran)
          "device = torch.device('cuda')\n")  # fmt: skip
     ran = run_it("--dry", "train.py")
     assert "warning, own-gpu: all ranks would use the first GPU" in ran.out
+    assert "not data parallel yet" not in ran.out
+    save("import torch\nmodel = torch.nn.Linear(1, 1).to('cuda')\nfor _ in range(2):\n"
+         "    model(torch.ones(1, 1)).sum().backward()\n")  # fmt: skip
+    ran = run_it("--dry", "train.py")
+    assert "warning, own-gpu: all ranks would use the first GPU" in ran.out
+    assert "not data parallel yet: python -m playground doctor train.py\n" in ran.out
     refused = run_it("--json", "train.py")
     assert (refused.code, refused.out) == (2, "")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Level(Enum):
+class Level(StrEnum):
     """How sure a finding is, the surest first, and how it is told."""
 
     SURE = "wrong"

@@ -27,7 +27,7 @@ from playground.tools.doctor.checks import (
 )
 from playground.tools.doctor.data_parallel.edits import show_edits
 from playground.tools.doctor.data_parallel.parts import Plan
-from playground.tools.doctor.data_parallel.plan import plan_of_half, plan_of_text
+from playground.tools.doctor.data_parallel.plan import overrule, plan_of_half, plan_of_text
 from playground.ui.misplaced import tell_misplaced
 from playground.ui.options import pack_options
 from playground.ui.run_options import RunOptions
@@ -123,7 +123,8 @@ def examine(
         session.bar.show(f"running {words[0]}")
         ran = script.examine(Path(words[0]), words[1:], settings.seconds, settings.timeout)
         conclude("script", ran, script.summarize(ran), script.describe(ran))
-        if half := plan_of_half(Path(words[0])):
+        if read := plan_of_half(Path(words[0])):
+            half = overrule(read, (each for run in ran.runs for each in run.mistakes))
             facts["plan"] = half
             session.say("")
             say_plan(session, half, f"Data parallelism, by the text of {words[0]}:")
@@ -210,10 +211,21 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
     if isinstance(ran, script.ScriptFacts) and ran.is_undecided:
         steps = plural(sum(run.looked_at.steps for run in ran.runs), "step")
         raise Undecided(
-            f"undecided: stopped after {ran.seconds:g} s, {steps} of optimizers seen; raise "
-            "--seconds, before the name of the script"
+            f"{tell_found(faults, facts)}undecided: stopped after {ran.seconds:g} s, {steps} of "
+            "optimizers seen; raise --seconds, before the name of the script"
         )
     none = good("None of the faults that these checks look for was found.")
-    warnings = sum(each.severity == WARNING for each in faults)
-    verdict = f"{plural(warnings, 'warning')}, no error." if warnings else none
+    told = tell_found(faults, facts)
+    verdict = f"{told}no error." if told else none
     session.say("", prose(verdict, " What was not called was not looked at." if words else ""))
+
+
+def tell_found(faults: Sequence[Fault], facts: Mapping[str, object]) -> str:
+    """The number of warnings, and the parts of data parallelism that are missing: empty for
+    none."""
+    warnings = sum(each.severity == WARNING for each in faults)
+    plan = facts.get("plan")
+    return "".join([
+        f"{plural(warnings, 'warning')}, " if warnings else "",
+        f"missing: {', '.join(plan.lacks)}; " if isinstance(plan, Plan) and plan.lacks else "",
+    ])  # fmt: skip

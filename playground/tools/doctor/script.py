@@ -26,6 +26,7 @@ from playground.explain.hang import (
 from playground.explain.hang.box import SWITCH
 from playground.tools.doctor.checks import Check, Fault, error, note, run_checks, warning
 from playground.tools.doctor.data_parallel.parts import Status
+from playground.tools.doctor.data_parallel.plan import is_of_one_process
 from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.start import ONE_GPU, SET_DEVICE, find_device
 from playground.tools.doctor.data_parallel.text import TrainingText
@@ -33,6 +34,7 @@ from playground.tools.doctor.looked_at import say_looks
 from playground.tools.doctor.script_run import RunOutcome, RunSettings, copy_files, run_script
 from playground.tools.doctor.set_order import find_set_order
 from playground.world.backends import BACKENDS, LEAVE_OUT
+from playground.world.backends.nccl import SIMULATE
 from playground.world.program import parse_program
 
 SIZES = (2, 3)
@@ -56,7 +58,7 @@ class ScriptFacts:
     @property
     def is_undecided(self) -> bool:
         """Whether a run was stopped, so that what comes later is not known."""
-        return any(run.stands for run in self.runs)
+        return any(run.stands and not run.had_finished for run in self.runs)
 
 
 def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) -> ScriptFacts:
@@ -138,12 +140,19 @@ def check_agreement(script: ScriptFacts) -> Iterator[Fault]:
 def check_failure(script: ScriptFacts) -> Iterator[Fault]:
     first, run = script.runs[0], script.runs[-1]
     if first.failure:
-        saw, missing, fix = first.failure.partition(f": {LEAVE_OUT}")
-        if missing:
-            yield error(saw + fix, "each backend needs its device", LEAVE_OUT)
-            return
-        fix = f"python -m playground run -n {first.size} {script.path} shows the traceback"
-        yield error(first.failure, "a script returns on all ranks", fix)
+        again = f"python -m playground run -n {first.size}"
+        simulated = f"{again} --gpus {first.size} {script.path}"
+        cures = {LEAVE_OUT: f"{LEAVE_OUT}: {simulated}", SIMULATE: f"{simulated} simulates GPUs"}
+        for known, fix in cures.items():
+            saw, missing, rest = first.failure.partition(f": {known}")
+            if missing:
+                yield error(saw + rest, "what is for GPUs needs them", fix)
+                return
+        yield error(
+            first.failure,
+            "a script returns on all ranks",
+            f"{again} {script.path} shows the traceback",
+        )
     elif run.failure:
         saw = f"it works on {first.size} ranks; {run.failure}"
         fix = "derive peers, groups and shards from get_world_size(), not from a constant"
@@ -182,11 +191,13 @@ def check_device(script: ScriptFacts) -> Iterator[Fault]:
             for backend in (each.value for each in given if isinstance(each, ast.Constant)):
                 if backend in BACKENDS and BACKENDS[backend].device_type == "cpu":
                     changes.append(f'leave out "{backend}" ({name}:{node.lineno})')
-    lines = (one.line for one in script.operations if one.dtype or one.name == MAKE_DDP)
-    first = next((line for line in lines if line.startswith(f"{name}:")), "")
-    if first and not re.search(b"cuda|accelerator", source, re.IGNORECASE):
-        place = first.partition(" in ")[0].removeprefix(name if changes else "")
-        changes.append(f'make tensors on torch.device("cuda", LOCAL_RANK) ({place})')
+    used = (one.line for one in script.operations if one.dtype or one.name == MAKE_DDP)
+    lines = [*dict.fromkeys(each for each in used if each.startswith(f"{name}:"))]
+    if lines and not re.search(b"cuda|accelerator", source, re.IGNORECASE):
+        place = lines[0].partition(" in ")[0].removeprefix(name if changes else "")
+        others = ", among others" if len(lines) > 1 else ""
+        device = 'torch.device("cuda", int(os.environ["LOCAL_RANK"]))'
+        changes.append(f"make tensors on {device} ({place}{others})")
     if changes:
         yield note(f"for GPUs: {', and '.join(changes)}")
 
@@ -197,7 +208,8 @@ def check_own_gpu(script: ScriptFacts) -> Iterator[Fault]:
     if not re.search(rb"[\"']cuda|\.cuda\(", source) or b"CUDA_VISIBLE_DEVICES" in source:
         return
     found = TrainingScript(TrainingText(source.decode("utf-8-sig", "replace")), script.path.name)
-    if found.has_start and find_device(found).status is Status.UNKNOWN:
+    trains = found.has_start or is_of_one_process(found.text, script.path)
+    if trains and find_device(found).status in (Status.UNKNOWN, Status.MISSING):
         yield warning(ONE_GPU, "each rank needs a GPU of its own", f"call {SET_DEVICE}")
 
 

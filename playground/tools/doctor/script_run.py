@@ -225,7 +225,7 @@ def run_script(settings: RunSettings) -> tuple[RunOutcome, Sequence[RankState]]:
             facts,
             settings.size,
             calls=sum(len(state.operations) for state in states),
-            stopped_after=settings.seconds if is_stopped else 0,
+            stopped_after=settings.seconds if is_stopped and not have_finished(watch.last) else 0,
         ),
     )
     return run, states

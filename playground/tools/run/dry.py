@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from playground.tools import TOOLS
+from playground.tools.doctor.data_parallel.plan import plan_of_text
 from playground.tools.doctor.page import fault_text
 from playground.tools.doctor.script import TEXT_CHECKS, check_text
 from playground.ui.session import Session
@@ -15,6 +16,7 @@ from playground.world.program import Program
 NOT_LOOKED_AT = (
     "not looked at: what it calls and how it trains, as nothing was run; doctor SCRIPT does that"
 )
+NOT_YET = "not data parallel yet: python -m playground doctor {}"
 
 
 def say_what_would_run(
@@ -33,6 +35,7 @@ def say_what_would_run(
         f"as does: {torchrun}",
         f"{len(TEXT_CHECKS)} checks of its text ({checks}): {found}",
         *map(fault_text, faults),
+        *([NOT_YET.format(file)] if file and plan_of_text(file) else []),
         NOT_LOOKED_AT,
     )
     session.print_document({}, torchrun=torchrun, folder=os.getcwd(), faults=faults)

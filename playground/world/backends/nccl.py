@@ -40,6 +40,7 @@ ENDED_BY_WATCHDOG = (
 OWN_GPU = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
 """What to call where each rank is to use its own GPU."""
 TAKE_OWN_GPU = f"call {OWN_GPU} before anything is put on a GPU"
+SIMULATE = "python -m playground run -n 2 --gpus 2 FILE simulates GPUs on a machine without"
 MOVE_TO_GPU = (
     "nccl takes tensors on GPUs: move it, tensor.cuda(), or let gloo take those on the CPU, "
     'init_process_group("cpu:gloo,cuda:nccl")'
@@ -71,6 +72,8 @@ class Nccl(Backend):
         r"Expected .*tensor on (cuda:\d+|CUDA) but found tensor on cpu": MOVE_TO_GPU,
         "No backend type associated with device type cpu": MOVE_TO_GPU,
         "Tensors must be CUDA and dense": MOVE_TO_GPU,
+        "Found no NVIDIA driver|No CUDA GPUs are available": SIMULATE,
+        "Torch not compiled with CUDA enabled": SIMULATE,
         "recvbuff is in the memory of the CPU": MOVE_TO_GPU,  # simulated GPUs
     })  # fmt: skip
     refusals = (*Backend.refusals, "requires a group with a CPU-capable backend")

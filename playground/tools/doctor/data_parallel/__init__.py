@@ -7,6 +7,7 @@ has to do, and nothing is changed. Begin with `plan`.
     plan     from the text of a script to the parts that it lacks
     parts    a part, and whether it is there
     edits    changes of a text
+    names    names that a text uses where nothing has bound them
     text     what the text shows: where a name leads, what a loop takes its batches from
     script   what several parts ask of a script
     start    parts: the process group, and the device

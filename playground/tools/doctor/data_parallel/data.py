@@ -24,13 +24,39 @@ RULE = "each rank needs its own part of each batch"
 
 def find_sampler(script: TrainingScript) -> Part:
     """The part of each batch that a rank trains on."""
-    ways = (divide_drawn, find_no_loader, divide_own_sampler, find_no_dataset, divide_stream)
+    ways = (
+        keep_sampler,
+        divide_drawn,
+        find_no_loader,
+        divide_own_sampler,
+        find_no_dataset,
+        divide_stream,
+    )
     found = (part for way in ways if (part := way(script)))
     return next(found, None) or divide_dataset(script)
 
 
 def unknown(saw: str) -> Part:
     return Part(NAME, Status.UNKNOWN, saw)
+
+
+def keep_sampler(script: TrainingScript) -> Part | None:
+    """Of a script that has a DistributedSampler."""
+    if has_distributed_sampler(script):
+        return Part(NAME, Status.THERE, f"{script.at(script.loaders[0])} has a DistributedSampler")
+    if lost := script.lost_sampler:
+        return unknown(
+            f"{script.at(lost)} makes a DistributedSampler, and whether the training has it is not "
+            f"seen: {RULE}"
+        )
+    return None
+
+
+def has_distributed_sampler(script: TrainingScript) -> bool:
+    """Whether the only DataLoader of the training is given a DistributedSampler."""
+    own = find_own_sampler(script)
+    made = script.text.makers(own.value) if own and len(script.loaders) == 1 else ()
+    return any(map(script.is_distributed_sampler, made))
 
 
 def divide_drawn(script: TrainingScript) -> Part | None:
@@ -64,8 +90,6 @@ def divide_own_sampler(script: TrainingScript) -> Part | None:
         return None
     text, call = script.text, script.loaders[0]
     made = text.makers(found.value)
-    if any(text.called(each) == "DistributedSampler" for each in made):
-        return Part(NAME, Status.THERE, f"{script.at(call)} has a DistributedSampler")
     saw = f"{script.at(call)} has a sampler that is not DistributedSampler: {RULE}"
     if found.arg == "batch_sampler":
         return unknown(
@@ -181,7 +205,9 @@ def find_other_loop(script: TrainingScript, call: ast.Call) -> ast.AST | None:
     walked = [
         node
         for node in ast.walk(script.text.tree)
-        if isinstance(node, (ast.For, ast.comprehension)) and node is not script.loop
+        if isinstance(node, (ast.For, ast.comprehension))
+        and node is not script.loop
+        and script.text.class_of(node) not in script.loader_wrappers
     ]
     found = (node for node in walked if call in script.text.makers(node.iter))
     return next((node if isinstance(node, ast.For) else node.iter for node in found), None)
@@ -233,8 +259,8 @@ def note_order(script: TrainingScript, call: ast.Call) -> list[str]:
         notes.append("without batch_size, a batch has one sample on each rank")
     else:
         notes.append(
-            "the batch is divided, so that all ranks together have it: the learning "
-            "rate stays, and so does the number of steps"
+            "the batch is divided: on any number of ranks that divides it, all ranks together have "
+            "it, so the learning rate and the number of steps stay"
         )
         notes += (
             f"{script.at(each)} multiplies the learning rate by the number of ranks: with a "
@@ -288,14 +314,23 @@ def find_set_epoch(script: TrainingScript) -> Part:
     rule = "without it, every epoch has the same order"
     if found := text.find_calls("set_epoch"):
         return Part(name, Status.THERE, f"{script.at(found[0])} tells the sampler the epoch")
+    if not has_distributed_sampler(script) and (lost := script.lost_sampler):
+        saw = (
+            f"nothing tells the DistributedSampler of {script.at(lost)} its epoch: if it is that "
+            f"of the training, call set_epoch on it at the beginning of each; {rule}"
+        )
+        return Part(name, Status.UNKNOWN, saw)
     if share_drawn(script):
         return Part(name, Status.NOT_NEEDED, "no sampler orders what the script draws itself")
     if not script.loop or len(script.loaders) != 1:
         return Part(name, Status.UNKNOWN, f"no loop over a DataLoader is seen: {rule}")
     if find_stream(script, script.loaders[0]):
         return Part(name, Status.NOT_NEEDED, "a stream has no sampler")
-    if find_own_sampler(script):
-        return Part(name, Status.NOT_NEEDED, "the script's own sampler draws in every epoch")
+    if own := find_own_sampler(script):
+        if not has_distributed_sampler(script):
+            return Part(name, Status.NOT_NEEDED, "the script's own sampler draws in every epoch")
+        if all(map(keeps_order, text.makers(own.value))):
+            return Part(name, Status.NOT_NEEDED, "the DistributedSampler does not shuffle")
     data = dataset_of(script.loaders[0])
     if data and (by := script.find_division(data)):
         saw = f"{script.at(by)} seems to divide the data by rank, so that no sampler does"
@@ -323,6 +358,12 @@ def find_set_epoch(script: TrainingScript) -> Part:
     return Part(
         name, Status.MISSING, f"{script.at(epochs)} tells no sampler its epoch: {rule}", edits
     )
+
+
+def keeps_order(sampler: ast.Call) -> bool:
+    """Whether this call of DistributedSampler says that it does not shuffle."""
+    given = (each.value for each in sampler.keywords if each.arg == "shuffle")
+    return any(ast.unparse(each) == "False" for each in given)
 
 
 def loader_in(script: TrainingScript, epochs: ast.AST) -> str:

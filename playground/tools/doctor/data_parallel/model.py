@@ -37,8 +37,9 @@ def find_model(script: TrainingScript) -> Part:
         count = len(text.find_trainings())
         why = f"{count} loops call backward()" if count != 1 else "no loop over batches is seen"
         return Part(name, Status.UNKNOWN, f"{why}: wrap each model that is trained; {rule}")
+    wrapping = Wrapping(script)
     try:
-        edits = [*Wrapping(script).find_edits()]
+        edits = wrapping.find_edits()
     except UnknownShape as why:
         return Part(
             name,
@@ -46,8 +47,10 @@ def find_model(script: TrainingScript) -> Part:
             f"{why}: wrap the model, and call the wrapper in the training; {rule}",
         )
     notes = [
-        f"{script.at(each)}: each rank normalises by its own part of the batch; "
-        "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) normalises by the whole"
+        f"{script.at(each)}: each rank normalises by its own part of the batch. To normalise by "
+        f"the whole on GPUs, add before the wrapper: {model} = "
+        f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({model})"
+        for model in map(ast.unparse, wrapping.wrapped.values())
         for each in text.find_calls(*NORMS)[:1]
     ]
     notes += note_masks(script)

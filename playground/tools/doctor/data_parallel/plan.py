@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from playground.explain.right.finding import Finding
 from playground.tools.doctor.data_parallel.data import find_sampler, find_set_epoch
+from playground.tools.doctor.data_parallel.edits import apply_edits
 from playground.tools.doctor.data_parallel.model import find_model
-from playground.tools.doctor.data_parallel.parts import Plan, Status
+from playground.tools.doctor.data_parallel.names import find_unbound
+from playground.tools.doctor.data_parallel.parts import Part, Plan, Status
 from playground.tools.doctor.data_parallel.results import (
-    find_evaluation_apart,
     find_logging,
     find_metrics,
     find_resume,
+    tells_a_part,
 )
 from playground.tools.doctor.data_parallel.script import FIRST, TrainingScript
 from playground.tools.doctor.data_parallel.start import find_device, find_start
@@ -36,6 +41,8 @@ SET_UP = {
     "get_backend",
 }
 """Functions of torch.distributed that neither send nor receive anything."""
+MEASURED = {"S4-setepoch": "set_epoch", "E1-batches": "sampler"}
+"""Rules of what is silently wrong in a run, and the parts that are missing then."""
 OWN = {"DistributedDataParallel", "DDP", "DistributedSampler"}
 
 
@@ -45,7 +52,20 @@ def plan(source: str, name: str) -> Plan:
     parts = [find_device(script), find_sampler(script), find_set_epoch(script), find_model(script)]
     metrics = find_metrics(script)  # which tells where all ranks meet
     parts += [find_logging(script), metrics, find_stop(script), find_resume(script)]
+    start = find_start(script, parts)
+    parts = [leave_unbound(source, start, each) for each in parts]
     return Plan(source, [find_start(script, parts), *parts])
+
+
+def leave_unbound(source: str, start: Part, part: Part) -> Part:
+    """The part, without its lines if those use a name that is not bound there."""
+    after = apply_edits(source, [*start.edits, *part.edits])
+    names = {name for _, name in find_unbound(after) - find_unbound(source)}
+    if not (part.edits and names):
+        return part
+    unknown = ", ".join(sorted(names))
+    saw = f"{part.saw}. Its lines are not seen: no {unknown} is known where they would be"
+    return Part(part.name, Status.UNKNOWN, saw, notes=part.notes)
 
 
 def is_of_one_process(text: TrainingText, path: Path) -> bool:
@@ -104,8 +124,23 @@ def plan_of_half(path: Path) -> Plan | None:
         return None
     found = plan(text.source, path.name)
     missing = {part.name for part in found.parts if part.status is Status.MISSING}
-    apart = find_evaluation_apart(TrainingScript(text, path.name))
-    return found if apart or missing & {"sampler", "set_epoch", "model"} else None
+    is_part = tells_a_part(TrainingScript(text, path.name))
+    return found if is_part or missing & {"sampler", "set_epoch", "model"} else None
+
+
+def overrule(found: Plan, mistakes: Iterable[Finding]) -> Plan:
+    """The plan, in which a part is missing that was missing in a run."""
+    measured = {MEASURED[each.rule]: each for each in mistakes if each.rule in MEASURED}
+
+    def correct(part: Part) -> Part:
+        if part.status is Status.MISSING or part.name not in measured:
+            return part
+        seen = measured[part.name]
+        where = f" ({seen.where})" if seen.where else ""
+        saw = f"in its run, {seen.what}{where}: {seen.why}"
+        return Part(part.name, Status.MISSING, saw, notes=[*part.notes, seen.fix])
+
+    return replace(found, parts=[*map(correct, found.parts)])
 
 
 def has_half_of_it(text: TrainingText) -> bool:

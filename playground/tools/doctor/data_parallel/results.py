@@ -64,9 +64,9 @@ def log_on_first(
     for edits in called.values():
         yield from edits
     for first, last in group(script, [each for each in apart if not called[each]], notes):
-        yield from put_under(
-            f"{script.rank} == 0", first.lineno, last.end_lineno or 0, script.indent_of(first)
-        )
+        condition = f"{script.rank_at(first)} == 0"
+        indent = script.indent_of(first)
+        yield from put_under(condition, first.lineno, last.end_lineno or 0, indent)
 
 
 def write_on_first(script: TrainingScript, opened: Sequence[ast.Call]) -> Iterator[Edit]:
@@ -74,7 +74,7 @@ def write_on_first(script: TrainingScript, opened: Sequence[ast.Call]) -> Iterat
     for call in opened:
         if call.args:
             file = call.args[0]
-            words = f"{script.text.code(file)} if {script.rank} == 0 else os.devnull"
+            words = f"{script.text.code(file)} if {script.rank_at(call)} == 0 else os.devnull"
             yield replace_node(file, words)
 
 
@@ -82,7 +82,7 @@ def show_bars_on_first(script: TrainingScript) -> Iterator[Edit]:
     """The changes by which only rank 0 shows bars of progress."""
     for bar in script.text.find_calls("tqdm", "trange"):
         if bar.args and not any(each.arg == "disable" for each in bar.keywords):
-            yield script.add_argument(bar, f"disable={script.rank} != 0")
+            yield script.add_argument(bar, f"disable={script.rank_at(bar)} != 0")
 
 
 def group(
@@ -92,13 +92,6 @@ def group(
     condition. Adds why one cannot."""
     good = []
     for each in sorted(statements, key=lambda one: one.lineno):
-        has_line = not script.text.lines[each.lineno - 1][: each.col_offset].strip()
-        is_plain = not any(
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, (str, bytes))
-            and node.lineno != node.end_lineno
-            for node in ast.walk(each)
-        )
         calls = (call for call in ast.walk(each) if isinstance(call, ast.Call))
         if meeting := next((call for call in calls if meets(script, call)), None):
             words = ast.unparse(meeting.func)
@@ -106,10 +99,15 @@ def group(
                 f"{script.at(each)} calls {words}, in which all ranks meet: assign its "
                 f"result first, on all ranks, then print under `if {script.rank} == 0:`"
             )
-        elif has_line and is_plain:
-            good.append(each)
+        elif not script.stands_alone(each):
+            notes.append(f"{script.at(each)} shares its line: {tell_condition(script, each)}")
+        elif script.has_long_string(each):
+            notes.append(
+                f"{script.at(each)} has a string of several lines, which an indent would change: "
+                f"{tell_condition(script, each)}"
+            )
         else:
-            notes.append(f"{script.at(each)} has to be under `if {script.rank} == 0:`, too")
+            good.append(each)
     while good:
         first = last = good.pop(0)
         siblings = siblings_of(script, first)
@@ -120,6 +118,10 @@ def group(
         ):
             last = good.pop(0)
         yield first, last
+
+
+def tell_condition(script: TrainingScript, statement: ast.stmt) -> str:
+    return f"put it under `if {script.rank_at(statement)} == 0:`, too"
 
 
 def call_before(script: TrainingScript, statement: ast.stmt) -> list[Edit]:
@@ -138,7 +140,7 @@ def call_before(script: TrainingScript, statement: ast.stmt) -> list[Edit]:
         return []
     name, begin = text.fresh("shown"), (call.lineno, call.col_offset)
     first, last = replace_node(shown, "").start, replace_node(shown, "").end
-    under = f"{indent}if {script.rank} == 0:\n{indent}    {text.code(call.func)}({name})"
+    under = f"{indent}if {script.rank_at(call)} == 0:\n{indent}    {text.code(call.func)}({name})"
     return [
         Edit(begin, first, f"{name} = "),
         Edit(last, (call.lineno, call.end_col_offset or 0), f"  # on all ranks\n{under}"),
@@ -168,40 +170,74 @@ def find_metrics(script: TrainingScript) -> Part:
     name, text = "metrics over ranks", script.text
     if found := find_sharing(script):
         return Part(name, Status.THERE, f"{script.at(found[0])} brings ranks together")
-    if apart := find_evaluation_apart(script):
-        return reduce_evaluation(script, apart)
-    if not script.loop or not script.training:
+    apart = find_evaluations_apart(script)
+    if alone := next((each for each in apart if is_on_first(script, each)), None):
+        saw = (
+            f"only one rank evaluates ({script.at(alone)}), with a sampler that gives it a part of "
+            "the samples"
+        )
+        note = "leave out the sampler of that DataLoader: the rank evaluates all samples"
+        return Part(name, Status.MISSING, saw, notes=[note])
+    if not (script.loop and script.training) and not apart:
         return Part(
             name,
             Status.UNKNOWN,
             "no one loop over batches is seen: what it adds up "
             f"is of one rank's samples, so call {script.dist}.all_reduce on it",
         )
-    function = text.function_of(script.training.backward)
-    if script.training.functions:
-        script.collective.add(id(function))
-    function = text.function_of(script.loop)
-    totals = find_totals(script)
-    notes = [
-        f"{script.at(each)}: what this prints within the loop is of rank 0's samples"
-        for each in ast.walk(script.loop)
-        if isinstance(each, ast.stmt) and script.is_log(each)
-    ][:1]
-    notes += note_validation(script)
-    if not totals.names:
+    saws, edits, notes = list[str](), list[Edit](), list[str]()
+    if script.loop and script.training:
+        if script.training.functions:
+            script.collective.add(id(text.function_of(script.training.backward)))
+        totals = find_totals(script)
+        notes += [
+            f"{script.at(each)}: what this prints within the loop is of rank 0's samples"
+            for each in ast.walk(script.loop)
+            if isinstance(each, ast.stmt) and script.is_log(each)
+        ][:1]
+        if totals.names:
+            what = ", ".join(totals.names)
+            saws.append(f"{what} of {script.at(script.loop)} would be of one rank's samples only")
+            lines = reduce_sums(script, script.loop, totals.sums, totals.lists, totals.loss)
+            edits.append(add_after(script.loop, script.indent_of(script.loop), *lines))
+            note_meeting(script, script.loop)
+    for loop in apart:
+        at = script.at(loop)
+        saws.append(
+            f"{at} walks one rank's part of the samples, and nothing adds up over the ranks"
+        )
+        if sums := [*find_sums(script, loop)]:
+            lines = reduce_sums(script, loop, sums, [], "")
+            edits.append(add_after(loop, script.indent_of(loop), *lines))
+        else:
+            notes.append(
+                f"{at}: call {script.dist}.all_reduce on its sums and counts, on all ranks"
+            )
+        note_meeting(script, loop)
+    if not apart:
+        notes += note_validation(script)
+    if not saws:
         saw = "the loop adds up nothing that is used after it"
         return Part(name, Status.NOT_NEEDED, saw, notes=notes)
-    lines = reduce_sums(script, script.loop, totals.sums, totals.lists, totals.loss)
-    if function:
+    return Part(name, Status.MISSING, "; ".join(saws), edits, notes)
+
+
+def note_meeting(script: TrainingScript, loop: Loop) -> None:
+    """Note that all ranks meet behind this loop."""
+    if function := script.text.function_of(loop):
         script.collective.add(id(function))
-    what = ", ".join(totals.names)
-    return Part(
-        name,
-        Status.MISSING,
-        f"{what} of {script.at(script.loop)} would be of one rank's samples only",
-        [add_after(script.loop, script.indent_of(script.loop), *lines)],
-        notes,
+
+
+def is_on_first(script: TrainingScript, node: ast.AST) -> bool:
+    """Whether only one rank comes to this node: by a condition around it, or around a call of its
+    function."""
+    if script.is_for_first(node):
+        return True
+    function = script.text.function_of(node)
+    sites = (
+        call for call in script.text.calls if function and script.text.resolve(call) is function
     )
+    return any(map(script.is_for_first, sites))
 
 
 @dataclass(frozen=True)
@@ -241,13 +277,13 @@ def find_sharing(script: TrainingScript) -> list[ast.Call]:
     ]
 
 
-def find_evaluation_apart(script: TrainingScript) -> ast.For | None:
-    """A loop without gradients over one rank's part of the samples, of a script that prints and in
-    which ranks add nothing up; None if there is none."""
+def find_evaluations_apart(script: TrainingScript) -> list[ast.For]:
+    """The loops without gradients over one rank's part of the samples, of a script that prints and
+    in which ranks add nothing up."""
     text = script.text
-    others = text.find_calls(*SHARING_OTHERWISE) or "torchmetrics" in text.source
-    if others or find_sharing(script) or not text.find_calls("print"):
-        return None
+    if shares_results(script) or not text.find_calls("print"):
+        return []
+    found = []
     for node in ast.walk(text.tree):
         if isinstance(node, ast.For) and text.is_without_gradients(node):
             samplers = (
@@ -257,25 +293,23 @@ def find_evaluation_apart(script: TrainingScript) -> ast.For | None:
                 if each.arg == "sampler" and text.called(call) == "DataLoader"
             )
             made = (one for each in samplers for one in text.makers(each))
-            if any(text.called(one) == "DistributedSampler" for one in made):
-                return node
-    return None
+            if any(map(script.is_distributed_sampler, made)):
+                found.append(node)
+    return found
 
 
-def reduce_evaluation(script: TrainingScript, loop: ast.For) -> Part:
-    """The part of a script whose evaluation is of one rank's samples."""
-    name, at = "metrics over ranks", script.at(loop)
-    if script.is_for_first(loop):
-        saw = f"only one rank evaluates ({at}), with a sampler that gives it a part of the samples"
-        note = "leave out the sampler of that DataLoader: the rank evaluates all samples"
-        return Part(name, Status.MISSING, saw, notes=[note])
-    saw = f"{at} walks one rank's part of the samples, and nothing adds up over the ranks"
-    sums = [*find_sums(script, loop)]
-    if not sums:
-        note = f"call {script.dist}.all_reduce on its sums and counts, on all ranks"
-        return Part(name, Status.MISSING, saw, notes=[note])
-    lines = reduce_sums(script, loop, sums, [], "")
-    return Part(name, Status.MISSING, saw, [add_after(loop, script.indent_of(loop), *lines)])
+def shares_results(script: TrainingScript) -> bool:
+    """Whether ranks may bring together what they have added up."""
+    others = script.text.find_calls(*SHARING_OTHERWISE) or "torchmetrics" in script.text.source
+    return bool(others or find_sharing(script))
+
+
+def tells_a_part(script: TrainingScript) -> bool:
+    """Whether a script prints what only one rank's samples are in: of an evaluation, or what its
+    training adds up over the batches of a DistributedSampler."""
+    if shares_results(script) or not script.text.find_calls("print"):
+        return False
+    return bool(find_evaluations_apart(script) or find_totals(script).sums)
 
 
 def reduce_sums(
@@ -379,13 +413,17 @@ def device_in(script: TrainingScript, loop: Loop) -> str:
     text = script.text
     function = text.function_of(loop)
     bound = text.bound[id(function)] if function else set()
-    if "device" in bound or (0, "device") in text.made:
-        return "device"
     moves = (node for node in ast.walk(loop) if isinstance(node, ast.Call) and node.args)
     for call in moves:  # x.to(self.device)
         to = call.args[0]
-        if text.called(call) == "to" and "device" in ast.unparse(to).lower() and text.key_of(to):
+        is_name = isinstance(to, (ast.Name, ast.Attribute))
+        if text.called(call) == "to" and is_name and "device" in ast.unparse(to).lower():
             return text.code(to)
+    if "device" in bound or (0, "device") in text.made:
+        return "device"
+    owner = text.class_of(loop)
+    if owner and (id(owner), "device") in text.made:
+        return "self.device"
     if text.find_calls("is_available"):
         return '"cuda" if torch.cuda.is_available() else "cpu"'
     return '"cuda"' if script.names_gpu else ""
@@ -404,7 +442,7 @@ def note_validation(script: TrainingScript) -> list[str]:
             if norms := find_norms_apart(script):
                 return [
                     f"{walks}, and the results differ a little: each rank has BatchNorm statistics "
-                    f"of its own ({script.at(norms[0])}). Tell rank 0's"
+                    f"of its own ({script.at(norms[0])}). Print the values of rank 0"
                 ]
             return [
                 f"{walks}: the result is right, and the same on all, unless the model has "

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
+import tokenize
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import StringIO
 
 from playground.tools.doctor.data_parallel.edits import Edit
 from playground.tools.doctor.data_parallel.text import (
     Training,
     TrainingText,
+    find_method,
     find_results,
     walk_own,
 )
@@ -27,7 +32,13 @@ MOVES_FILES = {
 }
 NOT_DATA = {"cuda", "device", "manual_seed", "print", "to"}
 """Calls that get a rank, and divide no data by it."""
-LOGGERS = re.compile(r"(wandb|mlflow|logging|logger|log)\.\w+$")
+LOGGERS = re.compile(
+    r"(wandb|mlflow)\.\w+$|log(ging|ger)?\.(log\w*|debug|info|warn|warning|error|critical|exception)$",
+    re.IGNORECASE,
+)
+"""Calls that log: `logging.basicConfig` and `log.setLevel` print nothing."""
+STRINGS = {"STRING", "FSTRING_MIDDLE", "TSTRING_MIDDLE"}
+"""Names of tokens, of which those of f-strings are known since Python 3.12."""
 OF_DDP = "torch.nn.parallel.DistributedDataParallel"
 
 
@@ -82,6 +93,54 @@ class TrainingScript:
         """The name of DistributedDataParallel, which `start` imports if the script does not."""
         known = (name for name, what in self.text.imports.items() if what == OF_DDP)
         return next(known, "DistributedDataParallel")
+
+    @cached_property
+    def starts_at_top(self) -> bool:
+        """Whether the process group is to be formed behind the imports, as what needs it stands in
+        the module itself; otherwise it is under `if __name__ == "__main__"`."""
+        guard = self.text.guard
+        if guard is None:
+            return True
+        steps = [call for call in self.text.calls if ".optim." in f".{self.text.dotted(call.func)}"]
+        needs = [*steps, *self.loaders, *([self.training.backward] if self.training else [])]
+        return any(self.comes_before({0: guard.lineno}, each) for each in needs)
+
+    @cached_property
+    def start_lines(self) -> dict[int, int]:
+        """The line on which the process group is formed, and those on which the functions around
+        that line are called, each by the id of its function: 0 for the module."""
+        text, found = self.text, dict[int, int]()
+        if not self.has_start:
+            imports = [
+                each for each in text.tree.body if isinstance(each, ast.Import | ast.ImportFrom)
+            ]
+            guard = None if self.starts_at_top else text.guard
+            return {0: guard.lineno if guard else imports[-1].lineno if imports else 0}
+        left = text.find_calls("init_process_group")[:1]
+        for call in left:
+            function = text.function_of(call)
+            found[id(function) if function else 0] = call.lineno
+            sites = [each for each in text.calls if function and text.resolve(each) is function]
+            left += [each for each in sites if id(text.function_of(each)) not in found][:1]
+        return found
+
+    def comes_before(
+        self, lines: Mapping[int, int], node: ast.AST, known: tuple[int, ...] = ()
+    ) -> bool:
+        """Whether it runs before these lines, each by the id of its function."""
+        function = self.text.function_of(node)
+        key = id(function) if function else 0
+        if key in lines or function is None:
+            return bool(getattr(node, "lineno", 0) < lines.get(key, math.inf))
+        sites = [call for call in self.text.calls if self.text.resolve(call) is function]
+        return key not in known and any(
+            self.comes_before(lines, each, (*known, key)) for each in sites
+        )
+
+    def rank_at(self, node: ast.AST) -> str:
+        """An expression for the rank where this node is, be the process group formed or not."""
+        is_early = self.comes_before(self.start_lines, node)
+        return 'int(os.environ.get("RANK", 0))' if is_early else self.rank
 
     def is_for_first(self, node: ast.AST) -> bool:
         """Whether it is under a condition on the rank."""
@@ -140,14 +199,59 @@ class TrainingScript:
         return False
 
     @cached_property
-    def loaders(self) -> list[ast.Call]:
-        """The calls that made what the training walks."""
+    def loader_wrappers(self) -> list[ast.ClassDef]:
+        """The script's own classes whose objects the training walks."""
         made = self.text.makers(self.loop.iter) if self.loop else set()
+        found = (self.text.classes.get(self.text.called(call)) for call in made)
+        return [each for each in found if each and find_method(each, "__iter__")]
+
+    @cached_property
+    def loaders(self) -> list[ast.Call]:
+        """The calls that made what the training walks, or what its own class hands on."""
+        made = self.text.makers(self.loop.iter) if self.loop else set()
+        held = (node for each in self.loader_wrappers for node in ast.walk(each))
+        made = made.union(
+            *(self.text.makers(each) for each in held if isinstance(each, ast.Attribute))
+        )
         return [call for call in made if self.text.called(call) == "DataLoader"]
+
+    def is_distributed_sampler(self, call: ast.Call) -> bool:
+        """Whether it makes a DistributedSampler, or one of the script's own class of that kind."""
+        name = self.text.called(call)
+        owner = self.text.classes.get(name)
+        bases = [ast.unparse(each) for each in owner.bases] if owner else [name]
+        return any(each.endswith("DistributedSampler") for each in bases)
+
+    @cached_property
+    def lost_sampler(self) -> ast.Call | None:
+        """A DistributedSampler of which is not seen whether the training has it; None if there is
+        none."""
+        found = [call for call in self.text.calls if self.is_distributed_sampler(call)]
+        given = {
+            made
+            for call in self.text.find_calls("DataLoader")
+            for each in call.keywords
+            if each.arg == "sampler"
+            for made in self.text.makers(each.value)
+        }
+        return next((each for each in found if each not in given or not self.loaders), None)
 
     def indent_of(self, node: ast.stmt) -> str:
         line = self.text.lines[node.lineno - 1]
         return line[: len(line) - len(line.lstrip())]
+
+    def stands_alone(self, statement: ast.stmt) -> bool:
+        """Whether no other statement is on its lines."""
+        end = self.text.lines[(statement.end_lineno or 0) - 1].encode()[statement.end_col_offset :]
+        is_last = not end.strip() or end.strip().startswith(b"#")
+        return is_last and len(self.indent_of(statement).encode()) == statement.col_offset
+
+    def has_long_string(self, statement: ast.stmt) -> bool:
+        """Whether a string in it goes on in another line: an indent there would be a part of it."""
+        lines = self.text.lines[statement.lineno - 1 : statement.end_lineno]
+        found = tokenize.generate_tokens(StringIO("\n".join([*lines, ""])).readline)
+        tokens = (each for each in found if tokenize.tok_name[each.type] in STRINGS)
+        return any(each.start[0] != each.end[0] for each in tokens)
 
     def at(self, node: ast.AST) -> str:
         return f"{self.name}:{getattr(node, 'lineno', 0)}"

@@ -43,14 +43,15 @@ def list_imports(script: TrainingScript, parts: Collection[Part]) -> list[str]:
     changed = {part.name for part in parts if part.edits}
     lines = [edit.text for part in parts for edit in part.edits]
     needed = {f"import torch.distributed as {script.dist}": "torch.distributed"}
-    if any(re.search(r"\bos\.", line) for line in lines):
-        needed = {"import os": "os"} | needed
+    for module in ("torch", "os"):
+        if any(re.search(rf"\b{module}\.", line) for line in lines):
+            needed = {f"import {module}": module} | needed
     if "model" in changed:
         needed[f"from torch.nn.parallel import {script.wrapper}"] = OF_DDP
     if any("DistributedSampler(" in line for line in lines):
         needed["from torch.utils.data import DistributedSampler"] = OF_SAMPLER
-    known = script.text.imports.values()
-    return [line for line, what in needed.items() if what not in known]
+    known = {*script.text.find_imports(at_top=True)}
+    return [line for line, what in needed.items() if (line.rpartition(" ")[2], what) not in known]
 
 
 def form_group(script: TrainingScript, last_import: ast.stmt) -> Iterator[Edit]:
@@ -60,7 +61,8 @@ def form_group(script: TrainingScript, last_import: ast.stmt) -> Iterator[Edit]:
         f"{script.rank} = {script.dist}.get_rank()",
     )
     end = f"{script.dist}.destroy_process_group()"
-    if guard := script.text.guard:
+    guard = script.text.guard
+    if guard and not script.starts_at_top:
         body, indent = guard.body, script.indent_of(guard.body[0])
         yield add_before(body[0].lineno, indent, *first)
     else:
@@ -86,9 +88,10 @@ def find_device(script: TrainingScript) -> Part:
         "if torch.cuda.is_available():",
         '    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" is this GPU',
     )
-    if text.imports.get("torch") != "torch" or script.has_start:
+    if text.imports.get("torch", "torch") != "torch" or script.has_start:
         return Part(name, Status.UNKNOWN, f"{ONE_GPU}. Call {SET_DEVICE}")
-    if guard := text.guard:
+    guard = text.guard
+    if guard and not script.starts_at_top:
         edits = [add_before(guard.body[0].lineno, script.indent_of(guard.body[0]), *lines)]
     else:
         imports = [each for each in text.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]

@@ -11,7 +11,7 @@ from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.results import (
     SHARING,
-    find_evaluation_apart,
+    find_evaluations_apart,
     find_totals,
     tell_device,
 )
@@ -43,7 +43,7 @@ def find_stop(script: TrainingScript) -> Part:
         names = set[str]().union(*(names_in(each.test) for each in tests))
         reduced = {*find_totals(script).names}
         values = find_measured(script, loop, names - reduced, reduced)
-        if not values or find_evaluation_apart(script):  # whose sums are of all ranks then
+        if not values or find_evaluations_apart(script):  # whose sums are of all ranks then
             continue
         if shared := script.text.find_calls(*AGREE):
             return Part(name, Status.THERE, f"{script.at(shared[0])} brings ranks together")
@@ -64,7 +64,7 @@ def share(script: TrainingScript, loop: Loop, leaves: ast.stmt, values: Sequence
     for each in values:
         made = find_end(script, loop, leaves, each)
         lines = lines_to_share(script, loop, each)
-        if made and stands_alone(script, made):
+        if made and script.stands_alone(made):
             edits.append(add_after(made, script.indent_of(made), *lines))
         else:
             notes.append(f"before it is compared, on all ranks: `{'; '.join(lines)}`")
@@ -128,13 +128,6 @@ def find_readers(script: TrainingScript, loop: Loop, value: str) -> Iterator[ast
             and not script.text.is_without_gradients(node)
         ):
             yield node
-
-
-def stands_alone(script: TrainingScript, statement: ast.stmt) -> bool:
-    """Whether no other statement is on its lines."""
-    end = script.text.lines[(statement.end_lineno or 0) - 1].encode()[statement.end_col_offset :]
-    is_last = not end.strip() or end.strip().startswith(b"#")
-    return is_last and len(script.indent_of(statement).encode()) == statement.col_offset
 
 
 def find_exits(script: TrainingScript, loop: Loop) -> Iterator[ast.stmt]:

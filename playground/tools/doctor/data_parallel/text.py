@@ -79,9 +79,11 @@ class TrainingText:
                 self.bound[id(node)] = find_bound(node)
         self.follow()
 
-    def find_imports(self) -> Iterator[tuple[str, str]]:
-        """The names of imports, and what each stands for."""
+    def find_imports(self, at_top: bool = False) -> Iterator[tuple[str, str]]:
+        """The names of imports, and what each stands for. `at_top`: those of the module itself."""
         for node in ast.walk(self.tree):
+            if at_top and self.function_of(node):
+                continue
             if isinstance(node, ast.Import):
                 for one in node.names:
                     whole = one.name if one.asname else one.name.partition(".")[0]
@@ -148,6 +150,10 @@ class TrainingText:
             return (id(owner), node.attr) if owner and node.value.id == "self" else None
         if not isinstance(node, ast.Name):
             return None
+        inside = (each for each in self.climb(node) if isinstance(each, (Function, ast.ClassDef)))
+        around = next(inside, None)
+        if isinstance(around, ast.ClassDef) and isinstance(node.ctx, ast.Store):
+            return id(around), node.id
         function = self.function_of(node)
         while function and node.id not in self.bound[id(function)]:
             function = self.function_of(function)
