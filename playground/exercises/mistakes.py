@@ -133,8 +133,10 @@ def find_probable(
     if guess := guess_mistake(solution, made, found):
         return replace(found, mistake=f"{PROBABLY}{guess}")
     if solution.exercise.kind == PREDICT and not same_first:
+        rows = {mistake: find_same_rows(made, other) for mistake, other in tried.items()}
+        most = max((len(same) for same in rows.values() if found.where in same), default=0)
         same_first = [
-            mistake for mistake, other in tried.items() if is_alike_in_row(made, other, found.where)
+            mistake for mistake, same in rows.items() if found.where in same and len(same) == most
         ]
     return name_probable(found, same_first) if same_first else found
 
@@ -205,18 +207,23 @@ def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
     return all(is_alike_in_case(one, other, case, by) for case in cases)
 
 
-def is_alike_in_row(one: Attempt, other: Attempt, row: str) -> bool:
-    """Whether two predictions are the same in this row, in all cases."""
-    rows = [
-        [
-            leaf
-            for case in sorted(each.observed)
-            for leaf in each.observed[case][0].held
-            if leaf.where == row
-        ]
+def find_same_rows(one: Attempt, other: Attempt) -> set[str]:
+    """The rows in which two predictions are the same, in all cases."""
+    mine, theirs = (
+        {
+            (case, leaf.where): leaf
+            for case, observed in each.observed.items()
+            for leaf in observed[0].held
+        }
         for each in (one, other)
-    ]
-    return bool(rows[0]) and len(rows[0]) == len(rows[1]) and not find_difference(*rows)
+    )
+    differ = {
+        place
+        for place in mine.keys() | theirs.keys()
+        if not (place in mine and place in theirs)
+        or find_difference([mine[place]], [theirs[place]])
+    }
+    return {row for _, row in mine} - {row for _, row in differ}
 
 
 def is_alike_in_case(one: Attempt, other: Attempt, case: int, by: int) -> bool:

@@ -255,6 +255,11 @@ def test_mistakes_that_do_the_same_everywhere_are_both_named() -> None:
             "Probably: one phase only: each rank has one sum, and an all-gather has to follow",
         ),
         (
+            "bytes-held",
+            {"2 * whole + 2 * shard": "whole + 3 * shard"},
+            "Probably: gradients sharded a stage too early, or: 2 + 2 + 12 bytes are for bfloat16",
+        ),
+        (
             "gated-mlp",
             {"3 * channels": "2 * channels", "4 * inner": "3 * inner"},
             "Probably: the MLP of this chapter: a gated MLP has three matrices",
@@ -726,8 +731,7 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
         ("print('I am', rank)", FAIL, "  printed: I am 0"),
         (
             "breakpoint()", ERROR,
-            "2 ranks: stopped (6 elements, int64)   rank 0, line 7: a breakpoint: check --debug "
-            "opens it",
+            "2 ranks: stopped (6 elements, int64)",
         ),
         ("import pdb; pdb.set_trace()", ERROR, "a breakpoint: check --debug opens it"),
         (
