@@ -33,7 +33,7 @@ HANGS = 30.0
 """Seconds after which a world without a sign of life is ended: a rank that computes gives one, and
 a deadlock is proved before."""
 ENDLESS = "runs without end"
-BREAKPOINT = "a breakpoint, which check --debug opens, on one rank after the other"
+BREAKPOINT = "a breakpoint: check --debug opens it, on one rank after the other"
 NEVER_WAIT = COMPUTES.name, "isend", "irecv"
 """Where a rank that has stopped reporting computes: these calls return at once."""
 NUMBER = re.compile(r"\d+")
@@ -52,10 +52,10 @@ class Solution:
 
     @property
     def is_catalogued(self) -> bool:
-        """Whether it is the reference or a mistake of the catalogue. These leave a world as they
-        have found it, if they return."""
+        """Whether it is the reference, the stub or a mistake of the catalogue. These leave a world
+        as they have found it, if they return."""
         mistakes = (each.text for each in self.exercise.mistakes)
-        return self.text in (self.exercise.solution, *mistakes)
+        return self.text in (self.exercise.solution, self.exercise.stub, *mistakes)
 
 
 class Ended(Exception):

@@ -47,10 +47,11 @@ SIGNS = {
     "out of (range|bounds)": "an index beyond the end, where a share is smaller or empty",
 }
 """What the words of an error say of its cause."""
+LEFT_OUT = "a share is left out"
 SHARES = {
     "twice$": "a share is added twice",
     "in it, ": "a share of another rank in the place of one",
-    "missing$": "a share is left out",
+    "missing$": LEFT_OUT,
     "in it$": "a share of another rank is in it",
 }
 """What is said of the digits of all that is wrong."""
@@ -184,8 +185,27 @@ def guess_by_shares(observed: Mapping[int, Observation], wrong: Wrong) -> str:
     said = [explain_digits(each.held, each.expected, len(observed)) for each in first if each]
     for sign, guess in SHARES.items():
         if said and all(re.search(sign, words) for words in said):
-            return guess
+            is_moved = guess == LEFT_OUT and all(
+                has_moved(mine, due, len(observed)) for _, mine, due in wrong
+            )
+            return "a share is in another place" if is_moved else guess
     return "each rank has a result of its own" if is_own_result(observed) else ""
+
+
+def has_moved(mine: Leaf, due: Leaf, size: int) -> bool:
+    """Whether each rank whose share is missing somewhere is in a place where it is not due."""
+    missing, foreign = set[int](), set[int]()
+    for pair in zip(mine.values, due.values, strict=True):
+        numbers = [
+            int(each) for each in pair if isinstance(each, int | float) and each == each // 1
+        ]
+        for rank in range(size * (len(numbers) == 2)):
+            has, should = (number // 10**rank % 10 for number in numbers)
+            if should and not has:
+                missing.add(rank)
+            elif has and not should:
+                foreign.add(rank)
+    return missing <= foreign
 
 
 def is_own_result(observed: Mapping[int, Observation]) -> bool:

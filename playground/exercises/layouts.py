@@ -90,9 +90,11 @@ def choose(about: str, task: TrainingTask, choices: Mapping[str, tuple[int, ...]
 
 
 def compare(mine: Cost, best: Cost) -> Iterator[str]:
-    """A table of two costs."""
+    """A table of two costs, but for the parts that take no time in either."""
     yield f"{'':24}{'chosen':>10}{'fastest':>10}"
     yield f"{'GB held':24}{mine.held / 1e9:10.1f}{best.held / 1e9:10.1f}"
     for name in ("compute", "tensor", "data", "bubble", "step"):
         unit = f"s {name}" if name == "step" else f"s of it: {name}"
-        yield f"{unit:24}{getattr(mine, name):10.2f}{getattr(best, name):10.2f}"
+        shown = [f"{getattr(each, name):10.2f}" for each in (mine, best)]
+        if any(float(each) for each in shown):
+            yield f"{unit:24}{''.join(shown)}"

@@ -22,7 +22,7 @@ from playground.exercises.attempt import (
     Solution,
     attempt,
 )
-from playground.exercises.exercise import DEADLOCK, FAIL, Exercise, Mistake
+from playground.exercises.exercise import DEADLOCK, FAIL, FIND, PREDICT, Exercise, Mistake
 from playground.exercises.file_checks import NOT_WRITTEN
 from playground.exercises.guess import (
     UNTOUCHED,
@@ -41,6 +41,7 @@ from playground.exercises.observation import (
 
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER
 PROBABLY = "probably: "
+AS_BEFORE = "as before: your change makes no difference to the result"
 ALL_THEY_DID, RESULTS, FIRST_RESULT = range(3)
 """By what two worlds are compared: by all that their ranks did, by the results, by those of the
 first case that failed."""
@@ -61,9 +62,12 @@ def name_mistake(
     """The failure `found`, which has ended `made`, with the name of the catalogued mistake that
     does the same there and in one world more. If there is none, with "probably": one that has the
     same results in the world that failed, else what the failure looks like, else one that has the
-    same result in the case that failed."""
+    same result in the case that failed; and if there are two, both. A change of a program to be
+    repaired that leaves the results as they were is called that."""
     if found.mistake in NAMED or found.words == NOT_WRITTEN:
         return found
+    if is_as_before(solution, tuple(before), seed, made):
+        return replace(found, mistake=AS_BEFORE, says=describe_rebound(solution))
     run = functools.partial(run_mistake, solution, tuple(before), seed)
     tried = {
         mistake: run(mistake, made.size)
@@ -81,9 +85,31 @@ def name_mistake(
         alike = [mistake for mistake in alike if is_alike(there, run(mistake, size))]
         if len(alike) == 1:
             break
-    if alike:
+    if len(alike) == 1:
         return replace(found, mistake=alike[0].name, says=alike[0].says)
+    if alike:
+        return name_probable(found, alike)
     return found if found.mistake else find_probable(solution, made, found, tried)
+
+
+def name_probable(found: Failure, mistakes: Sequence[Mistake]) -> Failure:
+    """The failure with a mistake that is probable, or with the first two of several."""
+    names = ", or: ".join(mistake.name for mistake in mistakes[:2])
+    says = mistakes[0].says if len(mistakes) == 1 else ""
+    return replace(found, mistake=f"{PROBABLY}{names}", says=says)
+
+
+def is_as_before(
+    solution: Solution, before: tuple[Solution, ...], seed: int, made: Attempt
+) -> bool:
+    """Whether a program to be repaired has the results that it had before it was changed. A text
+    of the catalogue has a name."""
+    exercise = solution.exercise
+    if exercise.kind != FIND or solution.text in [each.text for each in exercise.mistakes]:
+        return False
+    return is_alike(
+        made, attempt_mistake(exercise, exercise.stub, before, made.size, seed), RESULTS
+    )
 
 
 def run_mistake(
@@ -99,16 +125,20 @@ def find_probable(
     """The failure with a mistake that is probable, or as it is. `tried`: what the mistakes do in
     the world that failed."""
     same_results, same_first = (
-        [
-            replace(found, mistake=f"{PROBABLY}{mistake.name}", says=mistake.says)
-            for mistake, other in tried.items()
-            if is_alike(made, other, by)
-        ]
+        [mistake for mistake, other in tried.items() if is_alike(made, other, by)]
         for by in (RESULTS, FIRST_RESULT)
     )
-    guess = guess_mistake(solution, made, found)
-    looks = [replace(found, mistake=f"{PROBABLY}{guess}")] if guess else []
-    return [*same_results[:1], *looks, *same_first[:1], found][0]
+    if same_results:
+        return name_probable(found, same_results)
+    if guess := guess_mistake(solution, made, found):
+        return replace(found, mistake=f"{PROBABLY}{guess}")
+    if solution.exercise.kind == PREDICT and not same_first:
+        rows = {mistake: find_same_rows(made, other) for mistake, other in tried.items()}
+        most = max((len(same) for same in rows.values() if found.where in same), default=0)
+        same_first = [
+            mistake for mistake, same in rows.items() if found.where in same and len(same) == most
+        ]
+    return name_probable(found, same_first) if same_first else found
 
 
 def guess_mistake(solution: Solution, made: Attempt, failure: Failure) -> str:
@@ -117,18 +147,34 @@ def guess_mistake(solution: Solution, made: Attempt, failure: Failure) -> str:
         return guess_by_places(made.at, made.size)
     if failure.status == FAIL:
         guess = guess_by_values(made.observed.get(made.case, {}))
-        name = find_rebound(solution.text, solution.exercise.function)
-        if guess == UNTOUCHED and name:
-            return f"{name} = … gives the name another tensor: fill the one given, {name}.copy_(…)"
-        return guess
+        return (guess == UNTOUCHED and describe_rebound(solution)) or guess
     return guess_by_words(failure.words)
 
 
+def describe_rebound(solution: Solution) -> str:
+    """That the solution binds a parameter's name to another tensor; empty if it does not."""
+    name = find_rebound(solution.text, solution.exercise.function)
+    return (
+        f"{name} = … gives the name another tensor: fill the one given, {name}.copy_(…)"
+        if name
+        else ""
+    )
+
+
 def find_rebound(text: str, function: str) -> str:
-    """A parameter, other than rank and size, that a function assigns to; empty if there is none."""
+    """A parameter, other than rank and size, or an item of one in a loop, that a function assigns
+    to; empty if there is none."""
     for defined in ast.walk(ast.parse(text)):
         if isinstance(defined, ast.FunctionDef) and defined.name == function:
             names = {each.arg for each in defined.args.args} - {"rank", "size"}
+            names |= {
+                node.target.id
+                for node in ast.walk(defined)
+                if isinstance(node, ast.For)
+                and isinstance(node.target, ast.Name)
+                and isinstance(node.iter, ast.Name)
+                and node.iter.id in names
+            }
             targets = (
                 target
                 for node in ast.walk(defined)
@@ -159,6 +205,25 @@ def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
     if by == FIRST_RESULT:
         cases &= {one.case}
     return all(is_alike_in_case(one, other, case, by) for case in cases)
+
+
+def find_same_rows(one: Attempt, other: Attempt) -> set[str]:
+    """The rows in which two predictions are the same, in all cases."""
+    mine, theirs = (
+        {
+            (case, leaf.where): leaf
+            for case, observed in each.observed.items()
+            for leaf in observed[0].held
+        }
+        for each in (one, other)
+    )
+    differ = {
+        place
+        for place in mine.keys() | theirs.keys()
+        if not (place in mine and place in theirs)
+        or find_difference([mine[place]], [theirs[place]])
+    }
+    return {row for _, row in mine} - {row for _, row in differ}
 
 
 def is_alike_in_case(one: Attempt, other: Attempt, case: int, by: int) -> bool:

@@ -54,6 +54,7 @@ POLL = 0.3
 
 LOCAL_LINK = re.compile(r"\[([^]]+)\]\(\.\.[^)]*\)")
 """A link to a file beside, of which a terminal shows the text alone."""
+EMPTY_LINES = re.compile(r"\n([ \t]*\n){2,}")
 NOT_BEGUN = "core"
 MARKS = {"begun": "…", "changed": "~", "passed": "✓", NOT_BEGUN: "•"}
 """The states of an exercise, in the list, and those of the core that are not begun."""
@@ -129,15 +130,9 @@ def show_list(work: Workbook, lesson: str | None, wide: bool) -> None:
 
 def tell_progress(work: Workbook, first: Exercise, folder: str) -> list[str]:
     """How many exercises have passed, and the next one, from `first` on."""
-    steps, every = {}, [*CATALOGUE.values()]
-    if following := work.find_next(first):
-        chapter = [each for each in every if each.lesson == following.lesson]
-        leaves_out = any(
-            each.name not in work.passed for each in chapter[: chapter.index(following)]
-        )
-        is_core = leaves_out and following.name in CORE
-        steps = {f"Next{' (core)' * is_core}": f"exercise {following.name}"}
-    return [f"{work.count_passed(every)} passed in {folder}", *tell_steps(steps)]
+    following = work.find_next(first)
+    steps = {"Next": f"exercise {following.name}"} if following else {}
+    return [f"{work.count_passed(CATALOGUE.values())} passed in {folder}", *tell_steps(steps)]
 
 
 def tell_steps(steps: Mapping[str, str], way_in: str = "") -> list[str]:
@@ -198,8 +193,8 @@ def hint_step(chosen: Exercise, work: Workbook) -> dict[str, str]:
 def show_markdown(text: str) -> None:
     from playground.ui.rendering import render_markdown
 
-    text = LOCAL_LINK.sub(r"\1", text)
-    click.echo(render_markdown(text, terminal.width()), nl=False)
+    rendered = render_markdown(LOCAL_LINK.sub(r"\1", text), terminal.width())
+    click.echo(EMPTY_LINES.sub("\n\n", rendered), nl=False)
 
 
 @click.command("check", cls=Command, short_help=EXERCISES["check"].purpose)

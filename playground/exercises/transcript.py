@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 import sys
 import threading
@@ -20,13 +21,15 @@ import torch.distributed as dist
 
 from playground.exercises.attempt import ENDLESS, SHORT_CUT
 from playground.exercises.cases import Actions
-from playground.exercises.exercise import ERROR, LOOP, Place
+from playground.exercises.exercise import ERROR, FOLDER, LOOP, Place
 from playground.exercises.observation import Problem
 from playground.tap import Call, Observer
 from playground.world.rank.reports import report
 
 MAX_CALLS, SHOWN = 2000, 1000
 """Calls of torch.distributed in one case, and bytes printed that are shown."""
+OF_OURS = re.compile(rf" at {re.escape(str(FOLDER))}/\S+?:\d+")
+"""A line of the check's own, in what a simulated GPU prints."""
 TICK = 0.5
 """Seconds between two looks at a solution that runs."""
 TAKEN = 1.0
@@ -100,7 +103,7 @@ class Transcript:
     def read_written(self) -> str:
         """As `read_printed`, without what the stream still holds: for a signal's handler, which may
         have come while something was printed."""
-        return os.pread(self.printed, SHOWN, 0).decode(errors="replace")
+        return OF_OURS.sub("", os.pread(self.printed, SHOWN, 0).decode(errors="replace"))
 
     def line(self, frame: FrameType | None = None) -> int:
         """The line of the solution that is running; 0 if none is."""

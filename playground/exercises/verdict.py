@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from playground.exercises.attempt import Attempt, Solution, attempt
+from playground.exercises.attempt import BREAKPOINT, Attempt, Solution, attempt
 from playground.exercises.exercise import (
     BLOCKED,
     CHOOSE,
@@ -191,6 +191,8 @@ def tell_lines(verdict: Verdict) -> list[str]:
     ends = {DEADLOCK: "deadlock", BLOCKED: "could not be judged", LOOP: "do not end"}.get(
         verdict.status, "fail"
     )
+    if verdict.words == BREAKPOINT:
+        ends = "stopped"
     lines = [f"{file}  {passed}{world}: {ends}{f' ({verdict.case})' if verdict.case else ''}"]
     if verdict.mistake:
         mistake = f"{verdict.mistake[0].upper()}{verdict.mistake[1:]}"

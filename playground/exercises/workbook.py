@@ -34,12 +34,13 @@ from playground.exercises.exercise import (
     find_exercise,
 )
 from playground.exercises.file_checks import lacks_function
+from playground.exercises.repair import seed_of
 from playground.exercises.verdict import Verdict, check_solution, tell_lines
 
 
 def progress_file(name: str = "exercises") -> Path:
-    """Where progress is kept, for all folders of this user: the exercises that have passed, or the
-    hints that have been shown."""
+    """Where progress is kept, for all folders of this user: the exercises that have passed, the
+    hints that have been shown, or the seeds of programs to be repaired."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state) / "playground" / f"{name}.json"
 
@@ -54,6 +55,8 @@ class Workbook:
         """By exercise, the digest of the solution that has passed."""
         self.hints = self.read("hints")
         """By exercise, the number of the hint that was shown last."""
+        self.seeds = self.read("seeds")
+        """By program to be repaired, the seed that it was handed out with."""
 
     @property
     def way_in(self) -> str:
@@ -149,13 +152,16 @@ class Workbook:
                 names = (file.with_suffix(f".{number}.py") for number in itertools.count(1))
                 kept = file.rename(next(each for each in names if not each.exists()))
                 words = f"What was in it is in {kept.name} now. "
+            text = exercise.new_stub()
             with file.open("x", encoding="utf-8") as stub:
-                stub.write(exercise.new_stub())
+                stub.write(text)
         except OSError as error:
             raise UsageError(
                 f"{file} cannot be written ({error.strerror}): work in a folder of your own"
             ) from None
         if exercise.kind == FIND:
+            self.seeds[exercise.name] = seed_of(text)
+            self.write("seeds", self.seeds)
             words += f"{file.name} fails, and its check says how: the report. "
         verb = "Repair" if exercise.kind == FIND else "Complete"
         return f"{words}{verb} {file.name} in this folder."
@@ -181,6 +187,13 @@ class Workbook:
         """Judge a solution, and note that it has passed, unless it is debugged."""
         exercise = find_exercise(file.name)
         solution = Solution(exercise, text, str(file))
+        seeds = self.seeds.get(exercise.name), seed_of(text)
+        if None not in seeds and seeds[0] != seeds[1]:
+            words = (
+                f"SEED is no longer {seeds[0]}: this is another program; write {seeds[0]} again, "
+                f"or begin again: python -m playground exercise {exercise.name} --reset"
+            )
+            return Verdict(exercise=exercise.name, file=str(file), status=ERROR, words=words)
         verdict = check_solution(solution, self.solutions_before(exercise), world, seed, debug)
         if (
             verdict.status == PASS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -41,7 +42,34 @@ def groups(rank: int, size: int, seed: int) -> Cases:
         tensor = give(rank)
         # a group's first rank may send to each other one of it
         most = len(tensor) * max(1, (size - 1) // 2)
-        yield Case(about, (tensor,), held=tensor, expected=give(rank % 2), most_moved=most)
+        notes: list[str] = []
+        yield Case(
+            about,
+            (tensor,),
+            held=tensor,
+            expected=give(rank % 2),
+            most_moved=most,
+            run=partial(note_warnings, rank, size, tensor, notes),
+            notes=notes,
+        )
+
+
+def note_warnings(
+    rank: int,
+    size: int,
+    tensor: torch.Tensor,
+    notes: list[str],
+    function: Callable[..., object],
+) -> object:
+    """What the function returns. A call for a group that this rank is not in is noted."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        returned = function(rank, size, tensor)
+    if any("does not belong to" in str(each.message) for each in caught):
+        notes[:] = [
+            "right, but ranks call a broadcast of a group that they are not in: torch warns"
+        ]
+    return returned
 
 
 def all_to_all(rank: int, size: int, seed: int) -> Cases:

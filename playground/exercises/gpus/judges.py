@@ -21,6 +21,13 @@ FLOAT = 4
 """Bytes."""
 ORDERED = "each operation waits for what it needs"
 MORE = "right, but more than necessary: Python has waited for"
+IN_WORDS = {
+    "the host": "Python",
+    "aten::div_": "the division",
+    "ncclAllReduce": "the all-reduce",
+    " after ": " does not wait for ",
+}
+"""What the words of a missing wait are in those of the tasks."""
 PROBE = "aten::neg"
 """What the judge calls to find out which streams wait for what."""
 
@@ -240,9 +247,7 @@ def probe(stream: torch.cuda.Stream, access: Callable[[], object]) -> list[str]:
 
 def tell(races: Iterable[str]) -> str:
     """The missing waits in words."""
-    once = dict.fromkeys(races)
-    words = (
-        race.replace("the host", "Python").replace(" after ", " does not wait for ")
-        for race in once
-    )
-    return ", ".join(words)
+    words = ", ".join(dict.fromkeys(races))
+    for call, name in IN_WORDS.items():
+        words = words.replace(call, name)
+    return words

@@ -123,6 +123,16 @@ def train(gpus: int, sequences: int) -> dict[str, float]:
     }
 
 
+def find_fault(gpus: int, sequences: int) -> str:
+    """The rule of the task that a choice breaks; empty if it breaks none."""
+    for number, name, choices in ((gpus, "GPUs", GPUS), (sequences, "sequences", SEQUENCES)):
+        if number not in choices:
+            is_power = number > 0 and not number & (number - 1)
+            limits = f"{number} {name}: the task has {choices[0]} to {choices[-1]:,}"
+            return limits if is_power else f"{number} is no power of two"
+    return f"more GPUs than sequences: {gpus} and {sequences}" if gpus > sequences else ""
+
+
 def choose_batch(rank: int, size: int, seed: int) -> Cases:
     """The batch against the noise scale, and the GPUs against what they wait for."""
     costed = {
@@ -140,15 +150,16 @@ def choose_batch(rank: int, size: int, seed: int) -> Cases:
         if not isinstance(answer, dict) or {*answer} != {"gpus", "sequences"}:
             return right | {"batch": "the answer's keys are to be gpus, sequences"}
         gpus, sequences = int(answer["gpus"]), int(answer["sequences"])
-        if (gpus, sequences) not in costed:
-            return right | {"batch": f"{sequences} sequences on {gpus} GPUs is not to be chosen"}
+        if fault := find_fault(gpus, sequences):
+            return right | {"batch": fault}
         mine = costed[gpus, sequences]
         notes[:] = [f"{'':24}{'chosen':>10}{'cheapest':>10}"]
         notes.extend(f"{name:24}{mine[name]:10.2f}{best[name]:10.2f}" for name in mine)
         if mine["hours"] > DAY / 3600:
-            return right | {"time": f"{mine['hours']:.1f} hours"}
+            return right | {"time": f"{mine['hours']:.1f} of {DAY / 3600:.0f} hours"}
         if mine["GPU hours"] > ENOUGH * best["GPU hours"]:
-            return right | {"price": f"{mine['GPU hours'] / best['GPU hours']:.2f} times"}
+            times = mine["GPU hours"] / best["GPU hours"]
+            return right | {"price": f"{times:.2f} times the cheapest"}
         return right
 
     about = f"{TASK.parameters / 1e9:.1f} billion parameters within a day"

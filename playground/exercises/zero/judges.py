@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from playground.exercises.cases import (
+    Actions,
     Case,
     Cases,
     Shapes,
@@ -42,28 +43,41 @@ def own_share(rank: int, size: int, seed: int) -> Cases:
         )
         each = -(-elements // size)
         start = torch.arange(elements) % 7 + 2.0  # a step from zeros would show
-        parameters, stepped = start.clone(), list[int]()
+        parameters, actions, stepped = start.clone(), Actions(), list[tuple[int, int]]()
         yield Case(
             f"{elements} parameters",
-            (parameters, gradient, partial(step, stepped)),
-            held=partial(describe_step, start, parameters, stepped),
+            (parameters, gradient, partial(step, actions, stepped)),
+            held=partial(describe_step, size, start, parameters, actions, stepped),
             expected={"what the step has subtracted": mean, "step": f"called for {each} elements"},
             most_moved=2 * (size - 1) * each,
+            actions=actions,
         )
 
 
-def step(stepped: list[int], shard: torch.Tensor, gradient: torch.Tensor) -> None:
-    """The optimizer's. `stepped`: for how many elements it was called so far."""
-    stepped.append(len(shard))
+def step(
+    actions: Actions,
+    stepped: list[tuple[int, int]],
+    shard: torch.Tensor,
+    gradient: torch.Tensor,
+) -> None:
+    """The optimizer's. `stepped`: for how many elements it was called so far, and after how many
+    calls of torch.distributed."""
+    stepped.append((len(shard), actions.calls))
     shard -= gradient
 
 
 def describe_step(
-    start: torch.Tensor, parameters: torch.Tensor, stepped: list[int]
+    size: int,
+    start: torch.Tensor,
+    parameters: torch.Tensor,
+    actions: Actions,
+    stepped: list[tuple[int, int]],
 ) -> dict[str, object]:
+    lengths = ", ".join(str(length) for length, _ in stepped) or "no"
+    is_last = size > 1 and bool(stepped) and stepped[-1][1] == actions.calls
     return {
         "what the step has subtracted": start - parameters,
-        "step": f"called for {', '.join(map(str, stepped)) or 'no'} elements",
+        "step": f"called for {lengths} elements{', and nothing is sent after it' * is_last}",
     }
 
 
