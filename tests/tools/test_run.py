@@ -629,6 +629,28 @@ thread.join()
 """
 
 
+def test_a_deadlock_in_finally_begins_with_what_was_raised(save: Save, run_it: Ran) -> None:
+    save(
+        HEAD
+        + """
+dist.init_process_group("gloo")
+try:
+    if rank == 1:
+        raise ValueError("sample 333: truncated")
+    dist.all_reduce(torch.ones(1))
+finally:
+    dist.barrier()
+"""
+    )
+    err = run_it("train.py").err
+    first, second, *_ = err.splitlines()
+    assert first == "playground: rank 1 had raised ValueError: sample 333: truncated (train.py:10)"
+    assert second.startswith("deadlock: rank 1 is in barrier (train.py:13) where rank 0 is in")
+    assert err.rstrip().endswith(
+        '    raise ValueError("sample 333: truncated")\nValueError: sample 333: truncated'
+    )
+
+
 def test_ranks_that_call_from_a_thread_are_recorded(save: Save, run_it: Ran) -> None:
     save(SEE_THREAD)
     ran = run_it("--see", "run.json", "train.py")

@@ -291,5 +291,10 @@ class RankState:
     latest."""
     is_renumbered: bool = False
     """Whether its number there is not the launcher's."""
+    error: str = ""
+    """The exception below whose `finally` or `except` it is in an operation: "ValueError: no
+    (train.py:12)"."""
+    traceback: str = ""
+    """That of the exception, in lines."""
     end: str = ""
     """How it ended, if it is dead: "was killed by SIGKILL"; what it raised, if it has failed."""

@@ -28,7 +28,7 @@ from playground.base.untrusted import unpickle
 from playground.explain.hang import NEW_GROUP, Doing, Kind, Operation, RankState
 from playground.explain.hang.diagnosis import diagnose, explain_failure
 from playground.explain.hang.differences import find_mismatch
-from playground.explain.hang.states import BACKWARD, BUFFERS, DONE, FORM_WORLD, ISSUED
+from playground.explain.hang.states import AWAITED, BACKWARD, BUFFERS, DONE, FORM_WORLD, ISSUED
 from playground.explain.hang.wording import PREFIX, wrap_sentence
 
 UNPROVED = (Kind.STRAGGLER, Kind.RUNNING, Kind.UNWAITED, Kind.UNWAITED_RECEIVE)
@@ -611,6 +611,29 @@ def test_what_a_rank_has_called_below_its_exception_is_not_what_failed() -> None
     assert found
     assert (found.kind, found.culprits) == (Kind.COLLECTIVES, (0, 1))
     assert re.search(r"0 +all_reduce #0 +train.py:5 ", found.table)
+
+
+def test_what_a_rank_had_raised_is_said_first_and_its_traceback_last() -> None:
+    """Whether it stands in `finally`, or was aborted there. Not where all have raised."""
+    below = replace(SUM_2, raised="ValueError", state=AWAITED)
+    error: dict[str, Any] = {
+        "error": "ValueError: a damaged sample (data.py:9)",
+        "traceback": "its\ntraceback",
+    }
+    failing = call((FORWARD_2, 41), (below, 50), waits=True, rank=1)
+    states = [call(*STEP, waits=True), replace(failing, **error)]
+    dead = [states[0], die(states[1], "was killed by SIGABRT")]
+    for found in (diagnose(states), explain_failure(dead)):
+        assert found
+        first, *_, third, second, last = str(found).splitlines()
+        assert first == "rank 1 had raised ValueError: a damaged sample (data.py:9)"
+        assert (third, second, last) == ("what had been raised:", "its", "traceback")
+        assert found.cure == Kind.IN_FINALLY.cure
+    other = replace(BARRIER, raised="ValueError", state=AWAITED)
+    states[0] = call((FORWARD_2, 41), (other, 50), waits=True)
+    found = diagnose([replace(state, **error) for state in states])
+    assert found
+    assert not found.raised
 
 
 def test_what_was_aborted_although_all_call_the_same_is_named() -> None:
