@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -59,6 +59,7 @@ from playground.explain.hang.box_format import (
     IS_QUEUED,
     LENGTH,
     LINE,
+    LOADER,
     MAIN,
     MARK_AT,
     MAY_GIVE_UP,
@@ -101,6 +102,8 @@ NO_TAG = -1
 """In the place of the tag of a message that is counted with others."""
 MOST_RAISED = 64
 """Number of exceptions that are told apart."""
+MOST_LOADERS = 64
+"""Number of lines and lengths of DataLoaders that are kept."""
 MOST_SAID, MOST_OF_TRACEBACK = 200, 60
 """Characters that are kept of an exception's message, and lines of its traceback."""
 NESTED = "Traceback (most recent call last):"
@@ -161,6 +164,8 @@ class Box(EventLog):
         """Their numbers, by class and message."""
         self.unnamed: Table
         """What the program has called that is not counted."""
+        self.loaders: Table
+        """Lines that go through a DataLoader, and how many batches it has."""
         self.sources: Sources
         self.call: Callable[..., int]
         """See `make_call`."""
@@ -189,6 +194,7 @@ class Box(EventLog):
         self.descriptions, self.channels = Table(self, OPERATION), Table(self, CHANNEL)
         self.raised, self.unnamed = Table(self, RAISED), Table(self, UNNAMED)
         self.known_raised = {}
+        self.loaders = Table(self, LOADER)
         self.sources = Sources(Table(self, LINE).__getitem__)
         words[MAIN] = NONE
         words[USED] = 0
@@ -275,6 +281,17 @@ class Box(EventLog):
         place = FIRST + LENGTH * (number % CAPACITY)
         if self.words[place + MARK_AT] == number + 1:
             self.words[place + QUEUE_AT] &= ~IS_OPEN
+
+    def count(self, key: Any, description: Description) -> None:
+        """Count what is no operation, as operations of this channel are counted."""
+        known = self.known.get(key) or self.describe(key, description)
+        self.words[known.count_at] += 1
+
+    def note_loader(self, batches: int, depth: int) -> None:
+        """The program goes through a DataLoader of so many batches, in its innermost line from
+        `depth` frames above this one on."""
+        if len(self.loaders) < MOST_LOADERS:
+            self.loaders[self.sources.find(depth), batches]
 
     def take_back(self, number: int, known: Known) -> None:
         """The operation was refused before it began: it does not count, and meets none of the
@@ -412,6 +429,7 @@ class View(LogReader):
             worlds=worlds,
             is_renumbered=bool(moved),
             gpu=Gpu(header[GPU]),
+            batches=read_batches(tables),
             error=error,
             traceback=traceback,
         )
@@ -505,6 +523,15 @@ def read_raised(record: bytes, tables: Mapping[str, list[Any]]) -> tuple[str, st
         return "", "", ""
     name, error, lines = known[number]
     return name, error, "\n".join(lines)
+
+
+def read_batches(tables: Mapping[str, list[Any]]) -> dict[str, int]:
+    """Numbers of batches by line: see `RankState.batches`."""
+    lines = Counter(line for line, _ in tables[LOADER])
+    numbered = (
+        (find_in(tables[LINE], line), each) for line, each in tables[LOADER] if lines[line] == 1
+    )
+    return {line: batches for line, batches in numbered if line}
 
 
 def find_in(things: Sequence[str], number: int) -> str:

@@ -54,8 +54,8 @@ COUNTS = FORMAT.words_at // 8
 """Where the counts by channel begin, in units of 8 bytes."""
 OVERFLOW = COUNTS + MOST_CHANNELS - 1
 """The count of what is not told apart: see `box.FULL`."""
-WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED = (
-    "world", "channel", "operation", "line", "raised", "unnamed",
+WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED, LOADER = (
+    "world", "channel", "operation", "line", "raised", "unnamed", "loader",
 )  # fmt: skip
 """Subjects of lines of the text."""
 

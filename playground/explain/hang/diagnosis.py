@@ -34,6 +34,7 @@ from playground.explain.hang.states import (
     Operation,
     RankState,
 )
+from playground.explain.hang.steps import explain_counts
 from playground.explain.hang.streams import stand_in_streams
 from playground.explain.hang.wait_graph import (
     Dependency,
@@ -395,8 +396,13 @@ def find_cure_here(graph: WaitGraph, kind: Kind, other: int, rank: int | None) -
     if kind == Kind.ENDED and rank is not None:
         if graph.waits[rank].operation.kind != COLLECTIVE:
             return UNANSWERED.format(rank=rank, other=other)
-        return find_unshared(graph, rank) or kind.cure
+        by_counts = waits_in_ddp(graph, rank) and explain_counts(graph.states.values())
+        return by_counts or find_unshared(graph, rank) or kind.cure
     return kind.cure
+
+
+def waits_in_ddp(graph: WaitGraph, rank: int) -> bool:
+    return graph.waits[rank].operation.name in OF_DDP
 
 
 def find_unshared(graph: WaitGraph, rank: int) -> str:

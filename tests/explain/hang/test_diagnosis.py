@@ -28,7 +28,17 @@ from playground.base.untrusted import unpickle
 from playground.explain.hang import NEW_GROUP, Doing, Kind, Operation, RankState
 from playground.explain.hang.diagnosis import diagnose, explain_failure
 from playground.explain.hang.differences import find_mismatch
-from playground.explain.hang.states import AWAITED, BACKWARD, BUFFERS, DONE, FORM_WORLD, ISSUED
+from playground.explain.hang.states import (
+    AWAITED,
+    BACKWARD,
+    BUFFERS,
+    DONE,
+    FORM_WORLD,
+    FORWARDS,
+    ISSUED,
+    UNUSED,
+    Channel,
+)
 from playground.explain.hang.wording import PREFIX, wrap_sentence
 
 UNPROVED = (Kind.STRAGGLER, Kind.RUNNING, Kind.UNWAITED, Kind.UNWAITED_RECEIVE)
@@ -490,6 +500,42 @@ def test_a_call_that_the_others_never_make_is_named_and_one_of_a_loop_is_not() -
     found = diagnose(states)
     assert found
     assert found.cure == Kind.ENDED.cure
+
+
+def test_counts_tell_the_cause_only_where_they_leave_no_other() -> None:
+    """A rank that has left the loop between forward and backward has gone on to no other pass."""
+    metric, loop = [*STEP, *STEP, (SUM_2, 50)], [*STEP, *STEP, *STEP]
+
+    def cure(*ranks: tuple[int, int, int]) -> str:
+        found = diagnose(
+            [
+                replace(
+                    state,
+                    counts={
+                        **state.counts,
+                        Channel(FORWARDS, (0, 1), None, 0, 0): forwards,
+                        Channel(UNUSED, (0, 1), None, 0, 0): unused,
+                    },
+                    batches={"train.py:40 in step": batches} if batches else {},
+                )
+                for state, (batches, forwards, unused) in zip(
+                    (call(*metric, waits=True), call(*loop, waits=True, rank=1)), ranks, strict=True
+                )
+            ]
+        )
+        assert found
+        return found.cure
+
+    equal = "let all ranks decide alike which batches go without backward()"
+    assert cure((3, 3, 1), (3, 3, 0)) == (
+        f"rank 0 has made 3 forward passes and 2 backward passes (train.py:42): {equal}"
+    )
+    assert cure((2, 2, 0), (3, 3, 0)) == (
+        "rank 0 has 2 batches, rank 1 has 3 (train.py:40): give all ranks equal numbers, or `with "
+        "model.join():`"
+    )
+    for others in (((3, 2, 0), (3, 3, 0)), ((0, 3, 0), (0, 3, 0)), ((3, 3, 0), (2, 3, 0))):
+        assert "is it under a condition on the rank?" in cure(*others)
 
 
 def test_every_rank_s_shape_is_told_and_only_once() -> None:
