@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from playground.base.ranks import group_alike, name_ranks
 from playground.explain.hang.states import BACKWARD, FORWARDS, UNUSED, RankState
 from playground.explain.hang.wording import shorten
-from playground.ui.units import plural
 
 UNEQUAL = "{told} ({line}): give all ranks equal numbers, or `with model.join():`"
 SKIPPED = "{told} ({line}): let all ranks decide alike which batches go without backward()"
@@ -63,7 +62,7 @@ def find_unused(states: Sequence[RankState]) -> str:
     forwards = count(states[0], FORWARDS)
     parts = [
         f"{name_ranks(ranks)} {'have' if ranks[1:] else 'has'} made {forwards} forward passes and "
-        f"{plural(number, 'backward pass', 'es')}"
+        f"{number} backward {'passes' if number != 1 else 'pass'}"
         for number, ranks in group_alike(skipping).items()
     ]
     return SKIPPED.format(told=", ".join(parts), line=place_of(line))
