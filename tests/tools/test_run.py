@@ -26,6 +26,7 @@ from terminal import open_terminal
 
 from playground.base.files import temporary_folder
 from playground.base.remote import file_of
+from playground.site.texts import CHAPTERS
 from playground.tools.failures.programs import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
 
 HEAD = """
@@ -743,6 +744,14 @@ dist.destroy_process_group()
     said = [("3.0 0 0 2\n", ""), ("3.0 1 1 2\n", "")]
     assert [task.communicate(ENOUGH) for task in tasks] == said
     assert [task.returncode for task in tasks] == [0, 0]
+
+
+def test_json_is_said_to_be_for_dry(run_cli: Run) -> None:
+    told = " ".join(run_cli("run", "--help").out.split())
+    assert "--json With --dry, print one JSON document instead of text." in told
+    chapter = (CHAPTERS["run"].parents[2] / "lessons" / "running.md").read_text(encoding="utf-8")
+    [sentence] = re.findall(r"- (.*?) take `--json`", chapter, re.DOTALL)
+    assert sentence.startswith("`run --dry`, ")
 
 
 def test_an_option_of_another_name_is_found(run_cli: Run) -> None:
