@@ -145,6 +145,8 @@ def explain(found: Diagnosis, head: str) -> Iterator[str]:
     sentence = in_cells(re.sub("(ha(s|ve) finished)", r"\1 the cell", sentence))
     sentence = re.sub(r"\(:(\d+)", r"(line \1", sentence)  # in the cell that was just named
     yield from textwrap.wrap(head + sentence, WIDTH, subsequent_indent="  ")
+    if found.raised:
+        yield from fill(in_cells(found.raised))
     if found.difference:
         yield from fill(in_cells(f"before that: {found.difference}"))
     yield from (f"  {line}" for line in in_cells(found.table, keeps_columns=True).splitlines())

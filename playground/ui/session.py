@@ -176,12 +176,14 @@ def session_command(
     size: int = 2,
     min_size: int = 1,
     kind: type[Command] = Command,
+    changed: Mapping[str, Mapping[str, Any]] | None = None,
     **about: Any,
 ) -> Callable[[Callable[..., None]], Any]:
     """A decorator that makes a function the command `name`, with those options of every run that
     are named by `only`, and then with `decorators`. The function is called with the `Session` of
     the run, of `size` ranks unless more or fewer are asked for, and with the values of
-    `decorators`. `kind` is the class of the command, `about` has further arguments of it."""
+    `decorators`. `changed` is what is different about options of every run: see `flags`. `kind` is
+    the class of the command, `about` has further arguments of it."""
 
     def decorate(function: Callable[..., None]) -> Any:
         @functools.wraps(function)
@@ -195,7 +197,7 @@ def session_command(
                 function(session, **values)
 
         of_size = {"shown_default": str(size), "least": min_size}
-        pack = pack_options("run", RunOptions, *only, changed={"size": of_size})
+        pack = pack_options("run", RunOptions, *only, changed={"size": of_size, **(changed or {})})
         make: Callable[..., Any] = click.command(name, kind, **about)
         return make(options(pack, *decorators)(with_session))
 

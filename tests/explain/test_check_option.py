@@ -23,6 +23,7 @@ from playground.explain.right.observer import checked
 from playground.explain.right.reading import read_ranks
 from playground.explain.right.report import HIDING
 from playground.explain.right.rules import find_mistakes
+from playground.explain.right.run import NOT_CERTAIN
 from playground.site.texts import CHAPTERS
 
 SCRIPT = """
@@ -68,8 +69,9 @@ def test_a_wrong_script_is_told_on_stderr_and_runs_as_without(script: str, run_c
     text = CHAPTERS["run"].read_text(encoding="utf-8")
     [shown] = [each for each in fenced_blocks(text, "text") if "D1-bypass" in each]
     assert f"(train.py:{BACKWARD})" in shown
-    for ran in (told, strict):
-        assert ran.err.split() == shown.split()
+    assert told.err.split() == shown.split()
+    assert strict.err.split() == [*shown.split(), *NOT_CERTAIN.split()]
+    assert NOT_CERTAIN not in certain.err
 
 
 def test_a_right_script_is_told_nothing_but_what_was_looked_at(script: str, run_cli: Run) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,32 @@ def profile(*waited: float) -> Profile:
 )
 def test_the_answer_is_one_sentence(waited: tuple[float, ...], sentence: str) -> None:
     assert profile(*waited).conclude() == sentence
+
+
+@pytest.mark.parametrize(
+    ("waited", "sentence"),
+    [
+        ((8.9, 0.8), "Rank 1 waits 8% of its time, rank 0 89%: it waits for rank 1."),
+        ((8.9, 0.8, 7.0),
+         "Rank 1 waits 8% of its time, the others 70% or more: they wait for rank 1."),
+        ((8.9, 0.8, 1.0), ""),
+        ((0.9, 0.1), ""),
+    ],
+)  # fmt: skip
+def test_it_is_said_for_whom_ranks_wait_if_their_shares_tell(
+    waited: tuple[float, ...], sentence: str
+) -> None:
+    """Not of a rank that makes none of the calls in which the others wait."""
+    place = Place("zero.py", 1, "run", "all_reduce")
+    ranks = [
+        RankCosts(rank, 10.0, {place: Amounts(1, 4, seconds, 0)})
+        for rank, seconds in enumerate(waited)
+    ]
+    found = Profile(("run", "zero.py"), "gloo", tuple(ranks))
+    assert found.conclude().endswith(f"all of it in zero.py:1. {sentence}".rstrip())
+    ranks[1] = replace(ranks[1], rows={})
+    apart = Profile(("run", "zero.py"), "gloo", tuple(ranks))
+    assert "wait for" not in apart.conclude()
 
 
 def test_a_share_has_a_name_only_near_one() -> None:

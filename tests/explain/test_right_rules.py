@@ -155,6 +155,22 @@ def test_a_finding_names_ranks_step_line_reason_and_remedy() -> None:
     assert max(map(len, tell(found).splitlines())) <= 80
 
 
+def test_steps_between_which_nobody_has_looked_are_said() -> None:
+    steps = {32: (7, 8), 33: (8, 9), 64: (1000, 2000), 65: (2000, 3000)}
+
+    def value(rank: int, step: int, at: int) -> int:
+        return steps[step][at] * (rank + 1 if step > 33 else 1)
+
+    looks = [
+        [look(step, value(rank, step, 0), 50, value(rank, step, 1), LOCAL) for step in steps]
+        for rank in RANKS
+    ]
+    [found] = find_mistakes(facts_of(looks))
+    assert (found.rule[0], found.since, found.equal_at) == ("D", 64, 33)
+    said = " ".join(tell(found).split())
+    assert "(ranks 0-1, first seen at step 64, equal at step 33). Why:" in said
+
+
 NOT_KNOWN = {
     "a rank's log says so": [
         replace(each, unknown="x" * each.rank) for each in facts_of(BYPASS)
@@ -507,6 +523,10 @@ def test_a_run_without_findings_says_what_it_has_seen() -> None:
     first, seen, *_ = tell_all([], facts).splitlines()
     assert first == "playground: nothing wrong was seen: 8 steps of optimizers were compared"
     assert seen.startswith("looked at: 8 steps of optimizers, ")
+    more = [replace(each, steps={0: [*range(9)]}) for each in facts]
+    first, seen, *_ = tell_all([], more).splitlines()
+    assert first.endswith("8 of 18 steps of optimizers were compared")
+    assert seen.startswith("looked at: 8 of 18 steps of optimizers, ")
     facts[1] = RankFacts(1, RUNNING, "it has not begun")
     assert tell_all([], facts).splitlines()[-1] == "not looked at: rank 1: it has not begun"
     facts[1] = RankFacts(1, RUNNING, is_full=True)

@@ -395,6 +395,22 @@ MISTAKES = {
             loss.backward()
         sys.exit()
         """, "finished", FORWARD),
+    "loader-of-another-length-then-a-metric": Script(2, PLAIN, """
+        from torch.utils.data import DataLoader, TensorDataset
+        total = torch.zeros(3)
+        for (batch,) in DataLoader(TensorDataset(torch.randn(24 - 4 * rank, 16)), batch_size=4):
+            loss = model(batch).pow(2).mean()
+            loss.backward()  # theirs
+        dist.all_reduce(total)  # mine
+        """, "all_reduce", BACKWARD),
+    "leaves-out-a-backward-then-a-metric": Script(2, PLAIN, """
+        total = torch.zeros(3)
+        for step in range(6):
+            loss = model(torch.randn(4, 16)).pow(2).mean()
+            if (rank, step) != (1, 2):
+                loss.backward()  # theirs
+        dist.all_reduce(total)  # mine
+        """, "all_reduce", BACKWARD),
     "barrier-in-finally": Script(2, PLAIN, """
         try:
             for step in range(4):

@@ -26,6 +26,7 @@ from terminal import open_terminal
 
 from playground.base.files import temporary_folder
 from playground.base.remote import file_of
+from playground.site.texts import CHAPTERS
 from playground.tools.failures.programs import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
 
 HEAD = """
@@ -629,6 +630,28 @@ thread.join()
 """
 
 
+def test_a_deadlock_in_finally_begins_with_what_was_raised(save: Save, run_it: Ran) -> None:
+    save(
+        HEAD
+        + """
+dist.init_process_group("gloo")
+try:
+    if rank == 1:
+        raise ValueError("sample 333: truncated")
+    dist.all_reduce(torch.ones(1))
+finally:
+    dist.barrier()
+"""
+    )
+    err = run_it("train.py").err
+    first, second, *_ = err.splitlines()
+    assert first == "playground: rank 1 had raised ValueError: sample 333: truncated (train.py:10)"
+    assert second.startswith("deadlock: rank 1 is in barrier (train.py:13) where rank 0 is in")
+    assert err.rstrip().endswith(
+        '    raise ValueError("sample 333: truncated")\nValueError: sample 333: truncated'
+    )
+
+
 def test_ranks_that_call_from_a_thread_are_recorded(save: Save, run_it: Ran) -> None:
     save(SEE_THREAD)
     ran = run_it("--see", "run.json", "train.py")
@@ -727,6 +750,14 @@ dist.destroy_process_group()
     said = [("3.0 0 0 2\n", ""), ("3.0 1 1 2\n", "")]
     assert [task.communicate(ENOUGH) for task in tasks] == said
     assert [task.returncode for task in tasks] == [0, 0]
+
+
+def test_json_is_said_to_be_for_dry(run_cli: Run) -> None:
+    told = " ".join(run_cli("run", "--help").out.split())
+    assert "--json With --dry, print one JSON document instead of text." in told
+    chapter = (CHAPTERS["run"].parents[2] / "lessons" / "running.md").read_text(encoding="utf-8")
+    [sentence] = re.findall(r"- (.*?) take `--json`", chapter, re.DOTALL)
+    assert sentence.startswith("`run --dry`, ")
 
 
 def test_an_option_of_another_name_is_found(run_cli: Run) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+CLEAR = 0.1
+"""By how much of their time others wait longer than the rank that they wait for, at least."""
+
 
 @dataclass(frozen=True)
 class Amounts:
@@ -110,7 +113,7 @@ class Profile:
         return amounts.waited / self.seconds if self.seconds else 0.0
 
     def conclude(self) -> str:
-        """The answer in one sentence."""
+        """The answer: which part of the run is spent waiting, where, and for whom."""
         total = self.total
         if not total.calls:
             return "The program calls no operation of torch.distributed."
@@ -121,7 +124,23 @@ class Profile:
             by_line[row.place.where] = by_line.get(row.place.where, 0.0) + row.total.waited
         where = max(by_line, key=lambda line: by_line[line])
         part = say_share(by_line[where] / total.waited)
-        return f"{self.share(total):.0%} of the run is spent waiting, {part} in {where}."
+        whom = f" {awaited}" if (awaited := self.find_awaited(where)) else ""
+        return f"{self.share(total):.0%} of the run is spent waiting, {part} in {where}.{whom}"
+
+    def find_awaited(self, where: str) -> str:
+        """A sentence on the rank for which the others wait in the line that they all wait in most:
+        the one that waits much less than each of them. Empty if there is none."""
+        rows = [row for row in self.rows if row.place.where == where]
+        share = {rank.rank: rank.total.waited / (rank.seconds or 1.0) for rank in self.ranks}
+        if len(share) < 2 or not any(all(each.calls for each in row.ranks) for row in rows):
+            return ""
+        least, second, *_ = ordered = sorted(share, key=lambda rank: share[rank])
+        if share[second] < max(2 * share[least], share[least] + CLEAR):
+            return ""
+        one = f"Rank {least} waits {share[least]:.0%} of its time"
+        if len(ordered) > 2:
+            return f"{one}, the others {share[second]:.0%} or more: they wait for rank {least}."
+        return f"{one}, rank {second} {share[second]:.0%}: it waits for rank {least}."
 
 
 SHARES = {

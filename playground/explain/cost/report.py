@@ -23,7 +23,7 @@ BY_LINE = {
     "function": Column("in", wraps=True),
     "operation": Column("calls", wraps=True),
 } | COSTS
-BY_RANK = {"rank": RANK_COLUMN} | COSTS
+BY_RANK = {"rank": RANK_COLUMN} | named_numbers(("seconds", "ran", "s", ",.2f")) | COSTS
 MEANINGS = {
     "in C++": "in C++: torch makes these calls by itself, as DistributedDataParallel does.",
     "sent": "sent: bytes, of collectives by the formula of their algorithm.",
@@ -31,19 +31,22 @@ MEANINGS = {
     "hidden": (
         "hidden: the time of asynchronous calls during which the program did something else."
     ),
-    "share": "share: waited, of the time that the program ran.",
+    "share": "share: waited, of the time that the ranks ran.",
 }
 LEGEND = " ".join(MEANINGS.values())
 
 
 def profile_texts(profile: Profile) -> Texts:
-    """The most expensive lines, the ranks, and the answer in one sentence."""
+    """The most expensive lines, the ranks, and the answer."""
     rows = profile.rows
     shown = [
         vars(row.place) | {"where": row.place.where} | costs(row.total, profile.seconds)
         for row in rows[:SHOWN]
     ]
-    ranks = [{"rank": rank.rank} | costs(rank.total, rank.seconds or 1.0) for rank in profile.ranks]
+    ranks = [
+        {"rank": rank.rank, "seconds": rank.seconds} | costs(rank.total, rank.seconds or 1.0)
+        for rank in profile.ranks
+    ]
     more = f"and {plural(len(rows) - SHOWN, 'row')} more: --profile FILE.json has all"
     absent = {
         "hidden": not profile.total.hidden,
@@ -55,7 +58,8 @@ def profile_texts(profile: Profile) -> Texts:
     )
     return [
         "",
-        f"Communication by line of the program, all {len(profile.ranks)} ranks together:",
+        f"Communication by line of the program, all {len(profile.ranks)} ranks together, which "
+        f"ran {profile.seconds:,.2f} s:",
         *([tabulate(shown, by_line)] if rows else []),
         *([more] if len(rows) > SHOWN else []),
         "",

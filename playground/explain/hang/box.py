@@ -22,11 +22,12 @@ import signal
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from traceback import StackSummary, TracebackException
 from typing import Any, NamedTuple
 
 from playground.base.event_log import (
@@ -39,7 +40,7 @@ from playground.base.event_log import (
     read_lines,
 )
 from playground.base.forks import move_up
-from playground.base.frames import is_program
+from playground.base.frames import RUNNERS, is_program
 from playground.base.process_status import is_stopped, process_status
 from playground.base.untrusted import printable
 from playground.explain.hang.box_format import (
@@ -58,6 +59,7 @@ from playground.explain.hang.box_format import (
     IS_QUEUED,
     LENGTH,
     LINE,
+    LOADER,
     MAIN,
     MARK_AT,
     MAY_GIVE_UP,
@@ -71,6 +73,7 @@ from playground.explain.hang.box_format import (
     QUEUE,
     QUEUE_AT,
     RAISED,
+    RAISED_AT,
     RANK,
     RECORD,
     SIZE,
@@ -98,7 +101,13 @@ ahead."""
 NO_TAG = -1
 """In the place of the tag of a message that is counted with others."""
 MOST_RAISED = 64
-"""Number of classes of exceptions that are told apart."""
+"""Number of exceptions that are told apart."""
+MOST_LOADERS = 64
+"""Number of lines and lengths of DataLoaders that are kept."""
+MOST_SAID, MOST_OF_TRACEBACK = 200, 60
+"""Characters that are kept of an exception's message, and lines of its traceback."""
+NESTED = "Traceback (most recent call last):"
+"""What a message holds that hands on the traceback of another process, as a DataLoader's does."""
 QUESTION = signal.SIGURG
 """The signal on which the main thread's stack is written: one that is ignored by whoever has no
 handler for it."""
@@ -150,9 +159,13 @@ class Box(EventLog):
         self.descriptions: Table
         self.channels: Table
         self.raised: Table
-        """Classes of exceptions."""
+        """Exceptions that were being handled when an operation was called."""
+        self.known_raised: dict[tuple[str, str], int]
+        """Their numbers, by class and message."""
         self.unnamed: Table
         """What the program has called that is not counted."""
+        self.loaders: Table
+        """Lines that go through a DataLoader, and how many batches it has."""
         self.sources: Sources
         self.call: Callable[..., int]
         """See `make_call`."""
@@ -180,6 +193,8 @@ class Box(EventLog):
         self.known = {}
         self.descriptions, self.channels = Table(self, OPERATION), Table(self, CHANNEL)
         self.raised, self.unnamed = Table(self, RAISED), Table(self, UNNAMED)
+        self.known_raised = {}
+        self.loaders = Table(self, LOADER)
         self.sources = Sources(Table(self, LINE).__getitem__)
         words[MAIN] = NONE
         words[USED] = 0
@@ -228,12 +243,13 @@ class Box(EventLog):
             """An operation is called, by the program's innermost line from `depth` frames above
             this one on. Returns its number."""
             description, place = known
+            error = exc_info()[1]
+            # before the call is numbered: to print an exception may call operations
+            raised = NONE if error is None else self.note_raised(error)
             # no other thread comes between: nothing is called in these lines
             number = words[BEGUN]
             words[BEGUN] = mark = number + 1
             words[place] = index = words[place] + 1
-            error = exc_info()[1]
-            raised = NONE if error is None else self.note_raised(error)
             try:
                 pack = packs[len(shape)]
             except IndexError:
@@ -266,6 +282,17 @@ class Box(EventLog):
         if self.words[place + MARK_AT] == number + 1:
             self.words[place + QUEUE_AT] &= ~IS_OPEN
 
+    def count(self, key: Any, description: Description) -> None:
+        """Count what is no operation, as operations of this channel are counted."""
+        known = self.known.get(key) or self.describe(key, description)
+        self.words[known.count_at] += 1
+
+    def note_loader(self, batches: int, depth: int) -> None:
+        """The program goes through a DataLoader of so many batches, in its innermost line from
+        `depth` frames above this one on."""
+        if len(self.loaders) < MOST_LOADERS:
+            self.loaders[self.sources.find(depth), batches]
+
     def take_back(self, number: int, known: Known) -> None:
         """The operation was refused before it began: it does not count, and meets none of the
         others'."""
@@ -273,16 +300,46 @@ class Box(EventLog):
         self.words[FIRST + LENGTH * (number % CAPACITY) + MARK_AT] = 0
 
     def note_raised(self, error: BaseException) -> int:
-        """The number of an exception's class."""
-        name = type(error).__name__
-        has_room = name in self.raised or len(self.raised) < MOST_RAISED
-        return self.raised[name if has_room else BaseException.__name__]
+        """The number of an exception in the text: its class, what it says, and its traceback. When
+        `MOST_RAISED` are known, a further one is known by its class, if that is."""
+        name, said = type(error).__name__, say(error)
+        known = self.known_raised.get((name, said))
+        if known is not None:
+            return known
+        if len(self.known_raised) < MOST_RAISED:
+            known = self.known_raised[name, said] = self.raised[name, *describe_raised(error)]
+            return known
+        is_known = any(name == one for one, _ in self.known_raised)
+        name = name if is_known else BaseException.__name__
+        return self.raised[name, name, ()]
 
     def end(self, number: int, how: int = 0) -> None:
         """The operation is over; with `MAY_GIVE_UP`, it has a time limit of its own from now on."""
         place = FIRST + LENGTH * (number % CAPACITY)
         if self.words[place + MARK_AT] == number + 1:  # otherwise a later one has taken its place
             self.words[place + DONE_AT] = how or time.monotonic_ns()
+
+
+def say(error: BaseException) -> str:
+    """An exception's message; empty if printing it fails."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def describe_raised(error: BaseException) -> tuple[str, tuple[str, ...]]:
+    """An exception in one line, with the program's line that raised it, and its traceback. Where
+    its message holds a traceback, both are of the innermost one."""
+    whole = TracebackException.from_exception(error)
+    frames = [frame for frame in whole.stack if not frame.filename.startswith(RUNNERS)]
+    whole.stack = StackSummary.from_list(frames)
+    lines = "".join(whole.format()).rstrip().splitlines()
+    said = "".join(whole.format_exception_only()).strip().splitlines()
+    headline = said[-1] if any(NESTED in line for line in said) else said[0]
+    place = find_line(f"{line}\n" for line in reversed(lines)).partition(" in ")[0]
+    headline = headline if len(headline) <= MOST_SAID else f"{headline[:MOST_SAID]}…"
+    return f"{headline} ({place})" if place else headline, tuple(lines[-MOST_OF_TRACEBACK:])
 
 
 def plain(value: Any) -> Any:
@@ -356,6 +413,7 @@ class View(LogReader):
         }
         inside = operations.get(main)
         doing = Doing.IN_OPERATION if inside else Doing.IN_PROGRAM
+        _, error, traceback = read_raised(records[main], tables) if inside else ("", "", "")
         latest_times = [max(operation.issued, operation.done) for operation in operations.values()]
         return RankState(
             rank=header[RANK],
@@ -371,6 +429,9 @@ class View(LogReader):
             worlds=worlds,
             is_renumbered=bool(moved),
             gpu=Gpu(header[GPU]),
+            batches=read_batches(tables),
+            error=error,
+            traceback=traceback,
         )
 
     def read_tables(self) -> dict[str, list[Any]]:
@@ -435,7 +496,7 @@ def read_operation(
 ) -> Operation | None:
     """The operation of this record, the rank's operation `call`; None if its description is
     missing. The main thread is in operation `main`."""
-    called, done, index, line, description, raised, sizes, *shape, _ = RECORD.unpack(record)
+    called, done, index, line, description, _, sizes, *shape, _ = RECORD.unpack(record)
     flags, *behind = QUEUE.unpack_from(record, 8 * QUEUE_AT)
     if not 0 <= description < len(tables[OPERATION]):
         return None
@@ -450,7 +511,7 @@ def read_operation(
         shape=tuple(shape[: max(sizes, 0)]), dtype=what.dtype, peer=what.peer, tag=what.tag,
         number=what.number, members=tuple(what.members), index=index - 1,
         line=find_in(tables[LINE], line),
-        raised=find_in(tables[RAISED], raised),
+        raised=read_raised(record, tables)[0],
         state=state,
         issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
         call=call,
@@ -458,6 +519,25 @@ def read_operation(
         is_open=bool(flags & IS_OPEN),
         behind=tuple(each - 1 for each in behind if each),
     )  # fmt: skip
+
+
+def read_raised(record: bytes, tables: Mapping[str, list[Any]]) -> tuple[str, str, str]:
+    """The exception below which the operation of this record was called: its class, what it says,
+    and its traceback. Empty if there was none."""
+    number, known = RECORD.unpack(record)[RAISED_AT], tables[RAISED]
+    if not 0 <= number < len(known):
+        return "", "", ""
+    name, error, lines = known[number]
+    return name, error, "\n".join(lines)
+
+
+def read_batches(tables: Mapping[str, list[Any]]) -> dict[str, int]:
+    """Numbers of batches by line: see `RankState.batches`."""
+    lines = Counter(line for line, _ in tables[LOADER])
+    numbered = (
+        (find_in(tables[LINE], line), each) for line, each in tables[LOADER] if lines[line] == 1
+    )
+    return {line: batches for line, batches in numbered if line}
 
 
 def find_in(things: Sequence[str], number: int) -> str:

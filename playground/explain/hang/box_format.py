@@ -30,6 +30,8 @@ HEADS = [
 """when called (ns), when done, index + 1, line, description, what had been raised, number of sizes,
 sizes, mark"""
 RECORD = HEADS[-1]
+RAISED_AT = 5
+"""The place among these fields of what had been raised."""
 QUEUE = struct.Struct(f"<{1 + MOST_BEHIND}q")
 """Of an operation in a stream of a GPU, in the room after these fields, which is 0 for others: its
 batch and flags, and the batches that it is behind, plus 1."""
@@ -46,14 +48,14 @@ MARK = struct.Struct(f"<{8 * MARK_AT}xq")
 MAY_GIVE_UP = -1
 """In the place of when it was done: it is not, and has a time limit of its own."""
 FORMAT = Format(
-    title=b"PLAYBOX6", record=RECORD, mark=MARK, capacity=CAPACITY, words=MOST_CHANNELS, ring=True
+    title=b"PLAYBOX7", record=RECORD, mark=MARK, capacity=CAPACITY, words=MOST_CHANNELS, ring=True
 )
 COUNTS = FORMAT.words_at // 8
 """Where the counts by channel begin, in units of 8 bytes."""
 OVERFLOW = COUNTS + MOST_CHANNELS - 1
 """The count of what is not told apart: see `box.FULL`."""
-WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED = (
-    "world", "channel", "operation", "line", "raised", "unnamed",
+WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED, LOADER = (
+    "world", "channel", "operation", "line", "raised", "unnamed", "loader",
 )  # fmt: skip
 """Subjects of lines of the text."""
 

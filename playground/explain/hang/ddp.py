@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.base.upstream import find_tensors, is_joining, may_rebuild_buckets
-from playground.explain.hang.box_format import MAIN
+from playground.explain.hang.box_format import MAIN, Description
 from playground.explain.hang.recording import FlightRecorder
-from playground.explain.hang.states import BACKWARD, BUCKETS, BUFFERS, MAKE_DDP
+from playground.explain.hang.states import BACKWARD, BUCKETS, BUFFERS, FORWARDS, MAKE_DDP, UNUSED
 from playground.tap import number_of, ranks_of
 
 
@@ -84,12 +84,22 @@ class DDPCalls:
             self.reducers[ddp.reducer] = ddp.process_group, self.models.get(ddp, 0)
         joins = is_joining(ddp)  # then others answer for a rank that has no batch left
         averages = ddp.require_backward_grad_sync and torch.is_grad_enabled() and not joins
+        if averages:
+            self.count_forward(ddp.process_group, is_second=key in self.forwarded)
         output = real(ddp, *args, **kwargs)
         if averages:
             self.forwarded[key] = ddp.process_group, self.models.get(ddp, 0)
             for node in {tensor.grad_fn for tensor in find_tensors(output)} - {None}:
                 node.register_prehook(lambda _: self.reach(key))
         return output
+
+    def count_forward(self, group: Any, *, is_second: bool) -> None:
+        """Count a forward pass; `is_second`: the model has made one before, and no backward pass
+        since."""
+        for kind in (FORWARDS, UNUSED) if is_second else (FORWARDS,):
+            if box := self.recording.box:
+                what = Description(kind, kind, ranks_of(group), number=number_of(group))
+                box.count((kind, id(group)), what)
 
     def rebuild_buckets(self, real: Callable[..., Any], reducer: Any) -> Any:
         box, model = self.recording.box, self.reducers.get(reducer)

@@ -19,6 +19,7 @@ from playground.explain.hang.differences import (
     note_difference,
     note_surplus,
 )
+from playground.explain.hang.raised import note_raised
 from playground.explain.hang.states import (
     COLLECTIVE,
     FORM_WORLD,
@@ -33,6 +34,7 @@ from playground.explain.hang.states import (
     Operation,
     RankState,
 )
+from playground.explain.hang.steps import explain_counts
 from playground.explain.hang.streams import stand_in_streams
 from playground.explain.hang.wait_graph import (
     Dependency,
@@ -75,7 +77,9 @@ def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     states of the same moment prove a deadlock: states between which no rank has moved."""
     states = stand_in_streams(leave_out_renumbered(states))
     found = find_cause(states)
-    return found and (find_unlaunched(found, states) or note_difference(found, states))
+    if found is None:
+        return None
+    return find_unlaunched(found, states) or note_raised(note_difference(found, states), states)
 
 
 def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
@@ -95,12 +99,12 @@ def explain_failure(states: Sequence[RankState]) -> Diagnosis | None:
     if told := find_strays(was):
         return told
     if first := find_first_difference(was):
-        return compose_difference(first, was, draw_last(graph))
+        return note_raised(compose_difference(first, was, draw_last(graph)), was)
     found = find_cause(was, is_over=True)
     if found is None or found.kind == Kind.LOST:  # which its failure says itself
         return None
     if found.kind != Kind.RUNNING:
-        return note_surplus(found, was)
+        return note_raised(note_surplus(found, was), was)
     aborted = {rank for rank in dead & graph.waits.keys() if ABORT in graph.states[rank].end}
     if not aborted:
         return None
@@ -395,8 +399,13 @@ def find_cure_here(graph: WaitGraph, kind: Kind, other: int, rank: int | None) -
     if kind == Kind.ENDED and rank is not None:
         if graph.waits[rank].operation.kind != COLLECTIVE:
             return UNANSWERED.format(rank=rank, other=other)
-        return find_unshared(graph, rank) or kind.cure
+        by_counts = waits_in_ddp(graph, rank) and explain_counts(graph.states.values())
+        return by_counts or find_unshared(graph, rank) or kind.cure
     return kind.cure
+
+
+def waits_in_ddp(graph: WaitGraph, rank: int) -> bool:
+    return graph.waits[rank].operation.name in OF_DDP
 
 
 def find_unshared(graph: WaitGraph, rank: int) -> str:

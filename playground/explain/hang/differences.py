@@ -30,6 +30,7 @@ from playground.explain.hang.states import (
     Operation,
     RankState,
 )
+from playground.explain.hang.steps import explain_counts
 from playground.explain.hang.wait_graph import (
     WaitGraph,
     find_difference,
@@ -237,11 +238,12 @@ def find_cure(kind: Kind, met: Mapping[int, Operation], states: Iterable[RankSta
     call = met[own[0]] if own else None
     if kind != Kind.BESIDE_DDP or call is None or not call.line:
         return kind.cure
-    lines = {one.line for state in states if state.rank in others for one in state.operations}
+    known = [state for state in states if state.rank in met]
+    lines = {one.line for state in known if state.rank in others for one in state.operations}
     if call.line in lines:
-        return kind.cure
+        return explain_counts(known) or kind.cure
     callers = [rank for rank in own if met[rank].line == call.line]
-    return UNSHARED_BESIDE_DDP.format(
+    return explain_counts(known) or UNSHARED_BESIDE_DDP.format(
         ranks=name_ranks(callers), call="call" if callers[1:] else "calls", name=call.name,
         line=shorten(call.line.partition(" in ")[0], 24),
         others=name_ranks(others), do="do" if others[1:] else "does",

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroup, distributed_c10d
+from torch.utils.data import DataLoader, IterableDataset
 
 from playground.base.errors import LOST_PEER
 from playground.base.upstream import default_store
@@ -78,6 +79,7 @@ class Hooks(FlightRecorder):
             (ProcessGroup, "_end_coalescing"): self.end_batch,
             (distributed_c10d, "destroy_process_group"): self.destroy,
             (dist, "destroy_process_group"): self.destroy,
+            (DataLoader, "__iter__"): self.go_through,
         }
         for method in MESSAGES:
             stand_ins[Backend, method] = partial(self.send_unnamed, method)
@@ -330,6 +332,14 @@ class Hooks(FlightRecorder):
         if self.queues and is_of_world and dist.is_initialized():
             return self.queues.destroy(real, *args, **kwargs)
         return real(*args, **kwargs)
+
+    def go_through(self, real: Callable[..., Any], loader: Any) -> Any:
+        """The program begins to go through a DataLoader."""
+        with contextlib.suppress(Exception):  # the program's own sampler may have no length
+            # one of an IterableDataset would warn later, had it been asked for its length
+            if self.box and not isinstance(loader.dataset, IterableDataset):
+                self.box.note_loader(len(loader), 3)
+        return real(loader)
 
     def start_batch(self, real: Callable[..., Any], group: Any, *args: Any) -> Any:
         if self.queues and id(group) in self.on_gpu:

@@ -23,6 +23,9 @@ BY_ITSELF = FORM_WORLD, NEW_GROUP, SPLIT_GROUP, *OF_DDP
 two, the members in the third, and in the others DistributedDataParallel compares parameters,
 broadcasts buffers, agrees on buckets before its second forward, and averages gradients. Each is
 counted by itself."""
+FORWARDS, UNUSED = "forward passes", "forward passes without a backward pass"
+"""Kinds of channels by which no operation is counted: how many forward passes DDP has begun whose
+gradients are to be averaged, and after how many of them it began the next one first."""
 DESTROY = "destroy_process_group"
 REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 """The names of reductions by the numbers that torch has for them."""
@@ -293,5 +296,13 @@ class RankState:
     latest."""
     is_renumbered: bool = False
     """Whether its number there is not the launcher's."""
+    batches: Mapping[str, int] = field(default_factory=dict)
+    """How many batches a DataLoader has that the program goes through, by the line of the loop, of
+    lines where that is always the same."""
+    error: str = ""
+    """The exception below whose `finally` or `except` it is in an operation: "ValueError: no
+    (train.py:12)"."""
+    traceback: str = ""
+    """That of the exception, in lines."""
     end: str = ""
     """How it ended, if it is dead: "was killed by SIGKILL"; what it raised, if it has failed."""

@@ -300,11 +300,15 @@ class WaitGraph:
         `finally`. What all do, or one goes on to do, is a way to go on."""
         failing = set()
         for rank, wait in self.waits.items():
-            raised = wait.operation.raised
-            done = (one for one in self.states[rank].operations if one.state == DONE)
-            if raised and all(one.raised != raised for one in done):
+            if wait.operation.raised and is_first_below(self.states[rank], wait.operation):
                 failing.add(rank)
         return failing if failing < self.waits.keys() | self.finished else set()
+
+
+def is_first_below(state: RankState, operation: Operation) -> bool:
+    """Whether a rank has come out of no other operation below such an exception."""
+    done = (one for one in state.operations if one.state == DONE)
+    return all(one.raised != operation.raised for one in done)
 
 
 def leave_out_renumbered(states: Sequence[RankState]) -> list[RankState]:

@@ -62,11 +62,18 @@ class Diagnosis:
     difference: str = ""
     """Where the calls of ranks first differ, if that is not what the sentence says."""
 
+    raised: str = ""
+    """Which ranks had raised what, if they wait in `finally` or `except`."""
+    traceback: str = ""
+    """That of the first exception."""
+
     def __str__(self) -> str:
+        raised = [wrap_sentence(self.raised)] if self.raised else []
         first = [textwrap.fill(f"before that: {self.difference}", WIDTH)] if self.difference else []
         unknown = [textwrap.fill(f"not known: {self.unknown}", WIDTH)] if self.unknown else []
         cure = textwrap.fill(self.cure, WIDTH)
-        return "\n".join((self.sentence, *first, self.table, *unknown, cure))
+        below = [f"what had been raised:\n{self.traceback}"] if self.traceback else []
+        return "\n".join((*raised, self.sentence, *first, self.table, *unknown, cure, *below))
 
 
 @dataclass(frozen=True, slots=True)

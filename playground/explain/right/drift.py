@@ -565,6 +565,7 @@ def describe(cause: Cause, drifts: Sequence[Drift]) -> Finding:
         where=cause.where,
         why=cause.why,
         fix=cause.fix,
+        equal_at=first.replica.equal_at,
     )
 
 

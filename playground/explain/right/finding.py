@@ -35,6 +35,9 @@ class Finding:
     """The line; empty if there is none."""
     why: str
     fix: str
+    equal_at: int = -1
+    """Of replicas, the step at which they were last seen equal, if steps lie between that nobody
+    has looked at; else -1."""
 
     @property
     def is_certain(self) -> bool:

@@ -59,6 +59,15 @@ class Replica:
         return differing[0] if self.sights[differing[0]].when != END else None
 
     @property
+    def equal_at(self) -> int:
+        """The step at which it was last seen equal, if steps lie between that and the drift that
+        nobody has looked at; else -1."""
+        if not self.drift:
+            return -1
+        before, first = self.sights[self.drift - 1], self.sights[self.drift]
+        return before.step if before.looks and before.step < first.step - 1 else -1
+
+    @property
     def looks(self) -> Iterator[Mapping[int, Look]]:
         """The steps that all ranks have looked at."""
         return (sight.looks for sight in self.sights if sight.when == BEFORE)

@@ -16,6 +16,8 @@ WIDTH = 80
 def tell(finding: Finding) -> str:
     """What, on which ranks, since when, why and where, and what to do."""
     since = f", since step {finding.since}" if finding.since >= 0 else ""
+    if finding.equal_at >= 0:
+        since = f", first seen at step {finding.since}, equal at step {finding.equal_at}"
     where = f" ({finding.where})" if finding.where else ""
     sentences = (
         f"playground: {finding.level.value} [{finding.rule}]: {finding.what} "
@@ -34,7 +36,7 @@ def tell_all(findings: Sequence[Finding], facts: Sequence[RankFacts] = ()) -> st
     parts = [*map(tell, findings)]
     if not parts:
         steps = sum(len(each.looks) for each in facts)
-        seen = f"{steps} steps of optimizers were compared" if steps else "no optimizer made a step"
+        seen = f"{count_steps(facts)} were compared" if steps else "no optimizer made a step"
         parts = [textwrap.fill(f"playground: nothing wrong was seen: {seen}", WIDTH)]
     if any(finding.rule.startswith("D") for finding in findings):
         parts.append(textwrap.fill(f"playground: {HIDING}.", WIDTH))
@@ -47,7 +49,7 @@ def tell_all(findings: Sequence[Finding], facts: Sequence[RankFacts] = ()) -> st
 def say_looks(facts: Sequence[RankFacts]) -> Iterator[str]:
     """What was looked at on all ranks together, and what was not."""
     counts = count_looks(
-        steps=sum(len(each.looks) for each in facts),
+        steps=count_steps(facts),
         models=max(len(each.models) for each in facts),
         passes=sum(len(each.draws) for each in facts),
         files=sum(len(each.files) for each in facts),
@@ -57,11 +59,21 @@ def say_looks(facts: Sequence[RankFacts]) -> Iterator[str]:
         yield f"not looked at: {'; '.join(unknown)}"
 
 
-def count_looks(steps: int, models: int, passes: int, files: int) -> list[str]:
-    """Numbers of what was looked at, in words. `passes` are iterations over a
-    `DistributedSampler`."""
+def count_steps(facts: Sequence[RankFacts]) -> str:
+    """The number of steps that were looked at, of those that were made if these are more and all
+    are known."""
+    seen = sum(len(each.looks) for each in facts)
+    made = sum(len(steps) for each in facts for steps in each.steps.values())
+    if made > seen and all(each.has_all_steps for each in facts):
+        return f"{seen:,} of {plural(made, 'step')} of optimizers"
+    return f"{plural(seen, 'step')} of optimizers"
+
+
+def count_looks(steps: int | str, models: int, passes: int, files: int) -> list[str]:
+    """Numbers of what was looked at, in words. `steps` may be in words already; `passes` are
+    iterations over a `DistributedSampler`."""
     return [
-        plural(steps, "step") + " of optimizers",
+        steps if isinstance(steps, str) else f"{plural(steps, 'step')} of optimizers",
         plural(models, "model") + " in DistributedDataParallel",
         plural(passes, "iteration") + " over a DistributedSampler",
         plural(files, "file"),

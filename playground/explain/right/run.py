@@ -29,6 +29,7 @@ from playground.explain.starts import folder_of_last_start, folder_of_this_start
 from playground.world.command_world import Around, CommandWorld
 from playground.world.rendezvous.environment import RankEnv, name_of_torchrun
 
+NOT_CERTAIN = "playground: --check strict: nothing was certain: the exit code stays the script's"
 GATHER = remote("playground.explain.right.gathering:gather_logs")
 
 
@@ -180,4 +181,7 @@ def show(
         click.echo(tell_all(found, facts), err=True)
     elif new := [each for each in found if each.level is not HINT and not is_known(each)]:
         click.echo(tell_all(new), err=True)
-    return is_unordered or any(each.is_certain for each in found)
+    is_wrong = is_unordered or any(each.is_certain for each in found)
+    if mode == STRICT and not is_wrong and any(each.level is not HINT for each in found):
+        click.echo(f"\n{NOT_CERTAIN}", err=True)
+    return is_wrong

@@ -76,6 +76,7 @@ def to_torchrun(size: int, restarts: int, program: Program) -> str:
     set_option,
     refuse("as_json", why=lambda given: "" if given["dry"] else "is for --dry: leave it out"),
     only=("size", "gpus", "gpu_memory", "as_json", "see"),
+    changed={"as_json": {"help": "With --dry, print one JSON document instead of text."}},
     short_help=TOOL.purpose,
     context_settings={"allow_interspersed_args": False},
 )

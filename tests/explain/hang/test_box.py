@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,53 @@ def test_only_so_many_sizes_and_classes_are_told_apart() -> None:
         f"Error{MOST_RAISED - 1}",
         *["BaseException"] * 2,
     ]
+
+
+def load(is_in_worker: bool) -> None:
+    try:
+        raise ValueError("sample 7: a truncated file")
+    except ValueError as error:
+        if is_in_worker:  # as a DataLoader hands on what its worker has raised
+            lines = "".join(traceback.format_exception(error))
+            raise ValueError(f"Caught ValueError in a worker.\nOriginal {lines}") from None
+        raise
+
+
+@pytest.mark.parametrize("is_in_worker", [False, True])
+def test_what_had_been_raised_is_kept_with_its_line_and_traceback(is_in_worker: bool) -> None:
+    box, view, known = begin_box()
+    box.words[MAIN] = box.call(known, 1, False)
+    assert (view.read().error, view.read().traceback) == ("", "")
+    try:
+        load(is_in_worker)
+    except ValueError:
+        box.words[MAIN] = box.call(known, 1, False)
+    state, line = view.read(), load.__code__.co_firstlineno + 2
+    assert state.error == f"ValueError: sample 7: a truncated file ({Path(__file__).name}:{line})"
+    first, *_, last = state.traceback.splitlines()
+    assert (first, last) == (
+        "Traceback (most recent call last):", "ValueError: sample 7: a truncated file"
+    )  # fmt: skip
+
+
+def test_an_exception_that_calls_operations_when_it_is_printed_comes_before_the_call() -> None:
+    box, view, known = begin_box()
+
+    class Asking(Exception):
+        def __str__(self) -> str:
+            try:
+                raise ValueError
+            except ValueError:
+                box.call(known, 1, False, (1,))
+            return "it has asked"
+
+    try:
+        raise Asking
+    except Asking:
+        box.call(known, 1, False, (2,))
+    *before, last = view.read().operations
+    assert {one.shape for one in before} == {(1,)}
+    assert (last.shape, last.raised) == ((2,), "Asking")
 
 
 def test_a_box_is_found_in_the_process_that_writes_to_it_alone() -> None:

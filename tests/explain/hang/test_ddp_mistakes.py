@@ -14,6 +14,11 @@ from programs import ForkedProgram
 from playground.explain.hang import Kind
 
 CONDITION = "is it under a condition on the rank?"
+BY_COUNTS = (
+    "rank 0 has 6 batches, rank 1 has 5 (",
+    "rank 1 has made 6 forward passes and 5 backward passes (",
+)
+"""How the cures begin where counts tell the cause."""
 ENOUGH = 100
 """Seconds after which a run is ended by force."""
 TIMEOUT = 20
@@ -45,7 +50,7 @@ def check_mistake(name: str, fork: Fork, folder: Path) -> None:
     assert code == 1
     assert script.is_named_by(err), err
     told = " ".join(err.split())
-    cures = (*(kind.cure for kind in Kind), "find_unused_parameters=True", CONDITION)
+    cures = (*(kind.cure for kind in Kind), "find_unused_parameters=True", CONDITION, *BY_COUNTS)
     assert any(cure in told for cure in cures), err
 
 
@@ -58,6 +63,28 @@ def check_right(name: str, fork: Fork, folder: Path) -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_a_mistake_is_named_with_both_lines(name: str, fork_program: Fork, tmp_path: Path) -> None:
     check_mistake(name, fork_program, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("loader-of-another-length-then-a-metric",
+         f"{BY_COUNTS[0]}train.py:14): give all ranks equal numbers, or `with model.join():`"),
+        ("loader-of-another-length",
+         f"{BY_COUNTS[0]}train.py:13): give all ranks equal numbers, or `with model.join():`"),
+        ("leaves-out-a-backward-then-a-metric",
+         f"{BY_COUNTS[1]}train.py:16): let all ranks decide alike which batches go without "
+         "backward()"),
+    ],
+)  # fmt: skip
+def test_where_counts_tell_the_cause_it_is_said_and_not_asked(
+    name: str, cure: str, fork_program: Fork, tmp_path: Path
+) -> None:
+    script = MISTAKES[name]
+    _, err = run("train", script.text, script.size, fork_program, tmp_path)
+    told = " ".join(err.split())
+    assert cure in told, err
+    assert CONDITION not in told
 
 
 @pytest.mark.stress

@@ -28,7 +28,17 @@ from playground.base.untrusted import unpickle
 from playground.explain.hang import NEW_GROUP, Doing, Kind, Operation, RankState
 from playground.explain.hang.diagnosis import diagnose, explain_failure
 from playground.explain.hang.differences import find_mismatch
-from playground.explain.hang.states import BACKWARD, BUFFERS, DONE, FORM_WORLD, ISSUED
+from playground.explain.hang.states import (
+    AWAITED,
+    BACKWARD,
+    BUFFERS,
+    DONE,
+    FORM_WORLD,
+    FORWARDS,
+    ISSUED,
+    UNUSED,
+    Channel,
+)
 from playground.explain.hang.wording import PREFIX, wrap_sentence
 
 UNPROVED = (Kind.STRAGGLER, Kind.RUNNING, Kind.UNWAITED, Kind.UNWAITED_RECEIVE)
@@ -492,6 +502,42 @@ def test_a_call_that_the_others_never_make_is_named_and_one_of_a_loop_is_not() -
     assert found.cure == Kind.ENDED.cure
 
 
+def test_counts_tell_the_cause_only_where_they_leave_no_other() -> None:
+    """A rank that has left the loop between forward and backward has gone on to no other pass."""
+    metric, loop = [*STEP, *STEP, (SUM_2, 50)], [*STEP, *STEP, *STEP]
+
+    def cure(*ranks: tuple[int, int, int]) -> str:
+        found = diagnose(
+            [
+                replace(
+                    state,
+                    counts={
+                        **state.counts,
+                        Channel(FORWARDS, (0, 1), None, 0, 0): forwards,
+                        Channel(UNUSED, (0, 1), None, 0, 0): unused,
+                    },
+                    batches={"train.py:40 in step": batches} if batches else {},
+                )
+                for state, (batches, forwards, unused) in zip(
+                    (call(*metric, waits=True), call(*loop, waits=True, rank=1)), ranks, strict=True
+                )
+            ]
+        )
+        assert found
+        return found.cure
+
+    equal = "let all ranks decide alike which batches go without backward()"
+    assert cure((3, 3, 1), (3, 3, 0)) == (
+        f"rank 0 has made 3 forward passes and 2 backward passes (train.py:42): {equal}"
+    )
+    assert cure((2, 2, 0), (3, 3, 0)) == (
+        "rank 0 has 2 batches, rank 1 has 3 (train.py:40): give all ranks equal numbers, or `with "
+        "model.join():`"
+    )
+    for others in (((3, 2, 0), (3, 3, 0)), ((0, 3, 0), (0, 3, 0)), ((3, 3, 0), (2, 3, 0))):
+        assert "is it under a condition on the rank?" in cure(*others)
+
+
 def test_every_rank_s_shape_is_told_and_only_once() -> None:
     shapes = [replace(SUM_3, shape=(length,)) for length in (1, 2, 3)]
     found = diagnose(run(*([one] for one in shapes)))
@@ -611,6 +657,29 @@ def test_what_a_rank_has_called_below_its_exception_is_not_what_failed() -> None
     assert found
     assert (found.kind, found.culprits) == (Kind.COLLECTIVES, (0, 1))
     assert re.search(r"0 +all_reduce #0 +train.py:5 ", found.table)
+
+
+def test_what_a_rank_had_raised_is_said_first_and_its_traceback_last() -> None:
+    """Whether it stands in `finally`, or was aborted there. Not where all have raised."""
+    below = replace(SUM_2, raised="ValueError", state=AWAITED)
+    error: dict[str, Any] = {
+        "error": "ValueError: a damaged sample (data.py:9)",
+        "traceback": "its\ntraceback",
+    }
+    failing = call((FORWARD_2, 41), (below, 50), waits=True, rank=1)
+    states = [call(*STEP, waits=True), replace(failing, **error)]
+    dead = [states[0], die(states[1], "was killed by SIGABRT")]
+    for found in (diagnose(states), explain_failure(dead)):
+        assert found
+        first, *_, third, second, last = str(found).splitlines()
+        assert first == "rank 1 had raised ValueError: a damaged sample (data.py:9)"
+        assert (third, second, last) == ("what had been raised:", "its", "traceback")
+        assert found.cure == Kind.IN_FINALLY.cure
+    other = replace(BARRIER, raised="ValueError", state=AWAITED)
+    states[0] = call((FORWARD_2, 41), (other, 50), waits=True)
+    found = diagnose([replace(state, **error) for state in states])
+    assert found
+    assert not found.raised
 
 
 def test_what_was_aborted_although_all_call_the_same_is_named() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, takewhile
 from math import isfinite
 
 from playground.explain.replay.record.recording import (
+    BUCKET,
     COLLECTIVE,
     RECEIVE,
     SEND,
@@ -52,8 +54,8 @@ class Timeline:
         return [self.by_ref[ref] for ref in refs if ref in self.by_ref]
 
     def waits(self) -> Iterator[Event]:
-        """The `wait()`s that ended, and the calls that blocked until they were done; the innermost
-        ones only.
+        """The `wait()`s that ended, and the calls that blocked until they were done, the innermost
+        ones only; and those of DDP's backward passes, of which no other wait is a part.
 
         Events that neither ended nor were waited for are no waits: their duration is unknown. Ranks
         that run ahead of their GPU have none: their waits end when the work is issued.
@@ -65,8 +67,27 @@ class Timeline:
             for place, event in enumerate(lane)
             if (event.kind == WAIT and isfinite(event.end)) or self.blocks(event, lane, place)
         }
-        innermost = waiting - {outer for ref in waiting for outer in self.around(ref)}
-        return (event for ref, event in self.by_ref.items() if ref in innermost)
+        around = {outer for ref in waiting for outer in self.around(ref)}
+        yield from (event for ref, event in self.by_ref.items() if ref in waiting - around)
+        yield from (wait for ref, wait in self.waits_in_backward() if ref not in around)
+
+    def waits_in_backward(self) -> Iterator[tuple[Ref, Event]]:
+        """Backward passes of DistributedDataParallel, each with its wait: from its last bucket on,
+        which leaves when the last gradient is ready."""
+        buckets: dict[Ref, list[Event]] = defaultdict(list)
+        for event in self.recording.events(BUCKET):
+            if event.parent is not None and event.rank not in self.ahead:
+                buckets[event.rank, event.parent].append(event)
+        for ref, its in buckets.items():
+            last, end = max(its, key=lambda each: each.start), self.by_ref[ref].end
+            end = min(end, max(each.end for each in its))
+            if isfinite(end) and end > last.start:
+                yield ref, replace(self.in_lane_of_backward(last), end=end)
+
+    def in_lane_of_backward(self, bucket: Event) -> Event:
+        """The bucket, in the lane of its backward pass. (Autograd has threads of its own.)"""
+        backward = None if bucket.parent is None else self.by_ref.get((bucket.rank, bucket.parent))
+        return replace(bucket, lane=backward.lane) if backward else bucket
 
     def around(self, ref: Ref) -> Iterator[Ref]:
         """The events around this one, from the innermost on."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from playground.explain.replay.analyse.matching import match_collectives, match_messages
 from playground.explain.replay.analyse.timeline import Lane, Lookup, Timeline, covered, ref_of
 from playground.explain.replay.record.recording import (
+    BUCKET,
     COLLECTIVE,
     COMPUTE,
     MAIN,
@@ -32,7 +33,9 @@ UNKNOWN = "unknown"
 UNTOLD = "cannot be told on GPUs, where wait() returns once work is issued"
 """Reason why there are no waits, nor anything derived from them."""
 CAUSES = (LATE_SENDER, LATE_RECEIVER, LAST_TO_COME, TRANSFER, UNKNOWN)
-LATE = {SEND: LATE_RECEIVER, RECEIVE: LATE_SENDER, COLLECTIVE: LAST_TO_COME}
+LATE = {
+    SEND: LATE_RECEIVER, RECEIVE: LATE_SENDER, COLLECTIVE: LAST_TO_COME, BUCKET: LAST_TO_COME,
+}  # fmt: skip
 """Causes of a wait for an event of this kind whose peer is late."""
 FROM_ROOT = ("broadcast", "scatter")
 """Collectives in which ranks wait for the root alone."""
@@ -95,7 +98,13 @@ class Waits:
                         for other in others
                         if event.name not in FROM_ROOT or other.rank == event.peer
                     ]
-        self.all: Sequence[WaitState] = [self.explain(event) for event in self.timeline.waits()]
+        for call in match_collectives(recording, BUCKET):
+            for rank, event in call.items():
+                buckets = [other for each, other in call.items() if each != rank]
+                if buckets:
+                    self.peers[ref_of(event)] = [*map(self.timeline.in_lane_of_backward, buckets)]
+        events = sorted(self.timeline.waits(), key=ref_of)
+        self.all: Sequence[WaitState] = [self.explain(event) for event in events]
         """The waits rank by rank, in the order in which they began."""
 
     def longest(self) -> list[WaitState]:

@@ -66,7 +66,8 @@ def standstill_of(diagnosis: Diagnosis | None) -> Standstill | None:
     if diagnosis is None:
         return None
     before = f"; before that: {diagnosis.difference}" if diagnosis.difference else ""
-    sentence = " ".join(f"{diagnosis.sentence}{before}".split())
+    raised = f"{diagnosis.raised}; " if diagnosis.raised else ""
+    sentence = " ".join(f"{raised}{diagnosis.sentence}{before}".split())
     return Standstill(sentence, diagnosis.cure, diagnosis.waits)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isclose
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,10 @@ from playground.explain.replay.analyse.waits import Blamer, Waits
 from playground.explain.replay.record.reading import read_recording
 from playground.explain.replay.record.recording import (
     BACKGROUND,
+    BUCKET,
     COLLECTIVE,
+    COMPUTE,
+    MAIN,
     WAIT,
     Event,
     Recording,
@@ -100,6 +104,34 @@ def test_a_straggler_is_found_from_every_wait_it_caused(size: int) -> None:
             assert source_of(waits, busy.event).line == 11
             assert abs(busy.seconds - DELAY) < 1e-3
             assert abs(wait.late - DELAY) < 1e-3
+
+
+def test_ddp_waits_in_backward_from_its_last_bucket_on() -> None:
+    """Autograd begins a bucket in a thread of its own. What is under way before the last one is
+    hidden."""
+
+    def step(rank: int, begins: float) -> list[Event]:
+        def event(
+            number: int, kind: str, name: str, start: float, end: float, **more: Any
+        ) -> Event:
+            return Event(number, rank, kind, name, start, end, source=number, **more)
+
+        of_backward: dict[str, Any] = {"parent": 1, "lane": BACKGROUND, "group": (0, 1)}
+        return [
+            event(0, COMPUTE, "forward", begins, begins + 1),
+            event(1, COMPUTE, "backward", begins + 1, 9.0),
+            event(2, BUCKET, "bucket 0", begins + 2, 8.0, **of_backward),
+            event(3, BUCKET, "bucket 1", begins + 3, 8.5, **of_backward),
+        ]
+
+    waits = Waits(recording_of([step(0, 0.0), step(1, 5.0)]))
+    assert [(wait.event.rank, wait.event.lane, wait.seconds, wait.late) for wait in waits.all] == [
+        (0, MAIN, 5.5, 5.0), (1, MAIN, 0.5, 0.0)
+    ]  # fmt: skip
+    assert waits.all[0].cause == analysis.LAST_TO_COME
+    busy = Blamer(waits).blame(waits.all[0]).busy
+    assert busy is not None
+    assert (busy.rank, busy.seconds) == (1, 5.0)
 
 
 def source_of(waits: Waits, event: Event) -> SourceLine:
