@@ -276,11 +276,7 @@ class WaitGraph:
         differing = set[int]().union(*(wait.differing for wait in waits))
         suspects = blocked | ended | differing
         excusable = {rank for rank in suspects if not self.find_blocked(held, {rank})}
-        unequal = all(
-            bool(wait.absent & ended) == (wait.operation.kind == COLLECTIVE) for wait in waits
-        )
-        # all wait in collectives for ranks that ended too early, or all in messages for others
-        if ended and unequal and not self.find_blocked(held, ended):
+        if ended and have_ended_too_early(ended, waits) and not self.find_blocked(held, ended):
             return ended & excusable or ended
         disputed = [wait.operation for wait in waits if wait.differing]
         first = min(disputed, key=lambda one: one.index, default=None)
@@ -305,6 +301,11 @@ class WaitGraph:
             if raised and all(one.raised != raised for one in done):
                 failing.add(rank)
         return failing if failing < self.waits.keys() | self.finished else set()
+
+
+def have_ended_too_early(ended: set[int], waits: Iterable[Dependency]) -> bool:
+    """Whether each wait is for one of these ranks, in a collective, or for others, in a message."""
+    return all(bool(wait.absent & ended) == (wait.operation.kind == COLLECTIVE) for wait in waits)
 
 
 def leave_out_renumbered(states: Sequence[RankState]) -> list[RankState]:
