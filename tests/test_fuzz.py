@@ -66,7 +66,14 @@ def make_recording() -> Files:
             )  # fmt: skip
             source = recorder.sources.find(1)
             ring = recorder.open(
-                recorder.begin(COLLECTIVE, "all_reduce (ring)", 16, (4,), group, source=source)
+                recorder.begin(
+                    COLLECTIVE,
+                    "all_reduce (ring)",
+                    nbytes=16,
+                    shape=(4,),
+                    group=group,
+                    source=source,
+                )
             )
             recorder.instant(VALUES, "before", [1.0, 2.0, 3.0, 4.0], parent=ring)
             for step, phase in enumerate(("reduce-scatter", "all-gather")):
@@ -75,9 +82,9 @@ def make_recording() -> Files:
                     sent = recorder.begin(
                         SEND,
                         "isend",
-                        8,
-                        (2,),
-                        group,
+                        nbytes=8,
+                        shape=(2,),
+                        group=group,
                         peer=1 - rank,
                         message=step,
                         tag=7,
@@ -87,9 +94,9 @@ def make_recording() -> Files:
                     arrived = recorder.begin(
                         RECEIVE,
                         "irecv",
-                        8,
-                        (2,),
-                        group,
+                        nbytes=8,
+                        shape=(2,),
+                        group=group,
                         peer=1 - rank,
                         message=step,
                         tag=7,
@@ -100,18 +107,22 @@ def make_recording() -> Files:
                     wait = recorder.begin_wait([sent, arrived], source)
                     recorder.end_all([wait, sent, arrived])
                     recorder.put_values(arrived, [3.0, 4.0])
-                    recorder.end(recorder.begin(COMPUTE, "add", 8, (2,), offset=offset))
+                    recorder.end(
+                        recorder.begin(COMPUTE, "add", nbytes=8, shape=(2,), offset=offset)
+                    )
             recorder.put_values(ring, [4.0] * 4)
             recorder.close(ring)
             for _ in range(2):
                 training = recorder.open(recorder.begin(PHASE, "training step", source=source))
-                recorder.end(recorder.begin(MOVE, "scatter: cpu → cuda:0", 8, (2,)))
+                recorder.end(recorder.begin(MOVE, "scatter: cpu → cuda:0", nbytes=8, shape=(2,)))
                 with recorder.span(COMPUTE, "forward"):
                     pass
                 with recorder.span(COMPUTE, "backward"):
                     recorder.instant(GRADIENT, "fc.weight", nbytes=8, shape=(2,))
-                    bucket = recorder.begin(BUCKET, "bucket 0", 8, (2,), group)
-                    called = recorder.begin(COLLECTIVE, "all_reduce", 8, (2,), group, source=source)
+                    bucket = recorder.begin(BUCKET, "bucket 0", nbytes=8, shape=(2,), group=group)
+                    called = recorder.begin(
+                        COLLECTIVE, "all_reduce", nbytes=8, shape=(2,), group=group, source=source
+                    )
                 recorder.end_all([recorder.begin_wait([called], source), called, bucket])
                 recorder.end(recorder.begin(COMPUTE, "step"))
                 recorder.close(training)

@@ -79,7 +79,7 @@ BACKEND = "backend"
 ALL_REDUCES = (BACKEND, *ALGORITHMS)
 """The all-reduces to choose from: the backend's own, and ours."""
 
-OURS: Mapping[str, Mapping[str, AlgorithmSpec]] = {
+ALGORITHMS_BY_COLLECTIVE: Mapping[str, Mapping[str, AlgorithmSpec]] = {
     "all_reduce": ALGORITHMS,
     "reduce_scatter": {"ring": AlgorithmSpec("ring", function="ring_reduce_scatter")},
     "all_gather": {"ring": AlgorithmSpec("ring", function="ring_all_gather")},
@@ -94,9 +94,9 @@ def load_algorithm(collective: str, name: str) -> Callable[..., object]:
     all_reduce: `(tensor, op, group, async_op)`, as `dist.all_reduce`; reduce_scatter: `(output,
     input, op, group, async_op)`, as `dist.reduce_scatter_tensor`; all_gather: `(output, input,
     group, async_op)`, as `dist.all_gather_into_tensor`. Raises `KeyError` for a name that is not in
-    `OURS`.
+    `ALGORITHMS_BY_COLLECTIVE`.
     """
-    code: Callable[..., object] = OURS[collective][name].code.load()
+    code: Callable[..., object] = ALGORITHMS_BY_COLLECTIVE[collective][name].code.load()
     return code
 
 

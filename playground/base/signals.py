@@ -50,7 +50,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Terminated(SystemExit):
-    """One of the others."""
+    """A signal of `TERMINATING` has come: SIGTERM or SIGHUP."""
 
     code: int
 

@@ -7,9 +7,9 @@ import threading
 from types import CodeType, FrameType
 
 from playground.base.event_log import NONE
-from playground.explain.hang.sources import OURS, Line, Sources
+from playground.explain.hang.sources import OUR_FILES, Line, Sources
 
-PROGRAMS = (f"{OURS}lessons/", f"{OURS}exercises/", f"{OURS}tools/failures/")
+PROGRAMS = (f"{OUR_FILES}lessons/", f"{OUR_FILES}exercises/", f"{OUR_FILES}tools/failures/")
 """Folders of the package that have programs. Other code of the package carries out what they
 call."""
 GENERATED = "torchinductor"
@@ -25,7 +25,7 @@ class Lines(Sources):
 
     def name_of(self, code: CodeType) -> str:
         name = super().name_of(code)
-        carries = name.startswith(OURS) and not name.startswith(PROGRAMS)
+        carries = name.startswith(OUR_FILES) and not name.startswith(PROGRAMS)
         return "" if carries or GENERATED in name else name
 
     def find_frame(self) -> FrameType | None:

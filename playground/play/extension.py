@@ -183,16 +183,17 @@ class PlayMagics(Magics):
         """That of the prompt."""
         return len(self.shell.history_manager.input_hist_raw) - 1
 
-    def how(self, run: Callable[..., Outcome] = cells.run_cell) -> Callable[..., Outcome]:
-        """What a rank calls to run a cell as `run` does, so that it can be shown here."""
+    def to_show(self, how: Callable[..., Outcome] = cells.run_cell) -> Callable[..., Outcome]:
+        """What a rank calls to run a cell as `how` does, so that it can be shown here."""
         if not self.is_notebook:
-            return run
-        return partial(with_html, run)
+            return how
+        return partial(with_html, how)
 
     def run(
-        self, source: str, on: Sequence[int], run: Callable[..., Outcome] = cells.run_cell
+        self, source: str, on: Sequence[int], how: Callable[..., Outcome] = cells.run_cell
     ) -> None:
-        self.show(self.ask(lambda world: world.run_cell(source, self.number, on, self.how(run))))
+        how = self.to_show(how)
+        self.show(self.ask(lambda world: world.run_cell(source, self.number, on, how)))
 
     @cell_magic
     def cell_on_ranks(self, line: str, cell: str) -> None:
@@ -274,7 +275,7 @@ class PlayMagics(Magics):
 
         player = self.ask(lambda world: Player(line.strip()))
         if cell is not None:
-            on, how = self.on_ranks, self.how()
+            on, how = self.on_ranks, self.to_show()
             self.show(*self.ask(lambda world: record_cell(world, cell, self.number, on, how)))
         words = self.ask(lambda world: player.play(world, self.last, self.recording))
         if player.html and self.is_notebook:

@@ -26,6 +26,8 @@ busy."""
 
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions:
+    """Options of `play` besides those of every world."""
+
     timeout: float = like(
         RunOptions,
         "timeout",

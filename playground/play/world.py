@@ -94,11 +94,13 @@ class Run:
 
 
 class Cell(NamedTuple):
+    """A cell, and how it was run."""
+
     number: int
     source: str
     on: tuple[int, ...]
     """Its ranks."""
-    run: Callable[..., Outcome]
+    how: Callable[..., Outcome]
     """What runs it there."""
 
 
@@ -194,16 +196,16 @@ class PlayWorld:
         source: str,
         number: int = 1,
         on: Sequence[int] | None = None,
-        run: Callable[..., Outcome] = cells.run_cell,
+        how: Callable[..., Outcome] = cells.run_cell,
     ) -> Run:
-        """Run a cell on all ranks, or on some, as `run` does there. It ends when they have
+        """Run a cell on all ranks, or on some, as `how` does there. It ends when they have
         returned, when a deadlock is proved, a rank has died, or at Ctrl-C; in any case all of them
         are there again."""
         on = self.check(on)
-        self.last = Cell(number, source, on, run)
+        self.last = Cell(number, source, on, how)
         self.texts[f"cell {number}"] = source
-        run = self.training.prepare(run) if self.training else run
-        ran = self.perform(self.prepare(run, number, source), on, number)
+        how = self.training.prepare(how) if self.training else how
+        ran = self.perform(self.prepare(how, number, source), on, number)
         if self.training:
             is_whole = ran.is_whole and len(on) == self.size
             ran.mistakes = self.training.conclude(is_whole=is_whole)
@@ -214,7 +216,7 @@ class PlayWorld:
         last = self.last
         if not last.number:
             raise UsageError("no cell has run yet")
-        return self.run_cell(last.source, last.number, last.on, last.run)
+        return self.run_cell(last.source, last.number, last.on, last.how)
 
     def call(
         self,
@@ -267,6 +269,8 @@ class PlayWorld:
     def perform(
         self, work: Assignment, on: tuple[int, ...], number: int, limit: float = math.inf
     ) -> Run:
+        """Have the ranks in `on` do the work of cell `number`, for `limit` seconds at most: one
+        work at a time. Raises `UsageError` if there are no ranks."""
         if not self.ranks:
             raise UsageError("the ranks have ended: start others with %ranks")
         with self.one_at_a_time:

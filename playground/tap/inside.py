@@ -20,10 +20,19 @@ from playground.tap.observer import Observer
 from playground.tap.replacement import Replacement, calling
 
 
+class ThreadState(threading.local):
+    """What the tap knows of a thread."""
+
+    batch: list[Call] | None = None
+    """The calls of the batch that it is starting, if the backend makes one work of them."""
+    in_call = False
+    """Whether it is in an operation that Python has called."""
+
+
 class Inside:
     """Tells observers that look inside."""
 
-    def __init__(self, numbers: Iterator[int], thread: threading.local) -> None:
+    def __init__(self, numbers: Iterator[int], thread: ThreadState) -> None:
         """Both are the tap's: its numbers of calls, and what it knows of each thread."""
         self.numbers = numbers
         self.thread = thread
@@ -86,7 +95,7 @@ class Inside:
         """An operation is about to be called. Of those that Python calls, all is told already."""
         method = native.METHOD_OF_HOOK.get(hook.name.name)
         group = known()
-        if getattr(self.thread, "in_call", False) or method is None or group is None:
+        if self.thread.in_call or method is None or group is None:
             return
         args = native.arguments(method, hook, ROOT_AT.get(method))
         call = Call(next(self.numbers), method, group, args, blocks=False, in_cpp=True)

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup, Work
 from playground.base.upstream import find_caller, list_groups
 from playground.tap import native
 from playground.tap.call import Call
-from playground.tap.inside import Inside
+from playground.tap.inside import Inside, ThreadState
 from playground.tap.methods import MESSAGES, METHODS, by_position
 from playground.tap.observer import FastObserver, Observer
 from playground.tap.replacement import Replacement, Wrap, calling
@@ -49,9 +49,7 @@ class Tap:
         """By the id of the work, as long as the program has that."""
         self.under_way: set[UnderWay] = set()
         """Those that are not known to be over."""
-        self.thread = threading.local()
-        """`batch`: the calls of the batch that this thread is starting, if the backend makes one
-        work of them; `in_call`: whether it is in an operation that Python has called."""
+        self.thread = ThreadState()
         self.inside = Inside(self.numbers, self.thread)
         self.training = Training()
         places: dict[str, Wrap] = {
@@ -81,7 +79,7 @@ class Tap:
         with self.one_at_a_time:
             if observer.looks_inside and not self.for_inside:
                 self.for_inside = self.inside.find_replacements()
-            self.tell((*self.all_observers, observer))
+            self.set_observers((*self.all_observers, observer))
             if observer.looks_inside:
                 for group in list_groups():
                     self.inside.listen(group)
@@ -92,14 +90,14 @@ class Tap:
                 # its callback has not run yet: the thread that runs callbacks is late
                 if entry.future is not None and entry.future.done():
                     self.finish(entry)
-            self.tell(tuple(each for each in self.all_observers if each is not observer))
+            self.set_observers(tuple(each for each in self.all_observers if each is not observer))
             if not self.inside.observers:
                 self.inside.stop_listening()
             if not self.observers:
                 self.works.clear()
                 self.under_way.clear()
 
-    def tell(self, observers: tuple[Observer, ...]) -> None:
+    def set_observers(self, observers: tuple[Observer, ...]) -> None:
         """From now on, tell these."""
         self.all_observers = observers
         self.observers = tuple(each for each in observers if each.looks_at_calls)
@@ -170,7 +168,7 @@ class Tap:
                 self.thread.in_call = False
             for each in self.observers:
                 each.returned(call)
-            batch = getattr(self.thread, "batch", None)
+            batch = self.thread.batch
             if batch is not None:
                 batch.append(call)
             elif work is None:
@@ -272,7 +270,7 @@ class Tap:
         real(*args)
 
     def end_batch(self, real: Callable[..., Any], *args: Any) -> Any:
-        batch = getattr(self.thread, "batch", None)
+        batch = self.thread.batch
         self.thread.batch = None
         work = real(*args)
         if batch and work is not None:

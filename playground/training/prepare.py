@@ -35,6 +35,12 @@ MNIST = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 """The four files, uncompressed, and their SHA-256."""
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
+"""Where torchvision looks for MNIST."""
+MIRROR = "PLAYGROUND_MNIST_MIRROR"
+"""Environment variable: a folder or an address to fetch MNIST from, in place of `MIRRORS`."""
+DATA_DIR = "PLAYGROUND_DATA_DIR"
+"""Environment variable: the folder in which data is kept."""
 NETWORK_TIMEOUT = 10.0
 """Seconds without a byte from a server before it counts as out of reach."""
 DATASETS = ("auto", "mnist", "digits")
@@ -87,16 +93,6 @@ def describe_data(name: str, folder: Path, why: str) -> PreparedData:
     return PreparedData(
         name=name, folder=folder, why=why, train=counts["train"], test=counts["t10k"]
     )
-
-
-MIRROR = "PLAYGROUND_MNIST_MIRROR"
-"""Environment variable: a folder or an address to fetch MNIST from, in place of `MIRRORS`."""
-MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
-"""Where torchvision looks for MNIST."""
-
-
-DATA_DIR = "PLAYGROUND_DATA_DIR"
-"""Environment variable: the folder in which data is kept."""
 
 
 def default_data_dir() -> Path:

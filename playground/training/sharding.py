@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,12 @@ class FlatParameter:
     The optimizer steps for this rank's `shard`: it must compute element by element, as Adam does.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], shards: int, new: Any = torch.zeros) -> None:
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        shards: int,
+        new: Callable[..., torch.Tensor] = torch.zeros,
+    ) -> None:
         self.params = params
         self.shards = shards
         self.numel = sum(param.numel() for param in params)
@@ -89,7 +94,9 @@ class FlatParameter:
 class Replicated:
     """DDP: every rank holds everything. All-reduce the gradients, step for all parameters."""
 
-    def __init__(self, model: nn.Module, all_reduce: Any = dist.all_reduce) -> None:
+    def __init__(
+        self, model: nn.Module, all_reduce: Callable[..., object] = dist.all_reduce
+    ) -> None:
         self.model = model
         self.all_reduce = all_reduce
         self.flat_params = [self.flatten(params) for _, params in self.units()]

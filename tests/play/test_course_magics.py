@@ -156,7 +156,7 @@ def test_a_recording_is_written_to_a_file(
 def run_lesson(world: PlayWorld, *words: str) -> Run:
     program = with_data(find_program(words))
     return world.run_cell(
-        program.file.read_text(), 3, run=partial(lesson_program.run_lesson, program)
+        program.file.read_text(), 3, how=partial(lesson_program.run_lesson, program)
     )
 
 
@@ -217,7 +217,7 @@ def test_the_data_of_a_lesson_is_there_before_it_runs(
 def test_a_program_that_exits_says_why(world: PlayWorld, capfd: pytest.CaptureFixture[str]) -> None:
     source = "import sys\nif __name__ == '__main__':\n    sys.exit('no data here')"
     how = partial(lesson_program.run_lesson, LessonProgram(Path("/somewhere/program.py")))
-    assert told(world.run_cell(source, 3, run=how)) == []
+    assert told(world.run_cell(source, 3, how=how)) == []
     assert "[1] no data here" in capfd.readouterr().err
 
 
@@ -226,7 +226,7 @@ def test_an_error_in_a_lesson_has_its_line_and_leaves_what_there_was(world: Play
         "def fail(rank):\n    part = 5 + rank\n    1 / 0\n\nif __name__ == '__main__':\n    fail(1)"
     )
     how = partial(lesson_program.run_lesson, LessonProgram(Path("/somewhere/program.py")))
-    lines = told(world.run_cell(source, 3, run=how))
+    lines = told(world.run_cell(source, 3, how=how))
     assert 'File "/somewhere/program.py", line 3, in fail' in "\n".join(lines)
     assert told(world.run_cell("part, rank")) == ["[0]   (6, 0)", "[1]   (6, 1)", "[2]   (6, 2)"]
 
@@ -237,7 +237,7 @@ def test_the_default_dtype_of_a_lesson_ends_with_it(world: PlayWorld) -> None:
         "    torch.set_default_dtype(torch.float64)\n    torch.ones(1).dtype"
     )
     how = partial(lesson_program.run_lesson, LessonProgram(Path("/somewhere/program.py")))
-    assert told(world.run_cell(source, 3, run=how)) == ["[0-2] torch.float64"]
+    assert told(world.run_cell(source, 3, how=how)) == ["[0-2] torch.float64"]
     assert told(world.run_cell("torch.ones(1).dtype")) == ["[0-2] torch.float32"]
 
 
@@ -293,7 +293,7 @@ def test_an_exercise_is_handed_out_and_judged() -> None:
 
 
 def html_of(world: PlayWorld, source: str) -> tuple[Run, str]:
-    run = world.run_cell(source, run=partial(with_html, cells.run_cell))
+    run = world.run_cell(source, how=partial(with_html, cells.run_cell))
     return run, values_in_html(run)
 
 

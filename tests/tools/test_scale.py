@@ -20,8 +20,9 @@ from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import RING_PIECE, Cost, Counts, Machine, Task
 from playground.algorithms.messages import Addressed
 from playground.base.host import ranks_by_host
-from playground.tools.scale import fit, page, plan
-from playground.tools.scale.plan import COSTS, EFFORT, Effort, Plan, Sample
+from playground.tools.scale import fit, page, plan, results
+from playground.tools.scale.plan import COSTS, EFFORT, Effort, Plan
+from playground.tools.scale.results import Sample
 from playground.tools.scale.settings import MAX_RANKS, MIN_RANKS
 from playground.ui.rendering import render
 from playground.world import UsageError
@@ -116,7 +117,7 @@ def test_more_bytes_never_take_less(
     """With adding for free: a tensor in one more piece may, by hiding the additions, be faster."""
     for machine in (Machine(alpha, beta), Machine(alpha, beta, cores=2)):
         before, after = (
-            plan.seconds(machine, size, 4 * count)[name] for count in (few, few + more)
+            results.seconds(machine, size, 4 * count)[name] for count in (few, few + more)
         )
         assert before <= after * (1 + 1e-9)
 
@@ -128,9 +129,9 @@ def test_nodes_make_nothing_slower_and_one_node_is_all_inside(
 ) -> None:
     inner = Machine(1e-6, 1e-11)
     two = Machine(1e-5, 1e-10, 0, None, node, inner.alpha, inner.beta)
-    took = plan.seconds(two, size, 1024)[name]
+    took = results.seconds(two, size, 1024)[name]
     fastest, slowest = (
-        plan.seconds(each, size, 1024)[name] for each in (inner, Machine(1e-5, 1e-10))
+        results.seconds(each, size, 1024)[name] for each in (inner, Machine(1e-5, 1e-10))
     )
     assert fastest * (1 - 1e-9) <= took <= slowest * (1 + 1e-9)
     if size <= node:
@@ -161,7 +162,7 @@ def samples_from(true: Machine, asked: Plan) -> list[Sample]:
         for nbytes in (*each.fitted, *each.held_out)
         for name in asked.algorithms
     }
-    samples = plan.samples_of([timed], asked)
+    samples = results.samples_of([timed], asked)
     return [replace(each, seconds=fit.error(true, each, asked) + 1) for each in samples]
 
 
@@ -186,7 +187,7 @@ def test_no_parameter_is_negative() -> None:
 def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
     key, other = ("ring", 2, 4, 1), ("ring", 3, 4, 1)
     rounds = [{key: [1.0, 9.0, 2.0, 5.0], other: [1.0]}, {key: [3.0, 1.0, 4.0, 1.0]}, {}]
-    samples = plan.samples_of(rounds, plan.plan_for(one_host(8), EFFORT, 2, 2))
+    samples = results.samples_of(rounds, plan.plan_for(one_host(8), EFFORT, 2, 2))
     assert [(each.size, each.seconds, each.fitted) for each in samples] == [
         (2, 4.0, True),
         (3, 1.0, False),
@@ -207,10 +208,10 @@ def test_what_is_held_out_is_not_fitted() -> None:
 
 
 def test_few_steps_win_for_small_tensors_and_few_bytes_for_large_ones() -> None:
-    rows = {(row.size, row.world_size): row for row in plan.predict(CLUSTER, plan.CLUSTER)}
+    rows = {(row.size, row.world_size): row for row in results.predict(CLUSTER, results.CLUSTER)}
     assert rows[4, 65536].winner == rows[1024, 64].winner == "recursive-doubling"
     assert rows[2**20, 1024].winner == "halving-doubling"
-    slow_adding = plan.predict(Machine(1e-6, 1e-10, 1e-10), [8])[-1]
+    slow_adding = results.predict(Machine(1e-6, 1e-10, 1e-10), [8])[-1]
     assert slow_adding.winner == "pipelined-ring"
     assert slow_adding.seconds["ring"] < slow_adding.seconds["halving-doubling"] * 1.01
     assert all(row.seconds[row.winner] == min(row.seconds.values()) for row in rows.values())
@@ -242,7 +243,7 @@ def test_a_cluster_by_hand(run_cli: Run) -> None:
     )
     assert document["parameters"]["ranks_per_node"] == 1
     rows = document["predictions"]
-    assert len(rows) == len(plan.SIZES) * len(plan.CLUSTER)
+    assert len(rows) == len(results.SIZES) * len(results.CLUSTER)
     assert all(set(row["seconds"]) == set(COSTS) for row in rows)
 
 
@@ -266,7 +267,7 @@ def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     errors = [abs(point["error"]) for point in points if not point["fitted"]]
     assert document["fit"]["worst_error"] == max(errors)
-    assert {row["world_size"] for row in document["predictions"]} == set(plan.CLUSTER)
+    assert {row["world_size"] for row in document["predictions"]} == set(results.CLUSTER)
 
 
 def test_a_measured_host_as_text() -> None:
@@ -434,11 +435,11 @@ def test_the_link_between_hosts_has_the_bandwidth_that_is_fitted(
 @given(st.integers(2, 5000), st.integers(1, 2**20), st.integers(1, 100))
 def test_two_levels_that_are_alike_are_one(size: int, count: int, node: int) -> None:
     """But for the one that sends other messages then."""
-    one = plan.seconds(CLUSTER, size, 4 * count)
+    one = results.seconds(CLUSTER, size, 4 * count)
     alike = replace(
         CLUSTER, ranks_per_node=node, inner_alpha=CLUSTER.alpha, inner_beta=CLUSTER.beta
     )
-    two = plan.seconds(alike, size, 4 * count)
+    two = results.seconds(alike, size, 4 * count)
     same = [name for name in one if name != "hierarchical"]
     assert [two[name] for name in same] == pytest.approx([one[name] for name in same])
 
@@ -446,4 +447,4 @@ def test_two_levels_that_are_alike_are_one(size: int, count: int, node: int) -> 
 def test_wide_shows_every_number_of_ranks(run_cli: Run) -> None:
     lines = run_cli("scale", *BY_HAND, "--wide").out.splitlines()
     [headings] = [line for line in lines if line.split()[:2] == ["2", "ranks"]]
-    assert [int(size.replace(",", "")) for size in headings.split()[::2]] == plan.CLUSTER
+    assert [int(size.replace(",", "")) for size in headings.split()[::2]] == results.CLUSTER

@@ -49,7 +49,6 @@ class CostLog(EventLog):
     """The log of a rank. Where it cannot be written, the program runs without."""
 
     def __init__(self, file: Path) -> None:
-        self.places: list[Line] = []
         super().__init__(FORMAT, map_file(file, FORMAT.size))
         self.table = Table(self, ROW)
         self.rows: dict[tuple[int, str], int] = {}

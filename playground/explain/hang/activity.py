@@ -31,7 +31,7 @@ from playground.explain.hang.idle import Sleep, find_sleep
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
-OURS = (
+OUR_WAITING_CODE = (
     in_package("base", ""),
     in_package("tap", ""),
     in_package("world", ""),
@@ -39,7 +39,7 @@ OURS = (
     in_package("algorithms", ""),
     in_package("lessons", "all_reduce", "lesson.py"),
 )
-OF_TORCH = re.compile(
+TORCHS_WAITING_CODE = re.compile(
     r"distributed/\w+\.py|nn/parallel/distributed\.py|autograd/(__init__|graph)\.py"
     r"|(cuda|accelerator)/(__init__|streams)\.py|_tensor(_str)?\.py"
 )
@@ -210,7 +210,9 @@ def find_visitor() -> str:
 
 @functools.cache
 def waits_for_ranks(path: str) -> bool:
-    return path.startswith(OURS) or bool(OF_TORCH.fullmatch(place_in_torch(path)))
+    return path.startswith(OUR_WAITING_CODE) or bool(
+        TORCHS_WAITING_CODE.fullmatch(place_in_torch(path))
+    )
 
 
 @functools.cache

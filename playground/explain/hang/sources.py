@@ -18,7 +18,7 @@ MOST_CODES = 10_000
 """Number of codes that are kept: a program may make ever more of them."""
 Line = tuple[str, int, str, str]
 """The unique name of a file, the line, its function, and the file's path."""
-OURS = os.path.join("playground", "")
+OUR_FILES = os.path.join("playground", "")
 """Prefix of the names of the package's own files."""
 
 
@@ -70,6 +70,6 @@ class Sources:
             return ""
         path = os.path.abspath(code.co_filename)
         if path.startswith(PACKAGE):
-            return OURS + path.removeprefix(PACKAGE)
+            return OUR_FILES + path.removeprefix(PACKAGE)
         name = path.removeprefix(self.folder)
-        return path if name.startswith(OURS) else name
+        return path if name.startswith(OUR_FILES) else name

@@ -276,11 +276,7 @@ class WaitGraph:
         differing = set[int]().union(*(wait.differing for wait in waits))
         suspects = blocked | ended | differing
         excusable = {rank for rank in suspects if not self.find_blocked(held, {rank})}
-        unequal = all(
-            bool(wait.absent & ended) == (wait.operation.kind == COLLECTIVE) for wait in waits
-        )
-        # all wait in collectives for ranks that ended too early, or all in messages for others
-        if ended and unequal and not self.find_blocked(held, ended):
+        if ended and have_ended_too_early(ended, waits) and not self.find_blocked(held, ended):
             return ended & excusable or ended
         disputed = [wait.operation for wait in waits if wait.differing]
         first = min(disputed, key=lambda one: one.index, default=None)
@@ -309,6 +305,11 @@ def is_first_below(state: RankState, operation: Operation) -> bool:
     """Whether a rank has come out of no other operation below such an exception."""
     done = (one for one in state.operations if one.state == DONE)
     return all(one.raised != operation.raised for one in done)
+
+
+def have_ended_too_early(ended: set[int], waits: Iterable[Dependency]) -> bool:
+    """Whether each wait is for one of these ranks, in a collective, or for others, in a message."""
+    return all(bool(wait.absent & ended) == (wait.operation.kind == COLLECTIVE) for wait in waits)
 
 
 def leave_out_renumbered(states: Sequence[RankState]) -> list[RankState]:

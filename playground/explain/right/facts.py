@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from playground.explain.hang.sources import Line
 from playground.explain.right.log import Prints
@@ -96,6 +96,10 @@ class Event:
     values: list[float] = field(default_factory=list)
     """CALLED: two elements of the gradient that the call took, before it, if it took one and
     nothing else."""
+
+
+EVENT_FIELDS = tuple(each.name for each in fields(Event))
+"""In the order in which the log has them."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from operator import attrgetter
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -32,6 +33,7 @@ from playground.explain.right.facts import (
     BACKWARD,
     BUCKET,
     CALLED,
+    EVENT_FIELDS,
     FORWARD,
     IN_GRAPH,
     JOINS,
@@ -69,6 +71,8 @@ from playground.tap import Call, Observer, observing, ranks_of
 
 INTERNAL = {"foreach", "fused", "initial_lr", "params", "differentiable", "capturable"}
 """Settings of an optimizer that change nothing, or its result by rounding alone."""
+fields_of = attrgetter(*EVENT_FIELDS)
+GRADIENTS_AT, PARAMETERS_AT = map(EVENT_FIELDS.index, ("gradients", "parameters"))
 
 
 class TrainingWatcher(Watcher):
@@ -122,6 +126,10 @@ class TrainingWatcher(Watcher):
     def note(self, event: Seen) -> None:
         event.line = self.find_line()
         self.events.add(event, is_seen=self.is_looking)
+
+    def count_steps(self) -> dict[int, int]:
+        """How many steps each optimizer has made that is alive, by its number."""
+        return {each.number: each.count for each in self.optimizers.values()}
 
     # Models
 
@@ -267,26 +275,24 @@ class TrainingWatcher(Watcher):
         known.pending = None
         params = parameters_of(optimizer)
         if known.is_next_looked_at or self.was_written(known, params):
-            names = self.names.list_all(known, params)
-            known.pending = Pending(
-                before=[find_fingerprint(param) for param in params],
-                gradients=[print_of_gradient(param) for param in params],
-                values=[read_values(param) for param in params[:MOST_VALUES]],
-                settings=[settings_of(group) for group in optimizer.param_groups],
-                events=[
-                    self.describe(event, names) for event in self.events.list_since(known.since)
-                ],
-                is_whole=self.events.are_whole_since(known.since),
-                line=self.find_line(),
-                trains=any(param.requires_grad for param in params),
-                gradient_values=values_of_gradients(params),
-                shards=[find_fingerprint(local_of(param)) for param in params],
-                gradients_of_shards=[find_fingerprint(local_of(param.grad)) for param in params],
-            )
+            known.pending = self.read_look(optimizer, known, params)
 
-    def count_steps(self) -> dict[int, int]:
-        """How many steps each optimizer has made that is alive, by its number."""
-        return {each.number: each.count for each in self.optimizers.values()}
+    def read_look(self, optimizer: Any, known: Stepping, params: Sequence[Any]) -> Pending:
+        """What a look at a step reads before it."""
+        names = self.names.list_all(known, params)
+        return Pending(
+            before=[find_fingerprint(param) for param in params],
+            gradients=[print_of_gradient(param) for param in params],
+            values=[read_values(param) for param in params[:MOST_VALUES]],
+            settings=[settings_of(group) for group in optimizer.param_groups],
+            events=[describe(event, names) for event in self.events.list_since(known.since)],
+            is_whole=self.events.are_whole_since(known.since),
+            line=self.find_line(),
+            trains=any(param.requires_grad for param in params),
+            gradient_values=values_of_gradients(params),
+            shards=[find_fingerprint(local_of(param)) for param in params],
+            gradients_of_shards=[find_fingerprint(local_of(param.grad)) for param in params],
+        )
 
     def was_written(self, known: Stepping, params: Sequence[Any]) -> bool:
         """Whether something else than the optimizer has written its first parameter since its last
@@ -313,15 +319,6 @@ class TrainingWatcher(Watcher):
         known.models = models
         self.largest = max([self.largest, *(param.numel() for param in params)])
         return known
-
-    def describe(self, event: Seen, names: Sequence[str]) -> tuple[object, ...]:
-        """An event as it is written."""
-        gradients = [place for place, name in enumerate(names) if name in event.gradients]
-        parameters = [place for place, name in enumerate(names) if name in event.parameters]
-        return (
-            event.kind, event.subject, event.flag, event.note, gradients, parameters, event.size,
-            event.ranks, event.line, event.prints, event.generator, event.values,
-        )  # fmt: skip
 
     @guarded
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -474,6 +471,18 @@ class Inside(Observer):
         # on a GPU it is a thread of autograd's that calls
         if call.in_cpp and threading.get_ident() == self.watcher.notes.thread:
             self.watcher.bucket_begun(call)
+
+
+def describe(event: Seen, names: Sequence[str]) -> tuple[object, ...]:
+    """An event as it is written: with the places of parameters among `names`, an optimizer's."""
+    told = [*fields_of(event)]
+    told[GRADIENTS_AT] = places_of(event.gradients, names)
+    told[PARAMETERS_AT] = places_of(event.parameters, names)
+    return tuple(told)
+
+
+def places_of(some: Set[str], names: Sequence[str]) -> list[int]:
+    return [place for place, name in enumerate(names) if name in some] if some else []
 
 
 def drops_out(model: nn.Module) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
+from typing import NamedTuple
 
 from playground.algorithms.cost_model import (
     Cost,
@@ -21,7 +22,31 @@ from playground.site.calculators.calculator import Calculator, Cell, Chosen, Con
 from playground.training.formulas import COLLECTIVES_OF_STAGE, FLOAT32, MIXED
 from playground.ui.units import BYTES, SECONDS
 
+
+class Precision(NamedTuple):
+    """Bytes of a parameter by what holds it."""
+
+    value: int
+    """The parameter, or its gradient."""
+    master: int
+    """Its copy in float32, which the optimizer holds."""
+
+
 DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
+ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
+WIDE, _, ADAM = FLOAT32
+NARROW, _, ADAM_AND_MASTER = MIXED
+STATES = {"Adam": ADAM, "SGD with momentum": ADAM // 2, "SGD": 0}
+"""Bytes of a parameter's state, in float32."""
+PRECISIONS = {
+    "float32": Precision(value=WIDE, master=0),
+    "mixed precision": Precision(value=NARROW, master=ADAM_AND_MASTER - ADAM),
+    "bfloat16": Precision(value=NARROW, master=0),
+}
+ZERO_STAGES = ("data parallel", "zero1", "zero2", "zero3")
+"""As the chapter names them."""
+FIRST_SHARDED = (3, 2, 1)
+"""ZeRO's first stage that shards parameters, gradients, and the optimizer's state."""
 
 
 def in_gigabytes(nbytes: float) -> Cell:
@@ -36,28 +61,12 @@ def in_seconds(seconds: float) -> Cell:
     return seconds, scaled(seconds, SECONDS).replace("us", "µs")
 
 
-ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
-WIDE, _, ADAM = FLOAT32
-NARROW, _, ADAM_AND_MASTER = MIXED
-STATES = {"Adam": ADAM, "SGD with momentum": ADAM // 2, "SGD": 0}
-"""Bytes of a parameter's state, in float32."""
-PRECISIONS = {
-    "float32": (WIDE, 0),
-    "mixed precision": (NARROW, ADAM_AND_MASTER - ADAM),
-    "bfloat16": (NARROW, 0),
-}
-"""Bytes of a parameter, and of its gradient; and of its master, which the optimizer holds."""
-ZERO_STAGES = ("data parallel", "zero1", "zero2", "zero3")
-"""As the chapter names them."""
-FIRST_SHARDED = (3, 2, 1)
-"""ZeRO's first stage that shards parameters, gradients, and the optimizer's state."""
-
-
 def zero(chosen: Chosen) -> dict[str, list[Cell]]:
     """What a rank holds, and sends in a step, with each stage."""
     parameters, ranks = (int(chosen[name]) for name in ("parameters", "ranks"))
-    own, master = PRECISIONS[str(chosen["precision"])]
-    sizes = (own, own, master + STATES[str(chosen["optimizer"])])
+    precision = PRECISIONS[str(chosen["precision"])]
+    own = precision.value
+    sizes = (own, own, precision.master + STATES[str(chosen["optimizer"])])
     rows = {}
     of_stages = zip(ZERO_STAGES, COLLECTIVES_OF_STAGE.values(), strict=True)
     for number, (stage, collectives) in enumerate(of_stages):
@@ -135,8 +144,8 @@ def in_billions(parameters: float) -> str:
 
 CALCULATORS = {
     "zero": Calculator(
-        "The memory of ZeRO's stages",
-        (
+        title="The memory of ZeRO's stages",
+        controls=(
             Control(
                 "parameters",
                 "Parameters",
@@ -149,27 +158,29 @@ CALCULATORS = {
             Control("optimizer", "Optimizer", tuple(STATES), "Adam"),
             Control("precision", "Precision", tuple(PRECISIONS), "mixed precision"),
         ),
-        ("stage", "parameters", "gradients", "optimizer", "held by a rank", "sent in a step"),
-        zero,
-        "stage",
-        "Activations, the layers that zero3 has gathered, and buffers come on top.",
+        columns=(
+            "stage", "parameters", "gradients", "optimizer", "held by a rank", "sent in a step",
+        ),
+        compute=zero,
+        marked="stage",
+        note="Activations, the layers that zero3 has gathered, and buffers come on top.",
     ),
     "pipeline": Calculator(
-        "The bubble of a pipeline",
-        (
+        title="The bubble of a pipeline",
+        controls=(
             Control("stages", "Stages", tuple(range(1, 13)), 4),
             Control("microbatches", "Microbatches", tuple(range(1, 33)), 8),
             Control("schedule", "Schedule", ("naive", "gpipe", "1f1b"), "1f1b"),
         ),
-        ("schedule", "slots", "bubble", "held by the first stage", "held by the last"),
-        pipeline,
-        "schedule",
-        "A forward takes one slot, a backward two, and a message none. Held: microbatches whose "
-        "activations a stage has to keep.",
+        columns=("schedule", "slots", "bubble", "held by the first stage", "held by the last"),
+        compute=pipeline,
+        marked="schedule",
+        note="A forward takes one slot, a backward two, and a message none. Held: microbatches "
+        "whose activations a stage has to keep.",
     ),
     "allreduce": Calculator(
-        "The time of an all-reduce",
-        (
+        title="The time of an all-reduce",
+        controls=(
             Control("ranks", "Ranks", (*range(2, 17), *(2**each for each in range(5, 13))), 8),
             Control(
                 "bytes",
@@ -185,10 +196,10 @@ CALCULATORS = {
             ),
             Control("algorithm", "Algorithm", tuple(COSTS)[1:], "recursive doubling"),
         ),
-        ("algorithm", "messages", "bytes", "time", "faster than ring below"),
-        all_reduce,
-        "algorithm",
-        "Messages and bytes are those that follow one another. Adding takes no time here; "
+        columns=("algorithm", "messages", "bytes", "time", "faster than ring below"),
+        compute=all_reduce,
+        marked="algorithm",
+        note="Messages and bytes are those that follow one another. Adding takes no time here; "
         '<a href="scale.html">scale</a> counts it, too.',
     ),
 }  # fmt: skip

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 
-from playground.algorithms import BACKEND, OURS
+from playground.algorithms import ALGORITHMS_BY_COLLECTIVE, BACKEND
 from playground.algorithms.cost_model import share_of_others, times_sent
 from playground.base.errors import UsageError
 from playground.base.flags import check_flags, flag
@@ -63,23 +63,61 @@ def at_root(pieces: Callable[[int, int], list[Piece]]) -> Callable[[int, int], l
 COLLECTIVES = {
     each.name: each
     for each in (
-        CollectiveSpec("all_reduce", lambda n: times_sent(n, "all_reduce"),
-                       lambda r, n: [(REDUCTION, 0)], in_place=True, reduces=True),
-        CollectiveSpec("broadcast", lambda n: 1.0, lambda r, n: [(0, 0)], in_place=True, root=0),
-        CollectiveSpec("reduce", lambda n: 1.0, at_root(lambda r, n: [(REDUCTION, 0)]),
-                       in_place=True, reduces=True, root=0),
-        CollectiveSpec("all_gather", share_of_others,
-                       lambda r, n: [(source, 0) for source in range(n)]),
-        CollectiveSpec("reduce_scatter", share_of_others, lambda r, n: [(REDUCTION, r)],
-                       lambda r, n: n, reduces=True),
-        CollectiveSpec("all_to_all", share_of_others,
-                       lambda r, n: [(source, r) for source in range(n)], lambda r, n: n),
-        CollectiveSpec("gather", share_of_others,
-                       at_root(lambda r, n: [(source, 0) for source in range(n)]), root=0),
-        CollectiveSpec("scatter", share_of_others, lambda r, n: [(0, r)],
-                       lambda r, n: n if r == 0 else 0, root=0),
+        CollectiveSpec(
+            "all_reduce",
+            factor=lambda n: times_sent(n, "all_reduce"),
+            pieces_expected=lambda r, n: [(REDUCTION, 0)],
+            in_place=True,
+            reduces=True,
+        ),
+        CollectiveSpec(
+            "broadcast",
+            factor=lambda n: 1.0,
+            pieces_expected=lambda r, n: [(0, 0)],
+            in_place=True,
+            root=0,
+        ),
+        CollectiveSpec(
+            "reduce",
+            factor=lambda n: 1.0,
+            pieces_expected=at_root(lambda r, n: [(REDUCTION, 0)]),
+            in_place=True,
+            reduces=True,
+            root=0,
+        ),
+        CollectiveSpec(
+            "all_gather",
+            factor=share_of_others,
+            pieces_expected=lambda r, n: [(source, 0) for source in range(n)],
+        ),
+        CollectiveSpec(
+            "reduce_scatter",
+            factor=share_of_others,
+            pieces_expected=lambda r, n: [(REDUCTION, r)],
+            pieces_given=lambda r, n: n,
+            reduces=True,
+        ),
+        CollectiveSpec(
+            "all_to_all",
+            factor=share_of_others,
+            pieces_expected=lambda r, n: [(source, r) for source in range(n)],
+            pieces_given=lambda r, n: n,
+        ),
+        CollectiveSpec(
+            "gather",
+            factor=share_of_others,
+            pieces_expected=at_root(lambda r, n: [(source, 0) for source in range(n)]),
+            root=0,
+        ),
+        CollectiveSpec(
+            "scatter",
+            factor=share_of_others,
+            pieces_expected=lambda r, n: [(0, r)],
+            pieces_given=lambda r, n: n if r == 0 else 0,
+            root=0,
+        ),
     )
-}  # fmt: skip
+}
 """By name; r is the rank, n the number of ranks."""
 
 
@@ -89,7 +127,12 @@ def geometric_range(begin: int, end: int) -> tuple[int, ...]:
 
 
 ALGORITHMS = tuple(
-    dict.fromkeys([BACKEND, *(name for algorithms in OURS.values() for name in algorithms)])
+    dict.fromkeys(
+        [
+            BACKEND,
+            *(name for algorithms in ALGORITHMS_BY_COLLECTIVE.values() for name in algorithms),
+        ]
+    )
 )
 """Every algorithm of any collective."""
 MEMORY = "memory"
@@ -109,7 +152,7 @@ MAX_TRIALS = 100_000
 
 def available_algorithms(collective: str) -> tuple[str, ...]:
     """The backend's, and ours if there are any."""
-    return (BACKEND, *OURS.get(collective, ()))
+    return (BACKEND, *ALGORITHMS_BY_COLLECTIVE.get(collective, ()))
 
 
 @dataclass(frozen=True, kw_only=True)

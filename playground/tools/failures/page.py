@@ -7,6 +7,7 @@ import contextlib
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import click
 
@@ -27,7 +28,7 @@ from playground.tools.failures.programs import (
     read_body,
 )
 from playground.ui.option_types import ALL, OneOf
-from playground.ui.session import Session, run_to_its_end, session_command
+from playground.ui.session import Ending, Session, run_to_its_end, session_command
 from playground.ui.tables import RANK_COLUMN, Column, Table, Texts
 from playground.ui.text import bad, good, heading, prose
 from playground.world.command_world import CommandWorld, run_as_it_is
@@ -77,12 +78,24 @@ def run(world: CommandWorld, name: str) -> Outcome:
         mistakes = find_mistakes_of(folder, world.size) if is_checked else []
         world.around = run_as_it_is
         cured = world.run(find(name, "_cured"), timeout=DEFAULT_TIMEOUT, restarts=expected.restarts)
+    outcome = outcome_of(name, ending, cured)
+    if mistakes:
+        found = mistakes[0]
+        outcome = replace(
+            outcome, told=tell(found), diagnosis=found.rule, culprits=found.ranks, line=found.where
+        )
+    return replace(outcome, problem=find_problem(outcome))
+
+
+def outcome_of(name: str, ending: Ending, cured: Sequence[object]) -> Outcome:
+    """What the end of a program, and the results of its cure, say without its training's
+    mistakes."""
     error, told = ending.error, ending.diagnosis
     words, culprits = str(told or error or ""), told.culprits if told else ()
     if isinstance(error, RankFailed):
         words, culprits = f"{error.headline}{ellipsis_of(error)}", (error.rank,)
     symptom = next((name for name, kind in ERRORS.items() if isinstance(error, kind)), SILENT)
-    outcome = Outcome(
+    return Outcome(
         name=name,
         symptom=symptom,
         error=type(error).__name__ if error else "",
@@ -93,18 +106,20 @@ def run(world: CommandWorld, name: str) -> Outcome:
         results=ending.results,
         cured=cured,
     )
-    if mistakes:
-        found = mistakes[0]
-        outcome = replace(
-            outcome, told=tell(found), diagnosis=found.rule, culprits=found.ranks, line=found.where
-        )
-    return replace(outcome, problem=find_problem(outcome))
 
 
 def ellipsis_of(error: RankFailed) -> str:
     """An ellipsis if the message goes on behind its first line."""
     *_, rest = error.traceback.rpartition(error.headline[-40:])
     return " …" if rest != error.traceback and rest.strip() else ""
+
+
+class Check(NamedTuple):
+    """Something that an outcome must be."""
+
+    expected: str
+    holds: bool
+    found: object
 
 
 def find_problem(found: Outcome) -> str:
@@ -122,16 +137,15 @@ def find_problem(found: Outcome) -> str:
         kind, told = f"the diagnosis {expected.words or 'none'}", found.diagnosis
         is_of_kind = told == expected.words
         ranks, are_named = f"the ranks {culprits}", named == culprits or not expected.words
-    checks: list[tuple[str, bool, object]] = [
-        (expected.symptom, found.symptom == expected.symptom, found.told or found.results),
-        (f"the fix to return {right}", found.cured == right, found.cured),
-        ("wrong values", found.results != right, found.results),
-        (kind, is_of_kind, told),
-        (ranks, are_named, named),
+    checks = [
+        Check(expected.symptom, found.symptom == expected.symptom, found.told or found.results),
+        Check(f"the fix to return {right}", found.cured == right, found.cured),
+        Check("wrong values", found.results != right, found.results),
+        Check(kind, is_of_kind, told),
+        Check(ranks, are_named, named),
     ]
-    problem = next(
-        (f"{what}, found {instead or 'none'}" for what, holds, instead in checks if not holds), ""
-    )
+    failed = (each for each in checks if not each.holds)
+    problem = next((f"{each.expected}, found {each.found or 'none'}" for each in failed), "")
     return problem and f"{found.name}: expected {problem}"
 
 

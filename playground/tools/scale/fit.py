@@ -8,11 +8,10 @@ from dataclasses import replace
 from statistics import median
 
 from playground.algorithms.cost_model import Machine, Task
-from playground.tools.scale.plan import (
+from playground.tools.scale.plan import COSTS, Plan
+from playground.tools.scale.results import (
     CLUSTER,
-    COSTS,
     Fit,
-    Plan,
     Point,
     Result,
     Sample,

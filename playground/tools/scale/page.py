@@ -13,10 +13,8 @@ from playground.algorithms.cost_model import Machine
 from playground.base.remote import remote
 from playground.tools import TOOLS
 from playground.tools.scale.fit import evaluate
-from playground.tools.scale.plan import (
-    COSTS,
-    EFFORT,
-    Plan,
+from playground.tools.scale.plan import COSTS, EFFORT, Plan
+from playground.tools.scale.results import (
     Point,
     Prediction,
     Result,

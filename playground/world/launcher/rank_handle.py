@@ -38,7 +38,11 @@ PLAIN = (
 
 @dataclass(eq=False)
 class RankHandle:
-    """The launcher's end of the line to one rank, and what is known of it."""
+    """The launcher's end of the line to one rank, and what is known of it.
+
+    Its states, in their order: started; up; assigned work; done, where it has handed in the result,
+    from which it goes back to assigned, or failed; and vanished, which may come at any time.
+    """
 
     number: int
     size: int
@@ -47,6 +51,7 @@ class RankHandle:
     outputs: list[Output]
     backend: Backend
     up: bool = False
+    """Whether its process runs: it has told that it takes work."""
     result: bytes | None = None
     changes: list[str] = field(default_factory=list)
     """What its function has changed of its process. Without changes, the process can run something
@@ -59,11 +64,14 @@ class RankHandle:
     has_told_failure: bool = False
     """Whether it has told its failure itself: it ends by itself once the line is closed."""
     vanished: bool = False
+    """Whether its process has ended before it was let go."""
     hung_up: bool = False
     """Whether its program has closed the line, as daemons do, or has ended by `os._exit(0)`. The
     end of its process tells the rest."""
     assigned: int = 0
+    """How often it was given work."""
     box: View | None = None
+    """Its flight recorder, if it has one and has told."""
     store_process: StoreProcess | None = None
     """What serves the store of its world, and ends with this rank's process."""
     is_of_other_user: bool = False

@@ -84,8 +84,20 @@ class Assignment:
 class Order(StrEnum):
     """What a launcher asks of a rank in one word; what the rank does then stands in rank.py."""
 
-    WHERE, OPENED, LEAVE, END = "where", "opened", "leave", "end"
-    ABORT, INTERRUPT, INTERRUPT_ALL = "abort", "interrupt", "interrupt all"
+    WHERE = "where"
+    """Say where the main thread stands."""
+    OPENED = "opened"
+    """The launcher has opened the flight recorder, so that it may go with this process."""
+    END = "end"
+    """Come to an end soon: the program is asked to."""
+    ABORT = "abort"
+    """End what waits for other ranks."""
+    INTERRUPT = "interrupt"
+    """Raise KeyboardInterrupt in the main thread."""
+    INTERRUPT_ALL = "interrupt all"
+    """Interrupt this process and those that it has started, as a terminal does."""
+    LEAVE = "leave"
+    """Every rank has its result, or the failure of this one is known: leave."""
 
 
 class MessageKind(StrEnum):

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from playground.world.rank.process_state import ProcessState
 
 
-_launcher: Launcher | None = None
+_launcher: LauncherLine | None = None
 """Of a rank's process: not of the processes that it forks."""
 
 
@@ -102,7 +102,7 @@ def forget_launcher() -> None:
 os.register_at_fork(after_in_child=forget_launcher)
 
 
-class Launcher:
+class LauncherLine:
     """The rank's end of the line to its launcher."""
 
     def __init__(self, line: Connection, rank: int, size: int) -> None:
@@ -165,35 +165,42 @@ class Launcher:
             try:
                 order = self.line.recv()
             except (EOFError, OSError):
-                if not self.is_connected:
-                    return
-                if not (self.has_failed or handles_sigterm()):
-                    os._exit(1)
-                self.dismissed.set()
-                self.box_is_opened.set()
+                if self.is_connected:
+                    self.go_without_launcher()
                 return
-            if order == Order.WHERE:
+            self.follow(order)
+
+    def go_without_launcher(self) -> None:
+        """The launcher has closed its end: end at once, unless this process is ending already."""
+        if not (self.has_failed or handles_sigterm()):
+            os._exit(1)
+        self.dismissed.set()
+        self.box_is_opened.set()
+
+    def follow(self, order: Assignment | Answer | Order) -> None:
+        match order:
+            case Order.WHERE:
                 frame = sys._current_frames()[self.main_thread]
                 place = describe_place(traceback.extract_stack(frame))
                 self.send(MessageKind.STACK, FAILS if self.has_failed else place, look())
-            elif order == Order.END:
+            case Order.OPENED:
+                self.box_is_opened.set()
+            case Order.END:
                 request_preemption()
                 if handles_sigterm():
                     os.kill(os.getpid(), signal.SIGTERM)
-            elif order == Order.OPENED:
-                self.box_is_opened.set()
-            elif order == Order.ABORT:
+            case Order.ABORT:
                 abort_operations()
-            elif order == Order.INTERRUPT:
+            case Order.INTERRUPT:
                 signal.pthread_kill(self.main_thread, signal.SIGINT)
-            elif isinstance(order, Answer):
-                self.answers.put(order)
-            elif order == Order.INTERRUPT_ALL:
+            case Order.INTERRUPT_ALL:
                 os.killpg(0, signal.SIGINT)
-            elif order == Order.LEAVE:
+            case Order.LEAVE:
                 self.dismissed.set()
                 self.assignments.put(None)
-            else:
+            case Answer():
+                self.answers.put(order)
+            case Assignment():
                 # here, in the order of the line: it may be asked before it begins
                 clear_preemption()
                 self.assignments.put(order)
@@ -255,7 +262,7 @@ def handles_sigterm() -> bool:
 def main(line: Connection, env: RankEnv, backend: str) -> None:
     """The life of a rank."""
     global _launcher
-    _launcher = launcher = Launcher(line, env.rank, env.size)
+    _launcher = launcher = LauncherLine(line, env.rank, env.size)
     launcher.send(MessageKind.UP)
     report_to(partial(launcher.send, MessageKind.REPORT))
     try:
@@ -265,7 +272,7 @@ def main(line: Connection, env: RankEnv, backend: str) -> None:
         launcher.fail(error)
 
 
-def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
+def live(launcher: LauncherLine, env: RankEnv, backend: str) -> None:
     """Enter the world, run what the launcher sends, leave the world: when all may, or when a
     program has ended."""
     from playground.world.rank import program_groups  # noqa: F401 - it replaces functions of torch's
@@ -298,7 +305,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str) -> None:
     os._exit(0)
 
 
-def enter_world(launcher: Launcher, env: RankEnv, backend: str, work: Assignment) -> Member:
+def enter_world(launcher: LauncherLine, env: RankEnv, backend: str, work: Assignment) -> Member:
     """Be a member of the world, and send the launcher the box, if there is one."""
     from playground.world.rank.member import Member
 
@@ -338,7 +345,7 @@ def settle(member: Member, state: ProcessState, work: Assignment) -> None:
 
 
 def conclude(
-    launcher: Launcher, member: Member, state: ProcessState, work: Assignment, result: Any
+    launcher: LauncherLine, member: Member, state: ProcessState, work: Assignment, result: Any
 ) -> None:
     """The work has returned: hand in its result, with what it has changed here. A bare one's
     process ends then, with its threads and exit functions before."""

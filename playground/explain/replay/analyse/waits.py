@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from playground.explain.replay.analyse.matching import match_collectives, match_messages
-from playground.explain.replay.analyse.timeline import Lane, Lookup, Timeline, covered, ref_of
+from playground.explain.replay.analyse.timeline import Lane, Lookup, Ref, Timeline, covered, ref_of
 from playground.explain.replay.record.recording import (
     BUCKET,
     COLLECTIVE,
@@ -79,25 +79,30 @@ class WaitState:
         return {LATE[self.awaited.kind]: self.late, TRANSFER: self.transfer}
 
 
+def peers_of(recording: Recording) -> dict[Ref, list[Event]]:
+    """The events on other ranks that had to begin before a message or a collective could be over,
+    by that: without those of whose peers nothing is recorded."""
+    messages = match_messages(recording).matched
+    peers = {ref_of(receive): [send] for send, receive in messages}
+    peers |= {ref_of(send): [receive] for send, receive in messages}
+    for call in match_collectives(recording):
+        for rank, event in call.items():
+            others = (other for each, other in call.items() if each != rank)
+            if len(call) > 1 or len(event.group) == 1:
+                peers[ref_of(event)] = [
+                    other
+                    for other in others
+                    if event.name not in FROM_ROOT or other.rank == event.peer
+                ]
+    return peers
+
+
 class Waits:
     """The waits of a recording."""
 
     def __init__(self, recording: Recording) -> None:
         self.timeline = Timeline(recording)
-        messages = match_messages(recording).matched
-        self.peers = {ref_of(receive): [send] for send, receive in messages}
-        self.peers |= {ref_of(send): [receive] for send, receive in messages}
-        """The events on other ranks that had to begin before one could be over, if anything is
-        recorded of them."""
-        for call in match_collectives(recording):
-            for rank, event in call.items():
-                others = (other for each, other in call.items() if each != rank)
-                if len(call) > 1 or len(event.group) == 1:
-                    self.peers[ref_of(event)] = [
-                        other
-                        for other in others
-                        if event.name not in FROM_ROOT or other.rank == event.peer
-                    ]
+        self.peers = peers_of(recording)
         for call in match_collectives(recording, BUCKET):
             for rank, event in call.items():
                 buckets = [other for each, other in call.items() if each != rank]

@@ -18,62 +18,20 @@ from math import isfinite, isnan
 from playground.explain.replay.analyse.holdings import Vector, holdings_of
 from playground.explain.replay.analyse.logical_time import logical_times
 from playground.explain.replay.analyse.matching import match_messages
-from playground.explain.replay.analyse.timeline import Ref, Timeline, ref_of
-from playground.explain.replay.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Waits, WaitState
+from playground.explain.replay.analyse.timeline import Timeline, ref_of
+from playground.explain.replay.play.waits import Places, nanoseconds, to_waits
 from playground.explain.replay.record.recording import RankRecording, Recording
 from playground.explain.replay.render.bars import ROW
 from playground.explain.replay.render.timeline import LANE_GAP, Lanes, is_bar, style_of
-
-MAX_WAITS, MAX_CHAINS = 5_000, 300
-"""Numbers of waits, the longest, whose peers and whose chains of causes are on the page."""
 
 MAX_NUMBERS = 10_000
 """Numbers on a page. Beyond them it shows shapes."""
 NEVER = -1
 """The duration of an event that was not over when its rank was gone."""
 COLUMNS = ("start", "long", "step", "steps", "up", "what")
-NEVER_ENDED = "No wait has ended"
 
 SMALL_GAP = 8
 """Pixels below a rank's lanes in a run that has no message between ranks to draw there."""
-
-Places = dict[Ref, int]
-"""The place of every event among the events of all ranks."""
-
-
-def to_waits(recording: Recording, places: Places) -> dict[str, object]:
-    """The waits, the longest first, and the chains of the first of them."""
-    waits, still = Waits(recording), recording.standstill
-    longest, blamer = waits.longest(), Blamer(waits)
-    why_none = (
-        NEVER_ENDED if still else "No rank waited in a call. What DDP waits for: run --profile"
-    )
-    return {
-        "causes": CAUSES,
-        "waits": [to_wait(wait, places) for wait in longest[:MAX_WAITS]],
-        "chains": [to_chain(blamer.blame(wait), places) for wait in longest[:MAX_CHAINS]],
-        "waitCount": len(longest),
-        "noWaits": f"Waits {UNTOLD}" if recording.runs_ahead else why_none,
-        "standstill": still and still._asdict(),
-        "ended": still.sentence if still else recording.ended.partition("\n")[0],
-    }
-
-
-def to_wait(wait: WaitState, places: Places) -> list[int | None]:
-    """The event that waits, the one waited for on another rank, the cause, and nanoseconds until
-    that one began."""
-    peer = None if wait.peer is None else places[ref_of(wait.peer)]
-    return [places[ref_of(wait.event)], peer, CAUSES.index(wait.cause), nanoseconds(wait.late)]
-
-
-def to_chain(chain: Chain, places: Places) -> list[object]:
-    """The waits after the first; and the work that ends the chain: its event, from when to when,
-    and whether that event is the work itself, or came after it."""
-    waits = [to_wait(wait, places) for wait in chain.waits[1:]]
-    if (busy := chain.busy) is None:
-        return [waits]
-    times = map(nanoseconds, (busy.start, busy.end))
-    return [waits, places[ref_of(busy.event)], *times, int(busy.is_recorded)]
 
 
 class Vectors:
@@ -96,6 +54,7 @@ class Vectors:
 
 def to_columns(recording: Recording) -> dict[str, object]:
     """The data of the page."""
+    still = recording.standstill
     places = {ref_of(event): place for place, event in enumerate(recording.events())}
     ends = [
         (places[ref_of(send)], places[ref_of(receive)])
@@ -131,6 +90,8 @@ def to_columns(recording: Recording) -> dict[str, object]:
         "vectors": [*map(to_numbers, vectors.places)],
         "leftOut": len(vectors.left_out),
         **to_waits(recording, places),
+        "standstill": still and still._asdict(),
+        "ended": still.sentence if still else recording.ended.partition("\n")[0],
         "sources": [[source.file, source.line, source.function] for source in recording.sources],
         "texts": pack(
             {each.file: recording.texts.get(each.file, "") for each in recording.sources}
@@ -204,7 +165,3 @@ def to_numbers(vector: Vector) -> list[float | int | str]:
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
     return [*map(to_number, vector)]
-
-
-def nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)

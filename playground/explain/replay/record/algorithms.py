@@ -52,13 +52,19 @@ class RecordingExecutor(Executor):
         async_op: bool,
     ) -> Any:  # fmt: skip
         """Record the collective from the call until it is done."""
-        where = {"source": self.recorder.sources.find(), "parent": self.recorder.around()}
-        number = self.recorder.begin(
-            COLLECTIVE, name, bytes_of(input), input.shape, ranks_of(group), **where
+        recorder = self.recorder
+        number = recorder.begin(
+            COLLECTIVE,
+            name,
+            nbytes=bytes_of(input),
+            shape=input.shape,
+            group=ranks_of(group),
+            source=recorder.sources.find(),
+            parent=recorder.around(),
         )
         whole = functools.partial(self.run_whole, number, call, output, async_op)
         work = super().collective(name, whole, input, output, group, async_op)
-        return None if work is None else RecordedWork(self.recorder, work, number)
+        return None if work is None else RecordedWork(recorder, work, number)
 
     def run_whole(
         self, number: int, call: Callable[[], None], output: torch.Tensor, async_op: bool
@@ -130,7 +136,7 @@ class RecordingExecutor(Executor):
         recorder, offset = self.recorder, self.offset_of(mine)
         source = recorder.sources.find()
         number = recorder.begin(
-            COMPUTE, "add", mine.nbytes, mine.shape, offset=offset, source=source
+            COMPUTE, "add", nbytes=mine.nbytes, shape=mine.shape, offset=offset, source=source
         )
         super().add(mine, theirs, op)
         recorder.end(number)

@@ -101,7 +101,7 @@ class CallRecorder(Observer):
         if peer is not None:
             other, message = peer, next(self.counts[ranks, tag][kind, peer])
         number = recorder.begin(
-            kind, name, bytes_of(tensor), tensor.shape, ranks,
+            kind, name, nbytes=bytes_of(tensor), shape=tensor.shape, group=ranks,
             peer=other, message=message, tag=tag, offset=offset, source=source,
         )  # fmt: skip
         if kind == SEND:
@@ -110,11 +110,16 @@ class CallRecorder(Observer):
 
     def begin_collective(self, call: Call) -> int:
         recorder, tensors = self.recorder, call.inputs or call.outputs
-        shape = tensors[0].shape if len(tensors) == 1 else ()
-        root = NONE if call.peer is None else call.peer
-        where = {"peer": root, "source": recorder.sources.find(), "parent": recorder.around()}
-        nbytes = sum(map(bytes_of, tensors))
-        number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, **where)
+        number = recorder.begin(
+            COLLECTIVE,
+            call.name,
+            nbytes=sum(map(bytes_of, tensors)),
+            shape=tensors[0].shape if len(tensors) == 1 else (),
+            group=call.ranks,
+            peer=NONE if call.peer is None else call.peer,
+            source=recorder.sources.find(),
+            parent=recorder.around(),
+        )
         if (before := values_of_all(call.inputs)) is not None:
             recorder.instant(VALUES, "before", before, parent=number)
         return number

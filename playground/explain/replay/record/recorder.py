@@ -110,10 +110,10 @@ class Recorder(EventLog):
         self,
         kind: str,
         name: str,
+        *,
         nbytes: int = 0,
         shape: Sequence[int] = (),
         group: Sequence[int] = (),
-        *,
         peer: int = NONE,
         message: int = NONE,
         tag: int = 0,
@@ -152,10 +152,20 @@ class Recorder(EventLog):
             words[WORDS * number + END_AT] = now
 
     def instant(
-        self, kind: str, name: str, values: Sequence[float] | None = None, **what: Any
+        self,
+        kind: str,
+        name: str,
+        values: Sequence[float] | None = None,
+        *,
+        nbytes: int = 0,
+        shape: Sequence[int] = (),
+        parent: int | None = None,
     ) -> None:
         """Record an event that takes no time."""
-        number, words = self.begin(kind, name, **what), self.words
+        number, words = (
+            self.begin(kind, name, nbytes=nbytes, shape=shape, parent=parent),
+            self.words,
+        )
         words[WORDS * number + END_AT] = words[WORDS * number + START_AT]
         self.put_values(number, values)
 

@@ -85,9 +85,15 @@ class BackwardRecorder(Observer):
             return  # part of a recorded function, or no bucket
         [flat] = call.inputs
         if flat.is_floating_point():
-            what = BUCKET, f"bucket {self.left}", bytes_of(flat), flat.shape, call.ranks
-            source = recorder.sources.find()
-            event = recorder.begin(*what, source=source, parent=around)
+            event = recorder.begin(
+                BUCKET,
+                f"bucket {self.left}",
+                nbytes=bytes_of(flat),
+                shape=flat.shape,
+                group=call.ranks,
+                source=recorder.sources.find(),
+                parent=around,
+            )
             self.under_way[call.number] = around, event
             self.left += 1
 
@@ -114,9 +120,14 @@ class DeviceRecorder:
     ) -> Iterator[None]:
         """Record that a part of a training step copies a tensor."""
         recorder = self.recorder
-        what = MOVE, name_of_move(part, str(source), str(target)), bytes_of(tensor), tensor.shape
-        line, around = recorder.sources.find(), recorder.around()
-        number = recorder.begin(*what, source=line, parent=around)
+        number = recorder.begin(
+            MOVE,
+            name_of_move(part, str(source), str(target)),
+            nbytes=bytes_of(tensor),
+            shape=tensor.shape,
+            source=recorder.sources.find(),
+            parent=recorder.around(),
+        )
         try:
             yield
         finally:
@@ -233,8 +244,10 @@ class TrainingHooks:
                 self.handles.append(param.register_post_accumulate_grad_hook(hook))
 
     def note_gradient(self, name: str, param: torch.Tensor) -> None:
-        what = {"nbytes": param.nbytes, "shape": param.shape}
-        self.recorder.instant(GRADIENT, name, **what, parent=self.recorder.around())
+        recorder = self.recorder
+        recorder.instant(
+            GRADIENT, name, nbytes=param.nbytes, shape=param.shape, parent=recorder.around()
+        )
 
 
 def has_no_gradients(module: nn.Module) -> bool:

@@ -41,10 +41,19 @@ def test_an_event_comes_back_as_it_was_recorded(tmp_path: Path) -> None:
     phase = recorder.open(recorder.begin(PHASE, "all-gather"))
     source = recorder.sources.find(1)
     sent = recorder.begin(
-        SEND, "isend", 12, (3,), (0, 2), peer=2, message=7, tag=5, offset=9, source=source
+        SEND,
+        "isend",
+        nbytes=12,
+        shape=(3,),
+        group=(0, 2),
+        peer=2,
+        message=7,
+        tag=5,
+        offset=9,
+        source=source,
     )
     recorder.put_values(sent, [1.0, -2.5, 1e300])
-    arrived = recorder.begin(RECEIVE, "recv", 4)
+    arrived = recorder.begin(RECEIVE, "recv", nbytes=4)
     wait = recorder.begin_wait([sent, arrived], recorder.sources.find(1))
     for number in (wait, sent):
         recorder.end(number)
