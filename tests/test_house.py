@@ -71,7 +71,7 @@ def named(module: str) -> set[str]:
 BOARDS = {f"playground.lessons.{name}.lesson" for name in boards.BOARDS}
 PROGRAMS = {lesson.module for lesson in ROWS}
 MAKE_PROCESSES = {
-    "playground.world.launcher.fork_client",
+    "playground.world.launcher.forked_process",
     "playground.base.upstream",
 }
 

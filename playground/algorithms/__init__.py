@@ -7,11 +7,14 @@ in cost_model.py, and an entry here: choices, help, bench and scale derive from 
     all_reduce     our all-reduces, from the first idea to the fast ones
     collectives    an algorithm as a function with the signature of torch.distributed's
     messages       its parts: messages, and adding what has arrived
+    executor       what starts them and adds, on a rank
     operation      the reduction operations that they support
     background     `async_op`: a collective that goes on in a thread
     shared_memory  collectives in memory that the ranks of a host share
     segment        that memory, and how ranks meet in it
+    semaphores     those by which they meet
     cost_model     the time that an all-reduce takes, by the alpha-beta model
+    bytes_sent     the bytes that a rank sends, by formulas
     traffic        the bytes that a rank sends, call by call
     link           a simulated link of a given speed
 """

@@ -30,18 +30,8 @@ from playground.algorithms.collectives import (
     run_collective,
 )
 from playground.algorithms.cost_model import IN_FLIGHT, RING_PIECE, distances, power_of_two
-from playground.algorithms.messages import (
-    Addressed,
-    Executor,
-    Group,
-    Subset,
-    add,
-    exchange,
-    hosts_of,
-    is_batched,
-    segment_of,
-    start,
-)
+from playground.algorithms.executor import Addressed, Executor, Group, Subset, is_batched
+from playground.algorithms.messages import add, exchange, hosts_of, segment_of, start
 from playground.algorithms.operation import Op, check, kind
 from playground.algorithms.segment import Segment
 

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch._C import DisableTorchFunction
 
-from playground.algorithms import background, messages
-from playground.algorithms.messages import Group
+from playground.algorithms import background
+from playground.algorithms.executor import CollectiveCall, Group, executor
 from playground.algorithms.operation import Op, check, kind, name_of
 from playground.base.upstream import below_autograd
 
@@ -58,7 +58,7 @@ OnFlat = Callable[[torch.Tensor], object]
 
 def by_executor(algorithm: Callable[..., None], *arguments: Any) -> OnFlat:
     """The algorithm with these arguments, by the executor in use when it is called."""
-    return lambda flat: messages.executor().run(algorithm, flat, *arguments)
+    return lambda flat: executor().run(algorithm, flat, *arguments)
 
 
 def on_flat(do: OnFlat, tensor: torch.Tensor) -> None:
@@ -134,9 +134,8 @@ def run_collective(
         return nothing if async_op else None
     if shares:
         check_shares(*shares, group.size())
-    return messages.executor().collective(
-        name, partial(call, group), input, output, group, async_op
-    )
+    made = CollectiveCall(name, partial(call, group), input, output, group, async_op)
+    return executor().collective(made)
 
 
 def check_shares(whole: torch.Tensor, share: torch.Tensor, size: int) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.algorithms.cost_model import times_sent
+from playground.algorithms.bytes_sent import times_sent
 from playground.algorithms.traffic import sent_by
 from playground.tap import Call, Observer
 

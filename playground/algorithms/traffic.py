@@ -1,5 +1,5 @@
 """Bytes that a rank sends, counted call by call: a message is counted as it is, a collective by the
-formula of `cost_model.bytes_sent`."""
+formula of `bytes_sent`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
-from playground.algorithms.cost_model import bytes_sent
+from playground.algorithms.bytes_sent import bytes_sent
 from playground.base.upstream import parts_of_sparse
 from playground.tap import MESSAGES, Call, Observer
 

@@ -9,6 +9,8 @@ This process, and those that it starts:
     process_status      its state, as the kernel says
     threads             threads of ours in a program
     connections         its TCP connections
+    strangers           keeps them from other users
+    socket_filter       has the kernel drop what arrives
     host                the host's cores, shared among ranks
     lost_ranks          what is done when a rank is lost
 

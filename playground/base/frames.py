@@ -31,6 +31,7 @@ CARRIERS = (
     in_package("algorithms", "background.py"),
     in_package("algorithms", "link.py"),
     in_package("algorithms", "collectives.py"),
+    in_package("algorithms", "executor.py"),
     in_package("algorithms", "messages.py"),
     in_package("exercises", "calls.py"),
     in_package("exercises", "transcript.py"),

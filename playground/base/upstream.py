@@ -35,9 +35,12 @@ from datetime import timedelta
 from multiprocessing import process, reduction, spawn
 from multiprocessing.context import set_spawning_popen
 from types import CodeType, FrameType, ModuleType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 Function = TypeVar("Function", bound=Any)
+
+
+# A program
 
 
 def python_command(code: str) -> list[str]:
@@ -185,6 +188,9 @@ def run_pickled(work: int, fds: list[int]) -> None:
     spawn._main(work, work)  # which needs its parent's end for a process of its own kind only
 
 
+# A fork
+
+
 def forget_parent() -> None:
     """In a fork: drop multiprocessing's finalizers, which are its parent's.
 
@@ -286,6 +292,9 @@ def is_foreign(thread: threading.Thread) -> bool:
     return isinstance(thread, threading._DummyThread)
 
 
+# Torch there
+
+
 def takes_remote_calls() -> bool:
     """Whether torch's RPC is initialised in this process.
 
@@ -328,6 +337,8 @@ def read_allocator_again(settings: str) -> None:
         torch._C._accelerator_setAllocatorSettings(settings)
 
 
+# Groups
+
 STORE_MAKER = "_create_c10d_store"
 """The function of torch.distributed.rendezvous by which env:// and tcp:// come to a store, given
 host, port, rank, size and timeout (torch 2.15)."""
@@ -338,10 +349,21 @@ FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logge
 """The modules of torch.distributed's functions, and of what is around each of them."""
 
 
-def find_caller(is_message: bool) -> tuple[bool, bool]:
-    """Whether the function of torch.distributed that has called an operation waits for it; whether
-    the work of a collective goes to torch itself, which may wait for it in C++. (Older versions of
-    torch do not tell its groups.) To be called by what stands in the operation's place.
+class Caller(NamedTuple):
+    """The function of torch.distributed that has called an operation."""
+
+    waits: bool
+    """Whether it waits for the operation."""
+    hands_to_torch: bool
+    """Whether the work of a collective goes to torch itself, which may wait for it in C++. (Older
+    versions of torch do not tell its groups.)"""
+
+
+WAITS = Caller(waits=True, hands_to_torch=False)
+
+
+def find_caller(is_message: bool) -> Caller:
+    """The caller of an operation. To be called by what stands in the operation's place.
 
     Source: the local variable `async_op` in torch.distributed.distributed_c10d (torch 2.15)
     """
@@ -349,11 +371,12 @@ def find_caller(is_message: bool) -> tuple[bool, bool]:
     while frame is not None and (module := frame.f_globals.get("__name__", "")) in FUNCTIONS:
         code = frame.f_code
         if code.co_name in ("send", "recv", "monitored_barrier"):
-            return True, False
+            return WAITS
         if "async_op" in code.co_varnames and not frame.f_locals["async_op"]:
-            return True, False
+            return WAITS
         frame = frame.f_back
-    return False, frame is not None and not is_message and module.startswith("torch.")
+    is_torchs = frame is not None and not is_message and module.startswith("torch.")
+    return Caller(waits=False, hands_to_torch=is_torchs)
 
 
 def carrier_of(group: Any, device: Any) -> Any:
@@ -478,16 +501,17 @@ def list_groups() -> list[Any]:
     return [*distributed_c10d._world.pg_map]
 
 
-def hooks_of(model: Any) -> list[str]:
-    """The communication hooks of a DistributedDataParallel after which gradients may differ between
-    ranks: those that are not torch's, and those of local SGD. By name.
+def default_store() -> Any:
+    """The store of the default process group.
 
-    Source: DistributedDataParallel._comm_hooks (torch 2.15)
+    Source: torch.distributed.distributed_c10d._get_default_store (torch 2.15)
     """
-    hooks = (getattr(hook, "func", hook) for hook, _ in model._comm_hooks)
-    named = [(getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) for hook in hooks]
-    torchs = "torch.distributed.algorithms."
-    return [name for module, name in named if not module.startswith(torchs) or "localSGD" in name]
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+# Tensors
 
 
 def sender_of(work: Any) -> int:
@@ -538,6 +562,21 @@ def local_of(tensor: Any) -> Any:
     Source: torch.distributed.tensor.DTensor._local_tensor (torch 2.15)
     """
     return getattr(tensor, "_local_tensor", None) if hasattr(tensor, "device_mesh") else None
+
+
+# Models
+
+
+def hooks_of(model: Any) -> list[str]:
+    """The communication hooks of a DistributedDataParallel after which gradients may differ between
+    ranks: those that are not torch's, and those of local SGD. By name.
+
+    Source: DistributedDataParallel._comm_hooks (torch 2.15)
+    """
+    hooks = (getattr(hook, "func", hook) for hook, _ in model._comm_hooks)
+    named = [(getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) for hook in hooks]
+    torchs = "torch.distributed.algorithms."
+    return [name for module, name in named if not module.startswith(torchs) or "localSGD" in name]
 
 
 def has_step_hooks(optimizer: Any) -> bool:
@@ -604,6 +643,9 @@ def find_tensors(output: Any) -> list[Any]:
     return [*distributed._find_tensors(output)]
 
 
+# Data
+
+
 def batch_iterator() -> Any:
     """The class of all iterators of a `DataLoader`.
 
@@ -644,6 +686,9 @@ def count_batches(iterator: Any) -> int:
     return len(batches) if has_indices and hasattr(batches, "__len__") else 0
 
 
+# Torch
+
+
 def without_modes() -> Any:
     """A context manager: no mode of the program's hears of the operators that are called in it.
 
@@ -652,16 +697,6 @@ def without_modes() -> Any:
     from torch.utils import _python_dispatch
 
     return _python_dispatch._disable_current_modes()
-
-
-def default_store() -> Any:
-    """The store of the default process group.
-
-    Source: torch.distributed.distributed_c10d._get_default_store (torch 2.15)
-    """
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
 
 
 def torch_folder() -> str:

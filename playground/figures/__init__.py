@@ -6,6 +6,7 @@ figure         what a figure is, and the run it is drawn from
 runs           recorded runs, which travel with the project (`recordings/`)
 
 collectives    messages and collectives
+parallel       remote calls, sharded layers, causal attention, a mesh
 training       parts of a step, buckets, steps on ranks that are killed
 data_parallel  DataParallel: one process, several devices
 counted_step   ZeRO's stages, counted

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from playground.figures import collectives, data_parallel, training
+from playground.figures import collectives, data_parallel, parallel, training
 from playground.figures.figure import Figure
 
 _DRAWN = {
     each.name: each
-    for module in (collectives, data_parallel, training)
+    for module in (collectives, parallel, data_parallel, training)
     for each in vars(module).values()
     if isinstance(each, Figure)
 }

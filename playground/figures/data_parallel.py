@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from playground.base.remote import remote
 from playground.explain.replay.analyse.timeline import ref_of
 from playground.explain.replay.record.recording import (
     BACKGROUND,
@@ -25,18 +24,14 @@ from playground.explain.replay.render.bands import Band, Panel, arrow, box, pane
 from playground.explain.replay.render.bars import add_bars, add_key, piece
 from playground.explain.replay.render.scene import Mark, Scene
 from playground.explain.replay.render.timeline import shape_text, title_of
-from playground.figures.figure import Evidence, FigureRun, figure
+from playground.figures.figure import Evidence, FigureRun, figure, work_of
 from playground.ui.units import format_bytes
 
 if TYPE_CHECKING:
     from playground.figures.ranks import DataParallelStep, DeviceLoad
 
-STEPS = FigureRun(
-    "data-parallel", remote("playground.figures.ranks:data_parallel_steps"), 1, recorded=True
-)
-MEMORY = FigureRun(
-    "data-parallel, memory", remote("playground.figures.ranks:data_parallel_memory"), 1
-)
+STEPS = FigureRun("data-parallel", work_of("data_parallel_steps"), 1, recorded=True)
+MEMORY = FigureRun("data-parallel, memory", work_of("data_parallel_memory"), 1)
 HOST = "cpu"
 """The device of the batches."""
 LOGITS, LOSS, OUTPUTS = "logits", "loss", "outputs"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from playground.base.files import temporary_folder
-from playground.base.remote import Remote
+from playground.base.remote import Remote, remote
 from playground.explain.replay.analyse.matching import MatchedMessage, match_messages
 from playground.explain.replay.record.reading import merge
 from playground.explain.replay.record.recording import RankRecording, Recording
@@ -59,6 +59,11 @@ class Evidence:
             return replace(rank, events=events)
 
         return replace(self.recorded, ranks=tuple(map(without_earlier, self.recorded.ranks)))
+
+
+def work_of(function: str) -> Remote:
+    """A function of ranks.py."""
+    return remote(f"playground.figures.ranks:{function}")
 
 
 @dataclass(frozen=True)

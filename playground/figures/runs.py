@@ -22,7 +22,7 @@ from playground.explain.replay.record.reading import merge, read_recording
 from playground.explain.replay.record.recording import Recording
 from playground.explain.replay.record.run import Recorded, collect, describe_run, note_failure
 from playground.figures.catalogue import FIGURES, RUNS
-from playground.figures.figure import ChangingRun, FigureRun
+from playground.figures.figure import ChangingRun, FigureRun, work_of
 from playground.figures.training import elastic_run
 from playground.tools.failures.page import SIZE
 from playground.tools.failures.programs import PROGRAMS, find
@@ -51,22 +51,22 @@ FAILURES = {
 PLAYED = {
     each.name: each
     for each in (
-        FigureRun("memory board", remote("playground.figures.ranks:memory_gradients"), 2),
+        FigureRun("memory board", work_of("memory_gradients"), 2),
         FigureRun("gpt board", remote("playground.lessons.inside_gpt.lesson:run"), 2),
-        FigureRun("scaling board", remote("playground.figures.ranks:scaling_steps"), 3),
-        FigureRun("zero board", remote("playground.figures.ranks:zero_stages"), 2),
-        FigureRun("pipeline board", remote("playground.figures.ranks:pipeline_schedules"), 3),
-        FigureRun("context board", remote("playground.figures.ranks:context_rings"), 3),
-        FigureRun("experts board", remote("playground.figures.ranks:routed_layer"), 3),
+        FigureRun("scaling board", work_of("scaling_steps"), 3),
+        FigureRun("zero board", work_of("zero_stages"), 2),
+        FigureRun("pipeline board", work_of("pipeline_schedules"), 3),
+        FigureRun("context board", work_of("context_rings"), 3),
+        FigureRun("experts board", work_of("routed_layer"), 3),
         FigureRun(
             "mesh board",
-            remote("playground.figures.ranks:train_on_mesh"),
+            work_of("train_on_mesh"),
             4,
             ({"dp": 2, "pp": 2, "cp": 1, "tp": 1}, 1),
         ),
         elastic_run("elastic board", 2, 192, epochs=1, every=2, kill=3, restarts=1),
-        FigureRun("checkpoint board", remote("playground.figures.ranks:saved_blocks"), 4),
-        FigureRun("bytes board", remote("playground.figures.ranks:sent_gradients"), 2),
+        FigureRun("checkpoint board", work_of("saved_blocks"), 4),
+        FigureRun("bytes board", work_of("sent_gradients"), 2),
     )
 }
 """Runs that are small enough to be recorded whole: a chapter whose figure's run is not, or that has

@@ -39,7 +39,7 @@ from playground.explain.replay.render.scene import (
 from playground.explain.replay.render.timeline import LABELS, lay_out
 from playground.figures.collectives import DASHED
 from playground.figures.counted_step import CountedStep, CountSettings
-from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
+from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure, work_of
 from playground.training import prepare
 from playground.training.step_results import StepResult, Variant
 from playground.training.step_settings import StepSettings
@@ -74,13 +74,13 @@ def elastic_run(
         draw_digits(folder)
         return folder, images, epochs, every, kill, restarts
 
-    work = remote("playground.figures.ranks:elastic_start")
+    work = work_of("elastic_start")
     return FigureRun(name, work, size, arguments, restarts=restarts)
 
 
-SGD_ON_THREE = FigureRun("sgd on three", remote("playground.figures.ranks:sgd_step"), 3)
+SGD_ON_THREE = FigureRun("sgd on three", work_of("sgd_step"), 3)
 FLAT, OVERLAPPED = (
-    FigureRun(variant, remote("playground.figures.ranks:rung_steps"), 2, (variant,), recorded=True)
+    FigureRun(variant, work_of("rung_steps"), 2, (variant,), recorded=True)
     for variant in ("flat", "overlapped")
 )
 LINK = 0.25
@@ -93,18 +93,18 @@ LADDER = FigureRun(
     2,
     on_digits(StepSettings, steps=30, link=LINK),
 )
-BERT = FigureRun("bert", remote("playground.figures.ranks:bert_steps"), 2, recorded=True)
+BERT = FigureRun("bert", work_of("bert_steps"), 2, recorded=True)
 ELASTIC = elastic_run("elastic", 4, 480, epochs=2, every=4, kill=7, restarts=2)
 HOSTS = ChangingRun(
     "hosts", remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))
 )
 SERVER = FigureRun(
     "parameter-server",
-    remote("playground.figures.ranks:server_modes"),
+    work_of("server_modes"),
     4,
     (6, 3, 1),
 )
-SERVER_LOSSES = FigureRun("server losses", remote("playground.figures.ranks:server_losses"), 5)
+SERVER_LOSSES = FigureRun("server losses", work_of("server_losses"), 5)
 METHODS = {"ddp": "data_parallel", "zero-1": "zero1", "zero-2": "zero2", "zero-3": "zero3"}
 """By name of the gradient synchronisation, the function in the program of zero."""
 ZERO = FigureRun(
@@ -115,11 +115,11 @@ ZERO = FigureRun(
 )
 ROUTED = FigureRun(
     "experts",
-    remote("playground.figures.ranks:routed_rows"),
+    work_of("routed_rows"),
     2,
 )
 DDP_NET, DDP_FOUR = (
-    FigureRun(name, remote("playground.figures.ranks:ddp_backward"), 2, (model,), recorded=True)
+    FigureRun(name, work_of("ddp_backward"), 2, (model,), recorded=True)
     for name, model in (("ddp", "net"), ("ddp, four parameters", "four"))
 )
 PARTS = {

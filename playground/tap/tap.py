@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from playground.base.upstream import find_caller, list_groups
+from playground.base.upstream import WAITS, find_caller, list_groups
 from playground.tap import native
 from playground.tap.call import Call
 from playground.tap.inside import Inside, ThreadState
@@ -150,7 +150,7 @@ class Tap:
                 return recorded(group, given, args, kwargs)
             # newer versions of torch say in the options whether a call blocks
             waits = bool(given) and not getattr(given[-1], "asyncOp", True)
-            blocks, by_torch = (True, False) if waits else find_caller(method in MESSAGES)
+            blocks, by_torch = WAITS if waits else find_caller(method in MESSAGES)
             call = Call(
                 next(self.numbers), method, group, given,
                 blocks=blocks or by_torch, is_torchs=by_torch,

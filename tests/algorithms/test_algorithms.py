@@ -16,7 +16,7 @@ from fixtures import Worlds
 from hypothesis import given, strategies as st
 from ranks import all_reduce_in_group, all_reduce_large, observed, several_at_once
 
-from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce, messages
+from playground.algorithms import ALGORITHMS, executor, load_algorithm, load_all_reduce
 from playground.algorithms.collectives import check_shares
 from playground.algorithms.cost_model import RING_PIECE
 from playground.algorithms.operation import check
@@ -171,7 +171,7 @@ def our_all_reduce_as_on_nccl(rank: int, size: int, numel: int) -> dict[str, lis
     """Messages in batches, and no second thread: for each algorithm, whether it was right,
     synchronous and not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "IN_BATCHES", {"cpu"})
+        patch.setattr(executor, "IN_BATCHES", {"cpu"})
         patch.setattr(BACKENDS["gloo"], "allows_threads", False)
         return {
             name: all_reduce_twice(load_all_reduce(name), rank, size, numel) for name in ALGORITHMS

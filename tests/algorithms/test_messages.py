@@ -16,7 +16,7 @@ from ranks import observed
 from playground import launch
 from playground.algorithms import ALGORITHMS, all_reduce, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import IN_FLIGHT, RING_PIECE
-from playground.algorithms.messages import Addressed, Group, WatchingExecutor, Works, executed_by
+from playground.algorithms.executor import Addressed, Group, WatchingExecutor, Works, executed_by
 from playground.world import RankFailed
 
 NAMES = sorted(ALGORITHMS)

@@ -16,7 +16,7 @@ from fixtures import Worlds
 from hypothesis import given, strategies as st
 from ranks import all_reduce_in_group, observed
 
-from playground.algorithms import ALGORITHMS, load_all_reduce, messages
+from playground.algorithms import ALGORITHMS, executor, load_all_reduce, messages
 from playground.algorithms.all_reduce import (
     choose,
     halving_doubling,
@@ -26,7 +26,8 @@ from playground.algorithms.all_reduce import (
 )
 from playground.algorithms.collectives import AllReduce
 from playground.algorithms.cost_model import RING_PIECE, Machine, Task, hierarchical_cost
-from playground.algorithms.messages import Addressed, Executor, hosts_of
+from playground.algorithms.executor import Addressed, Executor
+from playground.algorithms.messages import hosts_of
 from playground.base.host import host_id, ranks_by_host
 from playground.world import RankFailed, UsageError
 
@@ -89,7 +90,7 @@ def test_on_any_hosts_it_is_all_reduce(size: int, world: Worlds) -> None:
 def large_on_hosts(rank: int, size: int, layout: Layout, numel: int, batched: bool) -> bool:
     tensor = torch.arange(numel, dtype=torch.int32) * (rank + 1)
     with on_hosts(layout), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "IN_BATCHES", {"cpu"} if batched else set())
+        patch.setattr(executor, "IN_BATCHES", {"cpu"} if batched else set())
         load_all_reduce("hierarchical")(tensor)
     return torch.equal(tensor, torch.arange(numel, dtype=torch.int32) * sum(range(size + 1)))
 

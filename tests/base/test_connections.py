@@ -24,16 +24,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import playground
 from playground import RankFailed
-from playground.base import connections
-from playground.base.connections import (
-    NOTHING,
-    StrangerConnected,
-    gloo_sockets,
-    has_filter,
-    is_listening,
-    put_filter,
-    shut_out_strangers,
-)
+from playground.base import strangers
+from playground.base.connections import gloo_sockets, is_listening
+from playground.base.socket_filter import NOTHING, has_filter, put_filter
+from playground.base.strangers import StrangerConnected, shut_out_strangers
 from playground.world.rendezvous.rendezvous import listen
 
 launch = partial(playground.launch, fresh=True)
@@ -98,7 +92,7 @@ def test_a_stranger_is_named() -> None:
 
 
 def test_whoever_waits_to_be_accepted_is_not_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "ACCEPT_LIMIT", 0.1)
+    monkeypatch.setattr(strangers, "ACCEPT_LIMIT", 0.1)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()),

@@ -22,6 +22,7 @@ STDLIB = sysconfig.get_path("stdlib")
         ("/elsewhere/playground/world/train.py", True),
         (f"{PACKAGE}lessons/p2p/lesson.py", True),
         (f"{PACKAGE}algorithms/all_reduce.py", True),
+        (f"{PACKAGE}algorithms/executor.py", False),
         (f"{PACKAGE}algorithms/messages.py", False),
         (f"{PACKAGE}world/rank/rank.py", False),
         (f"{PACKAGE}explain/replay/record/recorder.py", False),

@@ -16,7 +16,8 @@ from fixtures import Run, Worlds
 from test_lessons import docstring_table
 
 import playground
-from playground.algorithms.cost_model import Machine, Task, bytes_sent, ring_cost
+from playground.algorithms.bytes_sent import bytes_sent
+from playground.algorithms.cost_model import Machine, Task, ring_cost
 from playground.lessons.collectives import lesson as collectives
 
 CHAPTER = Path(playground.__file__).parent / "lessons" / "collectives" / "README.md"

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from playground.algorithms import load_all_reduce
-from playground.algorithms.messages import Addressed
+from playground.algorithms.executor import Addressed
 from playground.base.remote import ROOT
 from playground.lessons.data_parallel.lesson import data_parallel, replicate
 from playground.lessons.devices import device_of, place, track_memory

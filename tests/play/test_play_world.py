@@ -406,7 +406,7 @@ def test_the_store_of_a_world_that_was_mended_hears_its_ranks_alone(world: PlayW
     world.run_cell("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     imports = (
         "from playground.world.rank.member import members",
-        "from playground.world.rendezvous.store_server import ALONE",
+        "from playground.world.rendezvous.keys import ALONE",
     )
     run = world.run_cell("\n".join([*imports, "dist.barrier()", "members[0].store.get(ALONE)"]))
     assert values(run) == ["b''"] * SIZE

@@ -27,7 +27,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
-from playground.world.launcher import child_processes, examiner, fork_client
+from playground.world.launcher import child_processes, examiner, forked_process
 from playground.world.launcher.fork_server import LAUNCHER_ONLY
 
 examiner.INTERVAL = 0.05
@@ -58,7 +58,7 @@ class ForkedProgram:
         self.stdout, stdout = open_pipe()
         self.stderr, stderr = open_pipe()
         with stdout, stderr:
-            self.process, self.line = fork_client.start(
+            self.process, self.line = forked_process.start(
                 run_module, module, words, environ, {1: stdout, 2: stderr}
             )
         assert self.process.pid
@@ -105,7 +105,7 @@ def fork_in_terminal(
     height: int,
     width: int,
     is_new: bool = False,
-) -> tuple[int, fork_client.ForkedProcess]:
+) -> tuple[int, forked_process.ForkedProcess]:
     """`python -m module words…` in a pseudo-terminal of this size, which is its session's: the
     descriptor of the terminal's other end, and the process. `is_new`: torch is not imported there,
     nor anything else."""
@@ -113,7 +113,7 @@ def fork_in_terminal(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     with Connection(theirs) as terminal:
         streams = dict.fromkeys(range(3), terminal)
-        process, line = fork_client.start(run_module, module, words, environ, streams, is_new)
+        process, line = forked_process.start(run_module, module, words, environ, streams, is_new)
     line.close()
     return ours, process
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms import load_all_reduce
-from playground.algorithms.messages import (
+from playground.algorithms.executor import (
     Addressed,
     Group,
     WatchingExecutor,

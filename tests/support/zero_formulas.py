@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playground.algorithms.cost_model import times_sent
+from playground.algorithms.bytes_sent import times_sent
 from playground.training.formulas import COLLECTIVES_OF_STAGE, FLOAT32, state_bytes
 
 

@@ -18,7 +18,7 @@ from widths import too_wide
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import RING_PIECE, Cost, Counts, Machine, Task
-from playground.algorithms.messages import Addressed
+from playground.algorithms.executor import Addressed
 from playground.base.host import ranks_by_host
 from playground.tools.scale import fit, page, plan, results
 from playground.tools.scale.plan import COSTS, EFFORT, Effort, Plan

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_syncs import TORCH_SYNCS
 from zero_formulas import stage_bytes_sent, times_held
 
-from playground.algorithms.cost_model import times_sent
+from playground.algorithms.bytes_sent import times_sent
 from playground.algorithms.traffic import Traffic
 from playground.figures.counted_step import CountedStep, CountSettings
 from playground.figures.counting import Trainer, count, new_model

@@ -21,12 +21,12 @@ from processes import ENOUGH, is_alive
 from playground.base.errors import ForkServerFailed
 from playground.base.upstream import find_modules_as_here
 from playground.tools.why.family import list_family
-from playground.world.launcher import child_processes, fork_client
+from playground.world.launcher import child_processes, fork_client, forked_process
 
 
 def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
     begin()
-    processes = [fork_client.ForkedProcess(time.sleep, (60,)) for _ in range(3)]
+    processes = [forked_process.ForkedProcess(time.sleep, (60,)) for _ in range(3)]
     numbers = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV)
     for process, number in zip(processes, numbers, strict=True):
         os.kill(process.pid, number)
@@ -35,7 +35,7 @@ def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
 
 def test_what_a_process_is_to_run_may_be_large(begin: Begin) -> None:
     begin()
-    assert fork_client.ForkedProcess(len, (bytes(2**24),)).join(ENOUGH) == 0
+    assert forked_process.ForkedProcess(len, (bytes(2**24),)).join(ENOUGH) == 0
 
 
 def test_a_server_that_is_stopped_while_it_is_asked_is_named(
@@ -56,7 +56,7 @@ def test_a_server_that_takes_long_is_not_taken_for_one_that_is_stopped(
     monkeypatch.setattr(fork_client, "STOPPED_LOOKS", 1)
     monkeypatch.setattr(fork_client, "LOOK_INTERVAL", 0.01)
     begin(slow="import time; time.sleep(0.5)")
-    assert fork_client.ForkedProcess(len, ("",)).join(ENOUGH) == 0
+    assert forked_process.ForkedProcess(len, ("",)).join(ENOUGH) == 0
 
 
 STARTS_STOPPED = {
@@ -137,7 +137,7 @@ def test_a_server_that_cannot_even_answer_is_explained(
 ) -> None:
     monkeypatch.setattr(fork_client, "END_LIMIT", 0.3)
     client = begin()
-    assert fork_client.ForkedProcess(len, ("",)).join(ENOUGH) == 0
+    assert forked_process.ForkedProcess(len, ("",)).join(ENOUGH) == 0
     resource.prlimit(client.pid, resource.RLIMIT_NOFILE, (3, 3))
     with pytest.raises(ForkServerFailed, match="has no file descriptor left"):
         client.fork([])
@@ -147,7 +147,7 @@ def test_a_signal_reaches_a_process_and_not_whoever_has_got_its_number(
     begin: Begin, stranger: subprocess.Popen[bytes]
 ) -> None:
     begin()
-    process = fork_client.ForkedProcess(time.sleep, (60,))
+    process = forked_process.ForkedProcess(time.sleep, (60,))
     # as after the process has ended and as many others have been started
     process.pid = stranger.pid
     process.kill()
@@ -170,7 +170,7 @@ def test_a_descriptor_beyond_the_limit_is_inheritable_as_before(begin: Begin) ->
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
             assert os.get_inheritable(400)
             begin()
-            assert fork_client.ForkedProcess(len, ("",)).join(ENOUGH) == 0
+            assert forked_process.ForkedProcess(len, ("",)).join(ENOUGH) == 0
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
             os.close(400)
@@ -194,14 +194,14 @@ def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(
     begin: Begin,
 ) -> None:
     client = begin()
-    process = fork_client.ForkedProcess(time.sleep, (60,))
+    process = forked_process.ForkedProcess(time.sleep, (60,))
     os.kill(client.pid, signal.SIGSTOP)
     while state_of(client.pid) != "T":
         time.sleep(0.01)
     assert process.exitcode is None, "it still runs"
     process.kill()
     process.join()
-    assert process.exitcode == fork_client.LOST_BY_THE_SERVER
+    assert process.exitcode == forked_process.LOST_BY_THE_SERVER
     os.kill(client.pid, signal.SIGCONT)
 
 
@@ -231,7 +231,7 @@ def test_what_is_registered_with_atexit_runs_when_the_server_is_released(
         leaving="import atexit, pathlib; "
         f"atexit.register(pathlib.Path({str(tmp_path / 'left')!r}).write_text, 'yes')"
     )
-    process = fork_client.ForkedProcess(len, ("",))
+    process = forked_process.ForkedProcess(len, ("",))
     process.join()
     fork_client.end_servers()
     assert is_gone(client.pid)
@@ -242,7 +242,7 @@ def test_who_is_kept_by_a_launcher_is_found_though_the_server_is_no_child_of_it(
     begin: Begin,
 ) -> None:
     client = begin()
-    process = fork_client.ForkedProcess(time.sleep, (60,))
+    process = forked_process.ForkedProcess(time.sleep, (60,))
     family = [*list_family(os.getpid())]
     assert {client.pid, process.pid} <= {*family}
     assert len(family) == len({*family})

@@ -17,18 +17,18 @@ from fork_servers import Begin, is_gone, state_of
 from processes import ENOUGH, is_alive
 
 from playground.base.errors import ForkServerFailed
-from playground.world.launcher import fork_client
+from playground.world.launcher import forked_process
 
 
 def test_a_child_of_the_launcher_does_not_keep_the_server_alive(begin: Begin) -> None:
     client = begin()
-    process = fork_client.ForkedProcess(time.sleep, (60,))
+    process = forked_process.ForkedProcess(time.sleep, (60,))
     if not (child := os.fork()):
         time.sleep(1000)
         os._exit(0)
     try:
         os.close(client.lifeline)  # as when the launcher is killed
-        assert process.join(ENOUGH) == fork_client.LOST_BY_THE_SERVER
+        assert process.join(ENOUGH) == forked_process.LOST_BY_THE_SERVER
         assert is_gone(client.pid)
     finally:
         os.kill(child, signal.SIGKILL)
@@ -37,11 +37,11 @@ def test_a_child_of_the_launcher_does_not_keep_the_server_alive(begin: Begin) ->
 
 def test_a_stopped_process_ends_with_a_server_that_is_killed(begin: Begin) -> None:
     client = begin()
-    process = fork_client.ForkedProcess(signal.raise_signal, (signal.SIGSTOP,))
+    process = forked_process.ForkedProcess(signal.raise_signal, (signal.SIGSTOP,))
     while state_of(process.pid) != "T":
         time.sleep(0.01)
     os.kill(client.pid, signal.SIGKILL)
-    assert process.join(ENOUGH) == fork_client.LOST_BY_THE_SERVER
+    assert process.join(ENOUGH) == forked_process.LOST_BY_THE_SERVER
     assert not is_alive(process.pid) or state_of(process.pid) == "Z"
 
 
@@ -62,7 +62,7 @@ def test_an_inheritable_descriptor_of_the_launcher_s_is_not_open_in_its_processe
     try:
         begin()
         # which fails, and so the process exits with 1
-        process = fork_client.ForkedProcess(os.fstat, (250,))
+        process = forked_process.ForkedProcess(os.fstat, (250,))
         process.join(ENOUGH)
         assert process.exitcode == 1
     finally:
@@ -91,12 +91,12 @@ def test_the_server_dies_with_its_launcher_whatever_it_is_doing(begin: Begin, mo
 
 def test_a_stopped_process_dies_with_its_launcher(begin: Begin) -> None:
     client = begin()
-    process = fork_client.ForkedProcess(signal.raise_signal, (signal.SIGSTOP,))
+    process = forked_process.ForkedProcess(signal.raise_signal, (signal.SIGSTOP,))
     while state_of(process.pid) != "T":
         time.sleep(0.01)
     os.close(client.lifeline)
     process.join(ENOUGH)
-    assert process.exitcode == fork_client.LOST_BY_THE_SERVER
+    assert process.exitcode == forked_process.LOST_BY_THE_SERVER
 
 
 def test_a_server_without_torch_says_so(begin: Begin) -> None:
@@ -112,7 +112,7 @@ def test_a_server_without_torch_says_so(begin: Begin) -> None:
 
 def test_the_end_of_a_child_that_is_no_rank_does_not_disturb_the_server(begin: Begin) -> None:
     client = begin(parent="import subprocess; subprocess.Popen(['sleep', '0.05'])")
-    process = fork_client.ForkedProcess(time.sleep, (0.2,))
+    process = forked_process.ForkedProcess(time.sleep, (0.2,))
     process.join(ENOUGH)
     assert process.exitcode == 0
     assert client.is_running()
@@ -129,7 +129,7 @@ def test_a_launcher_that_gives_up_before_it_has_read_an_answer_does_not_disturb_
         socket.send_fds(client.requests, [b"\0"], [theirs.fileno(), read])
     with ours:
         wait([ours], ENOUGH)
-    process = fork_client.ForkedProcess(len, ("",))
+    process = forked_process.ForkedProcess(len, ("",))
     assert process.join(ENOUGH) == 0
     assert client.is_running()
 
@@ -141,5 +141,5 @@ def write_a_number(path: Path) -> None:
 def test_forks_have_generators_of_their_own(begin: Begin, tmp_path: Path) -> None:
     begin(drawing="import numpy.random")
     for name in ("one", "other"):
-        assert fork_client.ForkedProcess(write_a_number, (tmp_path / name,)).join(ENOUGH) == 0
+        assert forked_process.ForkedProcess(write_a_number, (tmp_path / name,)).join(ENOUGH) == 0
     assert (tmp_path / "one").read_text() != (tmp_path / "other").read_text()

@@ -27,7 +27,7 @@ from playground.base.errors import ForkServerFailed
 from playground.base.host import cores
 from playground.lessons.mnist import Net
 from playground.world import RankFailed, UsageError
-from playground.world.launcher import fork_client
+from playground.world.launcher import forked_process
 from playground.world.launcher.launch import LaunchConfig, start_rank
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.rendezvous import MAX_RANKS, Rendezvous
@@ -130,7 +130,7 @@ def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.M
     def refuse(*args: object, **more: object) -> None:
         raise ForkServerFailed("is away")
 
-    monkeypatch.setattr(fork_client, "start", refuse)
+    monkeypatch.setattr(forked_process, "start", refuse)
     env = RankEnv(rank=0, size=1, local_rank=0, local_size=1, rendezvous=Rendezvous())
     before = open_files()
     with pytest.raises(ForkServerFailed) as caught:

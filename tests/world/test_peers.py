@@ -25,6 +25,7 @@ from playground.training import prepare
 from playground.world.join import describe_loss, explain
 from playground.world.rendezvous import peers
 from playground.world.rendezvous.environment import RankEnv, write_error_file
+from playground.world.rendezvous.keys import left
 from playground.world.rendezvous.peer_ends import Loss, Peer, PeerEnds, describe_end
 from playground.world.rendezvous.peers import PeerWatch
 from playground.world.rendezvous.rendezvous import Rendezvous
@@ -237,7 +238,7 @@ def test_who_has_left_in_order_is_not_missed_and_whose_end_is_known_is_told_firs
     env = RankEnv(rank=0, size=4, local_rank=0, local_size=4, rendezvous=Rendezvous())
     watch, lost = PeerWatch(env, 1.0, 1.0, lambda: None), list[str]()
     watch.store = HashStore()
-    watch.store.set(peers.left(1), "yes")
+    watch.store.set(left(1), "yes")
     monkeypatch.setattr(watch, "report", lambda loss: lost.append(str(loss)))
     ends = [
         (make_peer(1, "here"), Loss([1], "exited with code 0")),

@@ -6,17 +6,14 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed._functional_collectives  # the tap does, once for all ranks if it is here
-
+from playground.algorithms.executor import CollectiveCall, WatchingExecutor, executed_by
 from playground.algorithms.link import Link
-from playground.algorithms.messages import WatchingExecutor, executed_by
 from playground.algorithms.traffic import sent_by
 from playground.base.event_log import NONE, EventLog, Table, map_file
 from playground.explain.cost.clock import Clock, Moment
@@ -265,34 +262,30 @@ class MeteredExecutor(WatchingExecutor):
         super().__init__()
         self.meter = meter
 
-    def collective(
-        self, name: str, call: Callable[[], None], input: torch.Tensor, output: torch.Tensor,
-        group: Any,
-        async_op: bool,
-    ) -> Any:  # fmt: skip
+    def collective(self, made: CollectiveCall) -> Any:
         meter = self.meter
-        issued = Issued(meter.find_row(name), time.monotonic())
+        issued = Issued(meter.find_row(made.name), time.monotonic())
         meter.log.add(issued.row, CALLS, 1)
 
         def run() -> None:
             before = meter.thread.inside
             meter.thread.inside = issued.row
             try:
-                call()
+                made.call()
             finally:
                 meter.thread.inside = before
                 issued.completed = time.monotonic()
 
-        if not async_op:
+        if not made.async_op:
             meter.stand_still(issued.row, issued.start)
         try:
-            work = self.inner.collective(name, run, input, output, group, async_op)
+            work = self.inner.collective(made._replace(call=run))
         finally:
-            if not async_op:
+            if not made.async_op:
                 meter.add_wait(issued, time.monotonic())
                 meter.stand_still(0, 0.0)
         issued.returned = time.monotonic()
-        return None if work is None else MeteredWork(meter, work, issued, name)
+        return None if work is None else MeteredWork(meter, work, issued, made.name)
 
 
 class MeteredWork:

@@ -16,7 +16,7 @@ class Amounts:
     calls: float = 0.0
     sent: float = 0.0
     """Bytes. Messages are counted as they are, and so are the messages of the playground's own
-    all-reduces. A collective is counted by its formula: `algorithms.cost_model.bytes_sent`."""
+    all-reduces. A collective is counted by its formula: `algorithms.bytes_sent.bytes_sent`."""
     waited: float = 0.0
     """Seconds in calls that block, and in waits. On a GPU, seconds for which its stream stood
     still."""

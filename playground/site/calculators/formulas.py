@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
+from playground.algorithms.bytes_sent import times_sent
 from playground.algorithms.cost_model import (
     Cost,
     Machine,
@@ -16,7 +17,6 @@ from playground.algorithms.cost_model import (
     recursive_doubling_cost,
     reduce_broadcast_cost,
     ring_cost,
-    times_sent,
 )
 from playground.site.calculators.calculator import Calculator, Cell, Chosen, Control, digits, scaled
 from playground.training.formulas import COLLECTIVES_OF_STAGE, FLOAT32, MIXED

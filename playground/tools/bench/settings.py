@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 
 from playground.algorithms import ALGORITHMS_BY_COLLECTIVE, BACKEND
-from playground.algorithms.cost_model import share_of_others, times_sent
+from playground.algorithms.bytes_sent import share_of_others, times_sent
 from playground.base.errors import UsageError
 from playground.base.flags import check_flags, flag
 from playground.ui.units import format_bytes

@@ -3,6 +3,7 @@
 launch           one function on N processes: start, watch, restart, end
 pool             worlds that are kept for the next launch
 fork_client      asks the fork server for ranks
+forked_process   a process that comes of it, and the line to it
 child_processes  starts a program, and kills children
 fork_starter     starts the fork server
 fork_server      a process that forks itself for each rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from playground.world.launcher.fork_client import LOST_BY_THE_SERVER
+from playground.world.launcher.forked_process import LOST_BY_THE_SERVER
 from playground.world.launcher.rank_handle import GRACE, RankHandle, describe_exit
 from playground.world.launcher.receiving import ask_for_stacks, await_any, receive
 from playground.world.rank.assignment import Order

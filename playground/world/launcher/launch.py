@@ -17,7 +17,7 @@ from typing import Any
 from playground.base import process_checks
 from playground.base.errors import PlaygroundError, Preempted, UsageError
 from playground.world import backends
-from playground.world.launcher import fork_client, pool
+from playground.world.launcher import fork_client, forked_process, pool
 from playground.world.launcher.ending import dismiss, interrupt, stop
 from playground.world.launcher.output import (
     EVERY_RANK,
@@ -308,7 +308,7 @@ def start_rank(
     try:
         if config.bare:
             ends.append(Connection(os.dup(0), writable=False))
-        process, line = fork_client.start(
+        process, line = forked_process.start(
             rank_process.main, env, config.backend, streams=ends, server=own_server
         )
     except BaseException:

@@ -19,7 +19,8 @@ from playground.explain.hang.activity import Activity
 from playground.explain.hang.box import View
 from playground.explain.hang.idle import Sleep
 from playground.world.backends.backend import Backend
-from playground.world.launcher.fork_client import LOST_BY_THE_SERVER, UNGUARDED, find_sender
+from playground.world.launcher.fork_client import UNGUARDED
+from playground.world.launcher.forked_process import LOST_BY_THE_SERVER, find_sender
 from playground.world.launcher.output import Output
 from playground.world.launcher.store_process import StoreProcess
 from playground.world.rank.assignment import Answer, Assignment, MessageKind, Order

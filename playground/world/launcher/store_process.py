@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from playground.world.launcher import fork_client
+from playground.world.launcher import fork_client, forked_process
 from playground.world.rendezvous.rendezvous import Rendezvous, Server
 from playground.world.rendezvous.store_server import serve_store
 
@@ -20,7 +20,7 @@ class StoreProcess:
     def __init__(
         self, listener: socket.socket, own_server: fork_client.ForkServerClient | None = None
     ) -> None:
-        self.process, self.line = fork_client.start(
+        self.process, self.line = forked_process.start(
             serve_store, listener, server=own_server, ends_server=False, imports_program=False
         )
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from playground.base import host
-from playground.base.connections import StrangerConnected, let_ranks_connect, shut_out_strangers
 from playground.base.errors import RankFailed
+from playground.base.strangers import StrangerConnected, let_ranks_connect, shut_out_strangers
 from playground.base.threads import OurThread
 from playground.base.upstream import list_groups
 from playground.explain.hang.box import open_box

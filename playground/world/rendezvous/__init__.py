@@ -6,6 +6,7 @@ others, and `store` waits there until all have come.
 
 environment   what torchrun, Slurm or a person says of the world
 rendezvous    the address of the store
+keys          the keys of the store, who writes each and who reads it
 store         the store at which ranks meet and part
 store_server  the process that serves the store of ranks that we have launched
 agreement     objects exchanged, and settings that must be the same

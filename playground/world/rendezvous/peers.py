@@ -35,6 +35,7 @@ from playground.explain.hang.diagnosis import explain_failure
 from playground.explain.hang.exchange import Exchange
 from playground.explain.hang.wording import Diagnosis
 from playground.world.rendezvous.environment import RankEnv
+from playground.world.rendezvous.keys import ACKNOWLEDGED, LOSS, address, left
 from playground.world.rendezvous.peer_ends import Loss, Peer, PeerEnds
 from playground.world.rendezvous.rendezvous import Server, address_towards
 from playground.world.rendezvous.store import connect_as_client
@@ -58,11 +59,6 @@ KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 rank_0_has_left = threading.Event()
 """Set in a rank that has heard that rank 0, which serves the store, has left: the store may be gone
 at any moment."""
-
-
-def left(rank: int) -> str:
-    """Key of the store, where a rank says that it has left in order."""
-    return f"rank {rank} left"
 
 
 class PeerWatch:
@@ -127,8 +123,8 @@ class PeerWatch:
         own = Peer(
             self.env.rank, socket.gethostname(), namespace_id("pid"), os.getpid(), where, port
         )
-        self.store.set(f"rank {self.env.rank}", pickle.dumps(own))
-        addresses = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
+        self.store.set(address(self.env.rank), pickle.dumps(own))
+        addresses = self.store.multi_get([address(rank) for rank in range(self.env.size)])
         self.peers = [unpickle(each, Peer) for each in addresses]
         self.ends = PeerEnds(own, self.peers)
         self.boxes = {
@@ -181,8 +177,8 @@ class PeerWatch:
             self.store.set(left(self.env.rank), "yes")
             rank_0_has_left.set()
             self.closing.set()
-        elif self.store.check(["loss"]):
-            self.accept(unpickle(self.store.get("loss"), *REPORTED))
+        elif self.store.check([LOSS]):
+            self.accept(unpickle(self.store.get(LOSS), *REPORTED))
         else:
             self.report_ends(ends)
             if self.exchange and (deadlock := self.exchange.look()):
@@ -206,7 +202,7 @@ class PeerWatch:
             return
         # where the store is gone, too, this rank goes by what it has seen itself
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
-            loss = unpickle(self.store.compare_set("loss", "", pickle.dumps(loss)), *REPORTED)
+            loss = unpickle(self.store.compare_set(LOSS, "", pickle.dumps(loss)), *REPORTED)
         self.accept(loss)
 
     def accept(self, loss: Loss) -> None:
@@ -220,7 +216,7 @@ class PeerWatch:
         end_waits()
         if self.store and self.env.rank not in loss.ranks:
             with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
-                self.store.add("acknowledged", 1)
+                self.store.add(ACKNOWLEDGED, 1)
 
     def explain(self) -> Diagnosis | None:
         """The flight recorders' diagnosis of an operation of this rank that has failed."""
@@ -255,6 +251,6 @@ class PeerWatch:
         end = time.monotonic() + ACKNOWLEDGE_TIMEOUT
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             while self.store and self.loss and time.monotonic() < end:
-                if self.store.add("acknowledged", 0) >= self.env.size - len(self.loss.ranks):
+                if self.store.add(ACKNOWLEDGED, 0) >= self.env.size - len(self.loss.ranks):
                     return
                 time.sleep(0.02)

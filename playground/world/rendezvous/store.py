@@ -18,6 +18,7 @@ import torch.distributed as dist
 from playground.base.errors import RendezvousTimeout
 from playground.base.ranks import name_ranks
 from playground.world.backends import BACKENDS
+from playground.world.rendezvous import keys
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.rendezvous import (
     LOOPBACK_INTERFACE,
@@ -92,26 +93,26 @@ def await_number(store: dist.Store, rank: int, timeout: timedelta) -> int:
     """Tell rank 0 that this process has come. The entry of an earlier process in this place is
     overwritten, and no other process gets the answer."""
     process = uuid.uuid4().hex
-    store.set(f"rank {rank} waits", process)
-    store.wait([f"attempt of {process}"], timeout)
-    attempt = int(store.get(f"attempt of {process}"))
-    store.add(f"members of attempt {attempt}", 1)
+    store.set(keys.waits(rank), process)
+    store.wait([keys.answer_to(process)], timeout)
+    attempt = int(store.get(keys.answer_to(process)))
+    store.add(keys.members_of(attempt), 1)
     return attempt
 
 
 def number_attempt(store: dist.Store, size: int, timeout: timedelta) -> tuple[int, bool]:
     """Answer whoever waits until all others know the number; False if not all have come in time.
     The entry of a process that is gone is answered too, and so is the one that comes after it."""
-    attempt, answered = store.add("attempts", 1), set[bytes]()
+    attempt, answered = store.add(keys.ATTEMPTS, 1), set[bytes]()
     end = time.monotonic() + timeout.total_seconds()
-    while store.add(f"members of attempt {attempt}", 0) < size - 1:
+    while store.add(keys.members_of(attempt), 0) < size - 1:
         if time.monotonic() > end:
             return attempt, False
         waiting = {
-            store.get(key) for rank in range(1, size) if store.check([key := f"rank {rank} waits"])
+            store.get(key) for rank in range(1, size) if store.check([key := keys.waits(rank)])
         }
         for process in waiting - answered:
-            store.set(f"attempt of {process.decode()}", str(attempt))
+            store.set(keys.answer_to(process.decode()), str(attempt))
         answered |= waiting
         time.sleep(POLL_INTERVAL)
     return attempt, True
@@ -147,18 +148,18 @@ def await_everyone(store: dist.Store, env: RankEnv, timeout: timedelta) -> None:
     A backend would wait for them as well, but without end (nccl), or without a word on who is
     missing (gloo).
     """
-    store.set(f"rank {env.rank} is here", "")
-    if store.add("here", 1) == env.size:
-        store.set("missing", "")
+    store.set(keys.is_here(env.rank), "")
+    if store.add(keys.HERE, 1) == env.size:
+        store.set(keys.MISSING, "")
     try:
-        store.wait(["missing"], timeout)
+        store.wait([keys.MISSING], timeout)
     except dist.DistNetworkError as error:
         raise lost_store(env) from error
     except dist.DistStoreError:
         set_missing(store, env)
         if env.rank == 0:
             time.sleep(READ_GRACE)
-    if who := store.get("missing").decode():
+    if who := store.get(keys.MISSING).decode():
         raise not_come(env, timeout, who)
 
 
@@ -166,9 +167,9 @@ def set_missing(store: dist.Store, env: RankEnv) -> None:
     """Tell everyone which ranks, besides this one, have not come. Whoever gives up first says it
     for all."""
     others = (rank for rank in range(env.size) if rank != env.rank)
-    absent = [rank for rank in others if not store.check([f"rank {rank} is here"])]
+    absent = [rank for rank in others if not store.check([keys.is_here(rank)])]
     more = ", …" if len(absent) > MAX_NAMED else ""
-    store.set("missing", name_ranks(absent[:MAX_NAMED]) + more)
+    store.set(keys.MISSING, name_ranks(absent[:MAX_NAMED]) + more)
 
 
 def not_come(env: RankEnv, timeout: timedelta, who: str) -> RendezvousTimeout:
@@ -191,7 +192,7 @@ def leave_together(store: dist.Store, rank: int, size: int) -> None:
     """
     # Results are in. If a rank has been killed since, its launcher says so.
     with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
-        if store.add("gone", 1) == size:
-            store.set("everyone is gone", "")
+        if store.add(keys.GONE, 1) == size:
+            store.set(keys.EVERYONE_GONE, "")
         if rank == 0:
-            store.wait(["everyone is gone"], LEAVE_TIMEOUT)
+            store.wait([keys.EVERYONE_GONE], LEAVE_TIMEOUT)

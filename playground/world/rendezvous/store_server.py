@@ -13,14 +13,13 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NoReturn
 
-from playground.base.connections import StrangerConnected, admit_to_store, shut_out_strangers
+from playground.base.strangers import StrangerConnected, admit_to_store, shut_out_strangers
 from playground.base.threads import OurThread
+from playground.world.rendezvous.keys import ALONE, CLOSE
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-CLOSE, ALONE = "all ranks have come", "whether they are alone"
-"""Keys of the store: ranks set the first, the server answers with the second."""
 FOREVER = timedelta(days=1000)
 
 

@@ -12,9 +12,10 @@ import torch
 
 from playground.algorithms import messages
 from playground.algorithms.all_reduce import current_phase
-from playground.algorithms.messages import (
+from playground.algorithms.executor import (
     TAG,
     Addressed,
+    CollectiveCall,
     Executor,
     Group,
     Subset,
@@ -46,43 +47,37 @@ class RecordingExecutor(Executor):
         self.recorder = recorder
         self.calls = calls
 
-    def collective(
-        self, name: str, call: Callable[[], None], input: torch.Tensor, output: torch.Tensor,
-        group: Group,
-        async_op: bool,
-    ) -> Any:  # fmt: skip
+    def collective(self, made: CollectiveCall) -> Any:
         """Record the collective from the call until it is done."""
         recorder = self.recorder
         number = recorder.begin(
             COLLECTIVE,
-            name,
-            nbytes=bytes_of(input),
-            shape=input.shape,
-            group=ranks_of(group),
+            made.name,
+            nbytes=bytes_of(made.input),
+            shape=made.input.shape,
+            group=ranks_of(made.group),
             source=recorder.sources.find(),
             parent=recorder.around(),
         )
-        whole = functools.partial(self.run_whole, number, call, output, async_op)
-        work = super().collective(name, whole, input, output, group, async_op)
+        whole = functools.partial(self.run_whole, number, made)
+        work = super().collective(made._replace(call=whole))
         return None if work is None else RecordedWork(recorder, work, number)
 
-    def run_whole(
-        self, number: int, call: Callable[[], None], output: torch.Tensor, async_op: bool
-    ) -> None:
+    def run_whole(self, number: int, made: CollectiveCall) -> None:
         """Run the collective, in this thread."""
         recorder, thread = self.recorder, self.recorder.thread
         recorder.open(number)
-        if async_op:
+        if made.async_op:
             recorder.set_lane(number, thread.lane)
         thread.is_inside = True
         try:
-            call()
+            made.call()
         finally:
             thread.is_inside = False
             recorder.close(number)
             thread.flat = None
             thread.phase = ""
-        recorder.put_values(number, values_of(output))
+        recorder.put_values(number, values_of(made.output))
 
     def run(self, algorithm: Callable[..., None], flat: torch.Tensor, *arguments: Any) -> None:
         self.recorder.thread.flat = flat

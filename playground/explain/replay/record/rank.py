@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from playground.algorithms.messages import executed_by
+from playground.algorithms.executor import executed_by
 from playground.base.files import create
 from playground.explain.replay.record import layout
 from playground.explain.replay.record.algorithms import RecordingExecutor

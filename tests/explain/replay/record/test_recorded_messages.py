@@ -16,7 +16,7 @@ from fixtures import Run, Start, Worlds
 from gpus import COLD
 
 from playground import Deadlock, RankFailed
-from playground.algorithms import ALGORITHMS, load_all_reduce, messages
+from playground.algorithms import ALGORITHMS, executor, load_all_reduce
 from playground.algorithms.cost_model import ELEMENT, Task
 from playground.explain.hang import Kind
 from playground.explain.replay.analyse.matching import match_messages
@@ -47,7 +47,7 @@ def record(world: World, folder: Path, fn: Callable[..., object], *args: object)
 
 def reduce_by_all(rank: int, size: int, batched: bool, numels: Sequence[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "IN_BATCHES", {"cpu"} if batched else set())
+        patch.setattr(executor, "IN_BATCHES", {"cpu"} if batched else set())
         for name, numel in product(ALGORITHMS, numels):
             if ALGORITHMS[name].has_messages:
                 load_all_reduce(name)(torch.zeros(numel))
