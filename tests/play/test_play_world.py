@@ -25,6 +25,7 @@ from playground.play.text_report import describe_end, describe_values
 from playground.play.world import PlayWorld, Run
 from playground.tools.failures.programs import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
 from playground.world.launcher import examiner
+from playground.world.simulated_gpu.environment import GPUS
 
 SIZE = 3
 
@@ -424,8 +425,10 @@ def test_a_rank_that_dies_between_cells_is_replaced(world: PlayWorld) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.stress
+@pytest.mark.skipif(GPUS in os.environ, reason="on simulated GPUs this deadlock is proved")
 def test_ctrl_c_ends_a_wait_for_a_gpu() -> None:
-    """On nccl no deadlock is proved, as its threads may act: the communicators are aborted."""
+    """On a GPU no deadlock is proved, as what it does is not seen: the communicators are
+    aborted."""
     world = PlayWorld(2, "nccl")
     try:
         world.run_cell("t = torch.ones(3, device=device); dist.all_reduce(t)")

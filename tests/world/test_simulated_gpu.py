@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from on_gpu import ROWS, Machine, carry_out
 from torch import nn
 
+from playground import Deadlock
 from playground.testing import World
 from playground.world import RankFailed, device
 from playground.world.simulated_gpu.environment import GPUS
@@ -131,7 +132,7 @@ def swap(rank: int, size: int, how: str) -> float:
 @pytest.mark.stress
 def test_messages_happen_in_the_order_of_issue(pair: World) -> None:
     assert pair.run(swap, "batch") == [1.0, 0.0]
-    with pytest.raises(RankFailed, match=r"watchdog|SIGABRT"):
+    with pytest.raises(Deadlock, match="is in send to rank"):
         pair.run(swap, "one by one")
 
 
@@ -263,9 +264,8 @@ def test_two_ranks_of_one_gpu_need_an_nccl_that_shares_it(start_cli: Callable[..
     forbids = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}
     for environ, code in (({}, 0), (forbids, 1)):
         run = start_cli("rpc", "--backend", "nccl", "-n", 2, **{GPUS: "1"}, **environ)
-        out, err = run.communicate(timeout=ENOUGH)
+        _, err = run.communicate(timeout=ENOUGH)
         assert run.returncode == code, err
-        assert "2 ranks share 1 GPU" in out + err
         assert ("Duplicate GPU detected" in err) == bool(environ)
 
 

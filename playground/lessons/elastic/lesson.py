@@ -158,7 +158,9 @@ def run(rank, size):
     if rank == 0:
         file.unlink(missing_ok=True)  # missing if there are fewer than SAVE_EVERY steps
         print(f"largest difference from a training that was not killed {difference:.0e}")
-    assert difference == 0, "not the training that was not killed"
+    # a GPU's kernels may add in another order when they run again
+    allowed = 1e-6 if torch.get_default_device().type == "cuda" else 0
+    assert difference <= allowed, "not the training that was not killed"
 
 
 if __name__ == "__main__":
