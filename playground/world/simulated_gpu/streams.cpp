@@ -354,6 +354,7 @@ void start_what_may_wait() {
 
 void wait_until_loadable(int device) {
   Lock lock(streams().lock);
+  HostWait wait(nullptr);
   begin_with_what_may_wait(lock);
   host().waiting++;
   streams().changed.wait(lock, [=] {
