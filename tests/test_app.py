@@ -72,7 +72,7 @@ def test_the_page_on_running_says_which_commands_take_the_common_options(option:
     text = (ROOT / "playground/lessons/running.md").read_text(encoding="utf-8")
     sentence = re.search(rf"([^.]*) take `{option}`", " ".join(text.split()))
     assert sentence
-    named = set(re.findall(r"`(\w+)`", sentence[1]))
+    named = set(re.findall(r"`(\w+)(?: --\w+)?`", sentence[1]))
     if "Every lesson" in sentence[1]:
         named |= LESSONS.keys()
     with click.Context(cli) as ctx:
