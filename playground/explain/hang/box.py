@@ -282,9 +282,9 @@ class Box(EventLog):
         if self.words[place + MARK_AT] == number + 1:
             self.words[place + QUEUE_AT] &= ~IS_OPEN
 
-    def count(self, key: Any, description: Description) -> None:
+    def count(self, key: Any, describe: Callable[[], Description]) -> None:
         """Count what is no operation, as operations of this channel are counted."""
-        known = self.known.get(key) or self.describe(key, description)
+        known = self.known.get(key) or self.describe(key, describe())
         self.words[known.count_at] += 1
 
     def note_loader(self, batches: int, depth: int) -> None:

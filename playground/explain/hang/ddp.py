@@ -98,8 +98,7 @@ class DDPCalls:
         since."""
         for kind in (FORWARDS, UNUSED) if is_second else (FORWARDS,):
             if box := self.recording.box:
-                what = Description(kind, kind, ranks_of(group), number=number_of(group))
-                box.count((kind, id(group)), what)
+                box.count((kind, id(group)), partial(describe_passes, kind, group))
 
     def rebuild_buckets(self, real: Callable[..., Any], reducer: Any) -> Any:
         box, model = self.recording.box, self.reducers.get(reducer)
@@ -159,3 +158,8 @@ def find_group(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if mesh := given.get("device_mesh"):
         return mesh.get_group(0) if mesh.ndim == 1 else None
     return given.get("process_group") or dist.group.WORLD
+
+
+def describe_passes(kind: str, group: Any) -> Description:
+    """The passes of this kind, which are counted by group."""
+    return Description(kind, kind, ranks_of(group), number=number_of(group))
