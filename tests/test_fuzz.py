@@ -20,6 +20,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -79,30 +80,12 @@ def make_recording() -> Files:
             for step, phase in enumerate(("reduce-scatter", "all-gather")):
                 with recorder.span(PHASE, phase):
                     offset = 2 * ((rank + step) % 2)
-                    sent = recorder.begin(
-                        SEND,
-                        "isend",
-                        nbytes=8,
-                        shape=(2,),
-                        group=group,
-                        peer=1 - rank,
-                        message=step,
-                        tag=7,
-                        offset=offset,
-                        source=source,
-                    )
-                    arrived = recorder.begin(
-                        RECEIVE,
-                        "irecv",
-                        nbytes=8,
-                        shape=(2,),
-                        group=group,
-                        peer=1 - rank,
-                        message=step,
-                        tag=7,
-                        offset=2 - offset,
-                        source=source,
-                    )
+                    begin = partial(
+                        recorder.begin, nbytes=8, shape=(2,), group=group, peer=1 - rank,
+                        message=step, tag=7, source=source,
+                    )  # fmt: skip
+                    sent = begin(SEND, "isend", offset=offset)
+                    arrived = begin(RECEIVE, "irecv", offset=2 - offset)
                     recorder.put_values(sent, [1.0, 2.0])
                     wait = recorder.begin_wait([sent, arrived], source)
                     recorder.end_all([wait, sent, arrived])

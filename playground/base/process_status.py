@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 PF_EXITING = 4
@@ -17,6 +18,11 @@ def process_status(pid: int, *thread: str) -> list[bytes]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}", *thread, "stat").read_bytes().rpartition(b")")[2].split()
     return []
+
+
+def list_processes() -> list[int]:
+    """The processes that this one can see, ascending."""
+    return sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit())
 
 
 def read_wait(pid: int) -> str:

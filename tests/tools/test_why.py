@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from fixtures import Fork, Run
 from processes import ENOUGH
-from programs import SCRIPT
+from programs import SCRIPT, ForkedProgram
 
 from playground.explain.hang import Doing
 from playground.explain.hang.box import Box, View, find_boxes
@@ -57,6 +57,15 @@ if __name__ == "__main__":
 """
 
 
+def start_script(
+    text: str, fork_program: Fork, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> ForkedProgram:
+    """A program of this text, which launches ranks."""
+    (folder / f"{SCRIPT}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    return fork_program(SCRIPT)
+
+
 def wait_for_ranks_in(operation: str, pid: int, count: int) -> None:
     deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
@@ -71,9 +80,7 @@ def wait_for_ranks_in(operation: str, pid: int, count: int) -> None:
 def test_a_run_is_asked_why_it_stands_still(
     run_cli: Callable[..., Any], fork_program: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / f"{SCRIPT}.py").write_text(STANDS_STILL)
-    monkeypatch.syspath_prepend(tmp_path)
-    program = fork_program(SCRIPT)
+    program = start_script(STANDS_STILL, fork_program, tmp_path, monkeypatch)
     wait_for_ranks_in("all_reduce", program.pid, 2)
     told = run_cli("why", program.pid).out
     place = rf"{SCRIPT}\.py:"
@@ -261,9 +268,7 @@ if __name__ == "__main__":
 def test_a_rank_that_waits_for_a_worker_of_its_loader_is_told_with_that_worker(
     run_cli: Callable[..., Any], fork_program: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / f"{SCRIPT}.py").write_text(WAITS_FOR_WORKER)
-    monkeypatch.syspath_prepend(tmp_path)
-    program = fork_program(SCRIPT)
+    program = start_script(WAITS_FOR_WORKER, fork_program, tmp_path, monkeypatch)
     wait_for_ranks_in("all_reduce", program.pid, 1)
     deadline = time.monotonic() + ENOUGH
     told = ""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.base.upstream import find_tensors, is_joining, may_rebuild_buckets
+from playground.explain.hang.box import Box
 from playground.explain.hang.box_format import MAIN, Description
 from playground.explain.hang.recording import FlightRecorder
 from playground.explain.hang.states import BACKWARD, BUCKETS, BUFFERS, FORWARDS, MAKE_DDP, UNUSED
@@ -85,20 +86,14 @@ class DDPCalls:
         joins = is_joining(ddp)  # then others answer for a rank that has no batch left
         averages = ddp.require_backward_grad_sync and torch.is_grad_enabled() and not joins
         if averages:
-            self.count_forward(ddp.process_group, is_second=key in self.forwarded)
+            is_second = key in self.forwarded
+            count_forward(self.recording.box, ddp.process_group, is_second=is_second)
         output = real(ddp, *args, **kwargs)
         if averages:
             self.forwarded[key] = ddp.process_group, self.models.get(ddp, 0)
             for node in {tensor.grad_fn for tensor in find_tensors(output)} - {None}:
                 node.register_prehook(lambda _: self.reach(key))
         return output
-
-    def count_forward(self, group: Any, *, is_second: bool) -> None:
-        """Count a forward pass; `is_second`: the model has made one before, and no backward pass
-        since."""
-        for kind in (FORWARDS, UNUSED) if is_second else (FORWARDS,):
-            if box := self.recording.box:
-                box.count((kind, id(group)), partial(describe_passes, kind, group))
 
     def rebuild_buckets(self, real: Callable[..., Any], reducer: Any) -> Any:
         box, model = self.recording.box, self.reducers.get(reducer)
@@ -158,6 +153,13 @@ def find_group(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if mesh := given.get("device_mesh"):
         return mesh.get_group(0) if mesh.ndim == 1 else None
     return given.get("process_group") or dist.group.WORLD
+
+
+def count_forward(box: Box, group: Any, *, is_second: bool) -> None:
+    """Count a forward pass; `is_second`: the model has made one before, and no backward pass
+    since."""
+    for kind in (FORWARDS, UNUSED) if is_second else (FORWARDS,):
+        box.count((kind, id(group)), partial(describe_passes, kind, group))
 
 
 def describe_passes(kind: str, group: Any) -> Description:

@@ -4,12 +4,11 @@ the line at which the worker stands. Does not import torch."""
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from playground.base.process_status import process_status, read_wait
+from playground.base.process_status import list_processes, process_status, read_wait
 from playground.explain.hang.box import FRAME
 
 OF_TORCH = re.compile(r"/torch/")
@@ -41,7 +40,7 @@ def describe_worker(stack: Iterable[str], pid: int) -> str:
 
 def list_workers(pid: int) -> Iterator[int]:
     """The workers that a process has started, ascending. Source: proc_pid_comm(5)"""
-    for member in sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+    for member in list_processes():
         with contextlib.suppress(OSError):  # it has ended
             name = Path(f"/proc/{member}/comm").read_text(encoding="utf-8", errors="replace")
             if name.strip() == NAME and process_status(member)[1:2] == [b"%d" % pid]:

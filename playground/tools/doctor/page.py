@@ -207,15 +207,14 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
     session.print_document({}, faults=faults, **facts)
     if checks := dict.fromkeys(each.check for each in faults if each.severity == ERROR):
         raise PlaygroundError(f"not fit for distributed training: {', '.join(checks)}")
-    ran = facts.get("script")
+    ran, told = facts.get("script"), tell_found(faults, facts)
     if isinstance(ran, script.ScriptFacts) and ran.is_undecided:
         steps = plural(sum(run.looked_at.steps for run in ran.runs), "step")
         raise Undecided(
-            f"{tell_found(faults, facts)}undecided: stopped after {ran.seconds:g} s, {steps} of "
+            f"{told}undecided: stopped after {ran.seconds:g} s, {steps} of "
             "optimizers seen; raise --seconds, before the name of the script"
         )
     none = good("None of the faults that these checks look for was found.")
-    told = tell_found(faults, facts)
     verdict = f"{told}no error." if told else none
     session.say("", prose(verdict, " What was not called was not looked at." if words else ""))
 

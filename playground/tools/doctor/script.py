@@ -28,13 +28,13 @@ from playground.tools.doctor.checks import Check, Fault, error, note, run_checks
 from playground.tools.doctor.data_parallel.parts import Status
 from playground.tools.doctor.data_parallel.plan import is_of_one_process
 from playground.tools.doctor.data_parallel.script import TrainingScript
-from playground.tools.doctor.data_parallel.start import ONE_GPU, SET_DEVICE, find_device
+from playground.tools.doctor.data_parallel.start import ONE_GPU, find_device
 from playground.tools.doctor.data_parallel.text import TrainingText
 from playground.tools.doctor.looked_at import say_looks
 from playground.tools.doctor.script_run import RunOutcome, RunSettings, copy_files, run_script
 from playground.tools.doctor.set_order import find_set_order
 from playground.world.backends import BACKENDS, LEAVE_OUT
-from playground.world.backends.nccl import SIMULATE
+from playground.world.backends.nccl import SIMULATE, TAKE_OWN_GPU
 from playground.world.program import parse_program
 
 SIZES = (2, 3)
@@ -210,7 +210,7 @@ def check_own_gpu(script: ScriptFacts) -> Iterator[Fault]:
     found = TrainingScript(TrainingText(source.decode("utf-8-sig", "replace")), script.path.name)
     trains = found.has_start or is_of_one_process(found.text, script.path)
     if trains and find_device(found).status in (Status.UNKNOWN, Status.MISSING):
-        yield warning(ONE_GPU, "each rank needs a GPU of its own", f"call {SET_DEVICE}")
+        yield warning(ONE_GPU, "each rank needs a GPU of its own", TAKE_OWN_GPU)
 
 
 def check_set_order(script: ScriptFacts) -> Iterator[Fault]:

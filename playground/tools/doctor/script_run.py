@@ -213,6 +213,7 @@ def run_script(settings: RunSettings) -> tuple[RunOutcome, Sequence[RankState]]:
     states = watch.last or [view.read() for view in watch.views]
     why = why or find_mismatch(states)
     facts = read_ranks(folder_of_last_start(settings.seen), settings.size)
+    had_finished = have_finished(watch.last)
     run = RunOutcome(
         size=settings.size,
         has_returned=has_returned,
@@ -220,12 +221,12 @@ def run_script(settings: RunSettings) -> tuple[RunOutcome, Sequence[RankState]]:
         failure=explain_end(failed, states) if failed else "",
         mistakes=find_mistakes(facts),
         stands=tell_places(watch.last) if is_stopped else "",
-        had_finished=have_finished(watch.last),
+        had_finished=had_finished,
         looked_at=describe_looks(
             facts,
             settings.size,
             calls=sum(len(state.operations) for state in states),
-            stopped_after=settings.seconds if is_stopped and not have_finished(watch.last) else 0,
+            stopped_after=settings.seconds if is_stopped and not had_finished else 0,
         ),
     )
     return run, states

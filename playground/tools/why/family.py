@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
-from playground.base.process_status import process_status
+from playground.base.process_status import list_processes, process_status
 from playground.world.rank.process import find_lifelines
 
 
@@ -14,11 +13,11 @@ def list_family(pid: int) -> Iterator[int]:
     ends with it."""
     children: dict[int, list[int]] = {}
     needing: dict[str, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (status := process_status(int(entry))):
-            children.setdefault(int(status[1]), []).append(int(entry))
-            for pipe in find_lifelines(int(entry))[1]:
-                needing.setdefault(pipe, []).append(int(entry))
+    for member in list_processes():
+        if status := process_status(member):
+            children.setdefault(int(status[1]), []).append(member)
+            for pipe in find_lifelines(member)[1]:
+                needing.setdefault(pipe, []).append(member)
     family = [pid]
     for member in family:
         yield member

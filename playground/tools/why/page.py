@@ -14,7 +14,7 @@ from textwrap import fill
 import click
 
 from playground.base.errors import UsageError
-from playground.base.process_status import process_status
+from playground.base.process_status import list_processes, process_status
 from playground.base.untrusted import printable
 from playground.explain.hang import UNASKED, Doing, RankState, diagnosis
 from playground.explain.hang.box import View, find_boxes, find_line, is_box
@@ -61,11 +61,6 @@ def find_worlds(pid: int) -> list[list[View]]:
 def has_boxes(pid: int) -> bool:
     """Whether a process in the family of process `pid` keeps a flight recorder of a world."""
     return any(box.world for box in find_boxes(list_family(pid)))
-
-
-def list_processes() -> Iterator[int]:
-    """All processes of this host, ascending."""
-    return iter(sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit()))
 
 
 def find_command(pid: int) -> str:

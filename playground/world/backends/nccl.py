@@ -39,7 +39,8 @@ ENDED_BY_WATCHDOG = (
 )
 OWN_GPU = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
 """What to call where each rank is to use its own GPU."""
-TAKE_OWN_GPU = f"call {OWN_GPU} before anything is put on a GPU"
+OWN_GPU_FIRST = f"{OWN_GPU} before anything is put on a GPU"
+TAKE_OWN_GPU = f"call {OWN_GPU_FIRST}"
 SIMULATE = "python -m playground run -n 2 --gpus 2 FILE simulates GPUs on a machine without"
 MOVE_TO_GPU = (
     "nccl takes tensors on GPUs: move it, tensor.cuda(), or let gloo take those on the CPU, "

@@ -79,9 +79,10 @@ class WaitState:
         return {LATE[self.awaited.kind]: self.late, TRANSFER: self.transfer}
 
 
-def peers_of(recording: Recording) -> dict[Ref, list[Event]]:
-    """The events on other ranks that had to begin before a message or a collective could be over,
-    by that: without those of whose peers nothing is recorded."""
+def peers_of(timeline: Timeline) -> dict[Ref, list[Event]]:
+    """The events on other ranks that had to begin before a message, a collective or a bucket could
+    be over, by that: without those of whose peers nothing is recorded."""
+    recording = timeline.recording
     messages = match_messages(recording).matched
     peers = {ref_of(receive): [send] for send, receive in messages}
     peers |= {ref_of(send): [receive] for send, receive in messages}
@@ -94,6 +95,11 @@ def peers_of(recording: Recording) -> dict[Ref, list[Event]]:
                     for other in others
                     if event.name not in FROM_ROOT or other.rank == event.peer
                 ]
+    for call in match_collectives(recording, BUCKET):
+        for rank, event in call.items():
+            buckets = [other for each, other in call.items() if each != rank]
+            if buckets:
+                peers[ref_of(event)] = [*map(timeline.in_lane_of_backward, buckets)]
     return peers
 
 
@@ -102,12 +108,7 @@ class Waits:
 
     def __init__(self, recording: Recording) -> None:
         self.timeline = Timeline(recording)
-        self.peers = peers_of(recording)
-        for call in match_collectives(recording, BUCKET):
-            for rank, event in call.items():
-                buckets = [other for each, other in call.items() if each != rank]
-                if buckets:
-                    self.peers[ref_of(event)] = [*map(self.timeline.in_lane_of_backward, buckets)]
+        self.peers = peers_of(self.timeline)
         events = sorted(self.timeline.waits(), key=ref_of)
         self.all: Sequence[WaitState] = [self.explain(event) for event in events]
         """The waits rank by rank, in the order in which they began."""

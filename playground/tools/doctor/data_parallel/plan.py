@@ -53,15 +53,19 @@ def plan(source: str, name: str) -> Plan:
     metrics = find_metrics(script)  # which tells where all ranks meet
     parts += [find_logging(script), metrics, find_stop(script), find_resume(script)]
     start = find_start(script, parts)
-    parts = [leave_unbound(source, start, each) for each in parts]
+    unbound = find_unbound(source)
+    parts = [leave_unbound(source, unbound, start, each) for each in parts]
     return Plan(source, [find_start(script, parts), *parts])
 
 
-def leave_unbound(source: str, start: Part, part: Part) -> Part:
-    """The part, without its lines if those use a name that is not bound there."""
+def leave_unbound(source: str, before: set[tuple[str, str]], start: Part, part: Part) -> Part:
+    """The part, without its lines if those use a name that is not bound there. `before`: the names
+    that are not bound without them."""
+    if not part.edits:
+        return part
     after = apply_edits(source, [*start.edits, *part.edits])
-    names = {name for _, name in find_unbound(after) - find_unbound(source)}
-    if not (part.edits and names):
+    names = {name for _, name in find_unbound(after) - before}
+    if not names:
         return part
     unknown = ", ".join(sorted(names))
     saw = f"{part.saw}. Its lines are not seen: no {unknown} is known where they would be"

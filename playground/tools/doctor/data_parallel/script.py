@@ -111,9 +111,7 @@ class TrainingScript:
         that line are called, each by the id of its function: 0 for the module."""
         text, found = self.text, dict[int, int]()
         if not self.has_start:
-            imports = [
-                each for each in text.tree.body if isinstance(each, ast.Import | ast.ImportFrom)
-            ]
+            imports = text.top_imports
             guard = None if self.starts_at_top else text.guard
             return {0: guard.lineno if guard else imports[-1].lineno if imports else 0}
         left = text.find_calls("init_process_group")[:1]

@@ -10,17 +10,15 @@ from collections.abc import Collection, Iterator
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import OF_DDP, TrainingScript
+from playground.world.backends.nccl import OWN_GPU, OWN_GPU_FIRST
 
 OF_SAMPLER = "torch.utils.data.DistributedSampler"
 ONE_GPU = 'all ranks would use the first GPU: "cuda" has to be the rank\'s own'
-SET_DEVICE = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything is put on a GPU'
-"""What has to be called where the line cannot be put into the text."""
 
 
 def find_start(script: TrainingScript, parts: Collection[Part]) -> Part:
     """The process group, and the imports that the changes need. `parts`: the others."""
-    text, name = script.text, "start"
-    imports = [each for each in text.tree.body if isinstance(each, (ast.Import, ast.ImportFrom))]
+    text, name, imports = script.text, "start", script.text.top_imports
     added = list_imports(script, parts)
     edits = [add_after(imports[-1], "", *added)] if imports and added else []
     if script.has_start:
@@ -86,15 +84,15 @@ def find_device(script: TrainingScript) -> Part:
         return Part(name, Status.THERE, f"{script.at(used)} names the rank's GPU")
     lines = (
         "if torch.cuda.is_available():",
-        '    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" is this GPU',
+        f'    {OWN_GPU}  # "cuda" is this GPU',
     )
     if text.imports.get("torch", "torch") != "torch" or script.has_start:
-        return Part(name, Status.UNKNOWN, f"{ONE_GPU}. Call {SET_DEVICE}")
+        return Part(name, Status.UNKNOWN, f"{ONE_GPU}. Call {OWN_GPU_FIRST}")
     guard = text.guard
     if guard and not script.starts_at_top:
         edits = [add_before(guard.body[0].lineno, script.indent_of(guard.body[0]), *lines)]
     else:
-        imports = [each for each in text.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+        imports = text.top_imports
         edits = [add_after(imports[-1], "", *lines)] if imports else []
     for node in ast.walk(text.tree):
         if isinstance(node, ast.Constant) and re.fullmatch(r"cuda:\d+", str(node.value)):

@@ -63,6 +63,9 @@ class TrainingText:
             child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
         }
         self.imports = dict(self.find_imports())
+        self.top_imports = [
+            node for node in self.tree.body if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, Function)}
         self.classes = {
             node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)
