@@ -108,6 +108,7 @@ def test_a_variable_that_has_no_effect_any_more_is_told(fork_program: Fork, tmp_
         import torch
         print(os.environ["OMP_DYNAMIC"])
         torch.distributed.init_process_group("gloo")
+        torch.distributed.barrier()  # the other may still be connecting
         """,
     )
     told = (
