@@ -382,6 +382,48 @@ with open("log.csv") as file:
     print(len(file.readlines()))
 torch.save(encoder.state_dict(), "model.pt")
 """
+SUMMED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+inputs = torch.rand(48, 4)
+options = {"num_workers": 0, "pin_memory": True} if torch.cuda.is_available() else {}
+train_loader = DataLoader(
+    TensorDataset(inputs, inputs.flip(1)), batch_size=8, shuffle=SHUFFLE, **options
+)
+model = nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 4)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+
+def reconstruct(made, x):
+    return F.mse_loss(made, x, reduction="sum")
+
+
+def train(epoch):
+    model.train()
+    train_loss = 0
+    for x, _ in train_loader:
+        x = x.to(device)
+        optimizer.zero_grad()
+        loss = reconstruct(model(x), x)
+        loss.backward()
+        train_loss += loss.item()
+        optimizer.step()
+    print(f"epoch {epoch}: {train_loss / len(train_loader.dataset):.6f}")
+
+
+if __name__ == "__main__":
+    for epoch in range(1, 4):
+        train(epoch)
+        torch.save(model.state_dict(), "model.pt")
+    model = nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 4))
+    model.load_state_dict(torch.load("model.pt"))
+    print(f"loaded: {reconstruct(model(inputs), inputs).item() / len(inputs):.6f}")
+"""
 SHAPES = {
     "a plain loop": PLAIN,
     "functions and main": FUNCTIONS,
@@ -396,4 +438,5 @@ SHAPES = {
     "a sampler of its own": SAMPLED,
     "a batch that is drawn ahead": AHEAD,
     "two models, losses in a list, a log in a file": TWO_MODELS,
+    "losses that are summed, a global loader, a model loaded anew": SUMMED,
 }

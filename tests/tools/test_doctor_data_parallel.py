@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import Ran, Run, Save
-from single_scripts import ACCUMULATION, AMP, FUNCTIONS, HALF, PLAIN, SAMPLED, SHAPES, TRAINER
+from single_scripts import (
+    ACCUMULATION,
+    AMP,
+    DRAWN,
+    FUNCTIONS,
+    HALF,
+    PLAIN,
+    SAMPLED,
+    SHAPES,
+    SUMMED,
+    TRAINER,
+)
 from widths import too_wide
 
 from playground.base.remote import ROOT
@@ -514,6 +525,24 @@ UNKNOWN = {
         shape(PLAIN).replace("optimizer =", "model = nn.DataParallel(model)\noptimizer ="),
         "model", "has DataParallel, which is of one process",
     ),
+    "arguments that may be anything": (
+        shape(PLAIN).replace("shuffle=False", "**options"), "sampler", "unpacks its arguments",
+    ),
+    "a loader of another file": (
+        shape(PLAIN).replace("import torch\n", "import torch\nfrom data import get_data\n", 1)
+        .replace("loader = DataLoader(train_set, batch_size=8, shuffle=False)",
+                 "loader, _ = get_data()"),
+        "sampler", "walks a DataLoader is not seen",
+    ),
+    "a state from batch to batch": (
+        shape(DRAWN).replace("model(x)", "model(x, state)").replace(
+            "loss =", "found, state = model(x, state)\n    loss ="),
+        "sampler", "hands a state from batch to batch",
+    ),
+    "a GPU by its number": (
+        shape(PLAIN).replace("nn.Linear(8, 2))", "nn.Linear(8, 2)).to(gpu_id)"),
+        "device", "moves to a GPU by its number",
+    ),
     "while": (
         PLAIN.replace("for epoch in range(3):", "epoch = 0\nwhile (epoch := epoch + 1) < 4:"),
         "set_epoch", "counts its epochs",
@@ -565,6 +594,40 @@ def test_what_a_print_calls_is_called_on_all_ranks() -> None:
     assert "train.py:67 calls train_epoch, in which all ranks meet" in part.notes[0]
     changed = [line.split()[0] for line in show_edits(two_lines, part.edits) if " - " in line]
     assert not {"67", "68"} & {*changed}
+
+
+def test_a_print_that_only_makes_a_text_stays_one_line() -> None:
+    own = "def tell(total):\n    return '{:.6f}'.format(total)\n\n\nfor epoch in range(3):"
+    source = shape(PLAIN).replace("for epoch in range(3):", own)
+    source = source.replace("{total / len(loader):.6f}", "{tell(total)}")
+    assert 'if rank == 0:\n        print(f"epoch {epoch}: {tell(total)}")' in (
+        plan(source, "train.py").after
+    )
+
+
+def test_an_accelerator_is_a_gpu_and_an_image_is_a_file() -> None:
+    source = SUMMED.replace(
+        "import nn\n", "import nn\nfrom torchvision.utils import save_image\n", 1
+    ).replace('    print(f"epoch', "    save_image(x, 'x.png')\n    print(f\"epoch")
+    after = plan(source, "train.py").after
+    assert 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))' in after
+    assert "    if rank == 0:\n        save_image(x, 'x.png')\n" in after
+
+
+def test_data_that_no_rank_saves_is_read_as_it_is() -> None:
+    source = shape(PLAIN).replace("inputs = torch.randn(48, 4)", "inputs = torch.load('data.pt')")
+    source = source.replace('torch.save(model.state_dict(), "model.pt")\n', "")
+    [part] = [each for each in plan(source, "train.py").parts if each.name == "resume"]
+    assert part.status is Status.NOT_NEEDED
+    assert "train.py:7 reads is saved by no rank" in part.saw
+
+
+@pytest.mark.parametrize("made", ["dict(num_workers=0)", '{"num_workers": 0}'])
+def test_unpacked_arguments_that_choose_no_samples_stay(made: str) -> None:
+    source = shape(PLAIN).replace("shuffle=False", "shuffle=True, **options")
+    source = source.replace("loader = Data", f"options = {made}\nloader = Data")
+    after = plan(source, "train.py").after
+    assert "sampler=DistributedSampler(train_set), **options)" in after
 
 
 def test_names_of_the_script_are_not_taken() -> None:

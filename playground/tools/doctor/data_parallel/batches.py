@@ -92,6 +92,8 @@ def share_drawn(script: TrainingScript) -> Edit | None:
     all ranks. None if that is not seen."""
     if script.training is None or script.training.batches is None or script.loaders:
         return None
+    if isinstance(script.training.batches, ast.For) and comes_from_elsewhere(script):
+        return None
     loop, way = script.training.batches, {id(node) for node in script.training.path}
     models = Wrapping(script).find_models()
 
@@ -121,6 +123,25 @@ def share_drawn(script: TrainingScript) -> Edit | None:
         line = f"{several} = (each{share} for each in ({several}))"
     use = loop.body[place]
     return add_before(use.lineno, script.indent_of(use), line)
+
+
+def comes_from_elsewhere(script: TrainingScript) -> bool:
+    """Whether the loop walks what a function of another file has made."""
+    assert script.loop
+    text = script.text
+    walked = [node.id for node in ast.walk(script.loop.iter) if isinstance(node, ast.Name)]
+    for call in text.calls:  # what a parameter is given
+        walked += (ast.unparse(given) for to, given in text.bind(call) if to.arg in walked)
+    made = {
+        text.dotted(node.value.func)
+        for node in ast.walk(text.tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if any(name in walked for each in node.targets for name in list_names(each))
+    }
+    return any(
+        each in text.imports.values() and not each.startswith(("torch.", "numpy.", "itertools."))
+        for each in made
+    )
 
 
 def name_drawn_ahead(script: TrainingScript, body: Sequence[ast.stmt]) -> Iterator[str]:

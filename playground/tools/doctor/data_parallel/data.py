@@ -9,16 +9,20 @@ from collections.abc import Iterator
 from playground.tools.doctor.data_parallel.batches import (
     DRAWS,
     find_division_of_drawn,
+    list_names,
     share_drawn,
     share_indices,
     share_stream,
     share_unpacked,
 )
 from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
+from playground.tools.doctor.data_parallel.model import Wrapping
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript
 
 NAME = "sampler"
+ORDER = {"batch_size", "shuffle", "sampler", "batch_sampler"}
+"""The arguments of a DataLoader that say which samples make up a batch."""
 RULE = "each rank needs its own part of each batch"
 
 
@@ -26,6 +30,7 @@ def find_sampler(script: TrainingScript) -> Part:
     """The part of each batch that a rank trains on."""
     ways = (
         keep_sampler,
+        find_carried_state,
         divide_drawn,
         find_no_loader,
         divide_own_sampler,
@@ -57,6 +62,28 @@ def has_distributed_sampler(script: TrainingScript) -> bool:
     own = find_own_sampler(script)
     made = script.text.makers(own.value) if own and len(script.loaders) == 1 else ()
     return any(map(script.is_distributed_sampler, made))
+
+
+def find_carried_state(script: TrainingScript) -> Part | None:
+    """Of a script that draws its batches itself, and hands a state from one to the next."""
+    if not share_drawn(script) or not (call := find_carrying(script)):
+        return None
+    return unknown(
+        f"{script.at(call)} hands a state from batch to batch: {RULE}, along the dimension of "
+        "samples, and the first state has to be of that size, too"
+    )
+
+
+def find_carrying(script: TrainingScript) -> ast.Call | None:
+    """A call of the model whose result is given to it in the next round."""
+    assert script.training
+    for call in Wrapping(script).find_forwards():
+        statement = script.text.statement_of(call)
+        if isinstance(statement, ast.Assign):
+            got = {name for each in statement.targets for name in list_names(each)}
+            if got & {each.id for each in call.args if isinstance(each, ast.Name)}:
+                return call
+    return None
 
 
 def divide_drawn(script: TrainingScript) -> Part | None:
@@ -144,17 +171,45 @@ def divide_dataset(script: TrainingScript) -> Part:
             f"and that of {script.at(other)}: make them apart, and give that of the "
             f"training sampler=DistributedSampler(dataset)"
         )
-    if None in given and (len(given) > 1 or len(call.args) > 1):
-        return unknown(f"{script.at(call)} unpacks its arguments: {RULE}")
+    unpacked = given[None].value if None in given else None
+    edits = [*divide(script, call, data)]
+    if unpacked and not says_no_order(script, unpacked):
+        if ORDER & given.keys() or len(call.args) > 1:
+            return unknown(f"{script.at(call)} unpacks its arguments: {RULE}")
+        edits = [share_unpacked(script, unpacked, data)]
     return Part(
         NAME,
         Status.MISSING,
         f"{script.at(call)} would give every rank all samples, in whole batches",
-        [share_unpacked(script, given[None].value, data)]
-        if None in given
-        else [*divide(script, call, data)],
+        edits,
         note_order(script, call),
     )
+
+
+def says_no_order(script: TrainingScript, unpacked: ast.expr) -> bool:
+    """Whether a dictionary of arguments, all of whose names are seen, has none of `ORDER`."""
+    if isinstance(unpacked, ast.IfExp):
+        return says_no_order(script, unpacked.body) and says_no_order(script, unpacked.orelse)
+    if isinstance(unpacked, ast.Call) and script.text.called(unpacked) == "dict":
+        return not unpacked.args and not ORDER & {each.arg for each in unpacked.keywords}
+    if isinstance(unpacked, ast.Dict):
+        names = [each.value if isinstance(each, ast.Constant) else None for each in unpacked.keys]
+        return None not in names and not ORDER & {*names}
+    if not isinstance(unpacked, ast.Name):
+        return False
+    values = [
+        node.value
+        for node in ast.walk(script.text.tree)
+        if isinstance(node, ast.Assign)
+        and unpacked.id in {each.id for each in node.targets if isinstance(each, ast.Name)}
+    ]
+    changes = [
+        node
+        for node in ast.walk(script.text.tree)
+        if isinstance(node, (ast.Attribute, ast.Subscript))
+        and ast.unparse(node.value) == unpacked.id
+    ]
+    return bool(values) and not changes and all(says_no_order(script, each) for each in values)
 
 
 def arguments_of(call: ast.Call) -> dict[str | None, ast.keyword]:
@@ -196,8 +251,10 @@ def find_stream(script: TrainingScript, call: ast.Call) -> str:
 def note_draws(script: TrainingScript) -> list[str]:
     """What drawing the same batch on all ranks depends on."""
     if script.text.find_calls("manual_seed", "seed_everything", "set_seed"):
-        return ["all ranks draw the same batch, as they have the same seed"]
-    return ["all ranks have to draw the same batch: call torch.manual_seed(0) at the beginning"]
+        note = "all ranks draw the same batch, as they have the same seed"
+    else:
+        note = "all ranks have to draw the same batch: call torch.manual_seed(0) at the beginning"
+    return [note, "the first dimension is taken for that of samples: else give chunk its dim"]
 
 
 def find_other_loop(script: TrainingScript, call: ast.Call) -> ast.AST | None:
@@ -383,6 +440,12 @@ def loader_in(script: TrainingScript, epochs: ast.AST) -> str:
         if script.text.makers(node) == {script.loaders[0]}:
             return script.text.code(node)
     assert script.loop
+    for node in ast.walk(script.loop.iter):  # a name of the module
+        if isinstance(node, ast.Name) and script.text.makers(node) == {script.loaders[0]}:
+            function = script.text.function_of(epochs)
+            is_seen = not function or node.id not in script.text.bound[id(function)]
+            if is_seen and script.text.key_of(node) == (0, node.id):
+                return node.id
     is_of_one = script.text.class_of(epochs) is script.text.class_of(script.loop)
     for node in ast.walk(script.loop.iter) if is_of_one else ():
         if isinstance(node, ast.Attribute) and script.text.makers(node) == {script.loaders[0]}:

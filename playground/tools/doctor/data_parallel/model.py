@@ -54,15 +54,18 @@ def find_model(script: TrainingScript) -> Part:
         for each in text.find_calls(*NORMS)[:1]
     ]
     notes += note_masks(script)
-    notes += (
-        f"{script.at(each)} adds up the losses of samples, and the average over ranks is a "
-        f"{script.size}-th of the sum: multiply the loss by {script.size}"
-        for each in text.calls
-        for one in each.keywords
-        if one.arg == "reduction"
-        and ast.unparse(one.value) == "'sum'"
-        and not text.is_without_gradients(each)
-    )
+    if summed := script.summed_loss:
+        adds = (
+            f"{script.at(summed)} adds up the losses of samples, and the average over ranks is a "
+            f"{script.size}-th of the sum"
+        )
+        func = script.training.backward.func
+        loss = func.value if isinstance(func, ast.Attribute) else None
+        if isinstance(loss, ast.Name):
+            edits.append(replace_node(loss, f"({loss.id} * {script.size})"))
+            notes.append(f"{adds}: so the loss is multiplied by {script.size}")
+        else:
+            notes.append(f"{adds}: multiply the loss by {script.size}")
     return Part(name, Status.MISSING, f"nothing averages the gradients: {rule}", edits, notes)
 
 
@@ -242,12 +245,23 @@ class Wrapping:
             if isinstance(node, (ast.Name, ast.Attribute)) and text.key_of(node) == key
         ]
         last: ast.stmt | None = None
+        trained = [
+            node
+            for node in self.training.path
+            if isinstance(node, ast.stmt) and not isinstance(node, Function)
+        ]
         for node in own:
             parent = text.parents[node]
             moves = isinstance(parent, ast.Attribute) and parent.attr in ("to", "cuda")
             is_made = isinstance(node.ctx, ast.Store)
             if is_made or moves:
                 statement = text.outermost_statement(node)
+                if any(
+                    text.function_of(each) is text.function_of(statement)
+                    and statement.lineno > (each.end_lineno or 0)
+                    for each in trained
+                ):  # loaded anew, when the training is over
+                    continue
                 if last and text.function_of(statement) is not text.function_of(last):
                     raise UnknownShape(f"{self.script.at(node)} makes or moves the model again")
                 last = statement if last is None or statement.lineno > last.lineno else last

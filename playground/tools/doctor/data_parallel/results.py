@@ -27,6 +27,11 @@ SHARING_OTHERWISE = (
     "broadcast_object_list", "send", "isend", "batch_isend_irecv", "gather_for_metrics",
 )  # fmt: skip
 """Further calls by which they may."""
+PLAIN = {
+    *("abs", "enumerate", "float", "format", "int", "items", "item", "join", "len", "max", "min"),
+    *("range", "round", "sorted", "str", "sum", "tolist", "zip"),
+}
+"""Calls that neither draw a random number nor meet another rank."""
 COUNTED = re.compile(r"\.size\(|\blen\(|\.shape\b|\.sum\(\)|\.numel\(|^\d+$")
 """In what is added up: it is a sum over samples, not the mean of a batch."""
 
@@ -133,7 +138,8 @@ def call_before(script: TrainingScript, statement: ast.stmt) -> list[Edit]:
     if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
         return []
     [shown] = call.args
-    own = (text.resolve(node) for node in ast.walk(shown) if isinstance(node, ast.Call))
+    calls = (node for node in ast.walk(shown) if isinstance(node, ast.Call))
+    own = (each for node in calls if (each := text.resolve(node)) and not is_plain(script, each))
     line, indent = text.lines[call.lineno - 1], script.indent_of(statement)
     is_one_line = call.lineno == call.end_lineno and line.strip() == text.code(statement)
     if not is_one_line or not any(own):
@@ -145,6 +151,13 @@ def call_before(script: TrainingScript, statement: ast.stmt) -> list[Edit]:
         Edit(begin, first, f"{name} = "),
         Edit(last, (call.lineno, call.end_col_offset or 0), f"  # on all ranks\n{under}"),
     ]
+
+
+def is_plain(script: TrainingScript, function: Function) -> bool:
+    """Whether a function of the script's makes texts and numbers alone, so that one rank may call
+    it."""
+    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+    return all(script.text.called(call) in PLAIN for call in calls)
 
 
 def siblings_of(script: TrainingScript, node: ast.stmt) -> list[ast.stmt]:
@@ -361,7 +374,8 @@ def find_sums(script: TrainingScript, loop: ast.For) -> Iterator[tuple[str, bool
             own = script.text.resolve(node.value) if isinstance(node.value, ast.Call) else None
             values = find_results(own) if own else [node.value]
             if not isinstance(node.value, ast.Constant):  # which counts batches
-                found[words] = not any(COUNTED.search(ast.unparse(each)) for each in values)
+                is_sum = any(COUNTED.search(ast.unparse(each)) for each in values)
+                found[words] = not (is_sum or script.summed_loss)
     yield from found.items()
 
 
@@ -456,7 +470,10 @@ def find_resume(script: TrainingScript) -> Part:
     loads = [each for each in text.find_calls("load") if text.dotted(each.func) == "torch.load"]
     saves = [each for each in text.find_calls("save") if text.dotted(each.func) == "torch.save"]
     if not loads:
-        saw = "no torch.load is seen: each rank begins anew" if saves else "nothing is saved"
+        saw = "no torch.load is seen: each rank begins anew" if saves else "no checkpoint is saved"
+        return Part(name, Status.NOT_NEEDED, saw)
+    if not (saves or script.names_gpu or text.find_calls("load_state_dict")):
+        saw = f"what {script.at(loads[0])} reads is saved by no rank"
         return Part(name, Status.NOT_NEEDED, saw)
     edits = list[Edit]()
     for each in loads:

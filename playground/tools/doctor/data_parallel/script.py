@@ -23,7 +23,12 @@ from playground.tools.doctor.data_parallel.text import (
 FIRST = re.compile(r"rank|main_process|is_main|is_master", re.IGNORECASE)
 """In a condition: only one rank does it."""
 LOGS = {"print", "add_scalar", "add_scalars", "add_image", "add_histogram", "add_text"}
-SAVES = {"save", "savefig", "save_pretrained", "savetxt", "savez"}
+SAVES = {
+    *("save", "savefig", "save_image", "save_pretrained", "savetxt", "savez"),
+    *("imsave", "write_jpeg", "write_png"),
+}
+SAVERS = "torch.", "torchvision.", "matplotlib.", "numpy."
+"""Packages whose functions of these names save."""
 WRITES = {"to_csv", "write_bytes", "write_text"}
 """Methods that write a file which they open themselves."""
 MOVES_FILES = {
@@ -259,9 +264,24 @@ class TrainingScript:
         """Whether the code names a GPU by its kind."""
         return any(
             (isinstance(node, ast.Constant) and str(node.value).startswith("cuda"))
-            or (isinstance(node, ast.Attribute) and node.attr == "cuda")
+            or (isinstance(node, ast.Attribute) and node.attr in ("cuda", "accelerator"))
             for node in ast.walk(self.text.tree)
         )
+
+    @cached_property
+    def summed_loss(self) -> ast.Call | None:
+        """The call whose loss is the sum over samples, not their mean; None if there is none."""
+        for call in self.text.calls:
+            parent = self.text.parents[call]
+            is_mean = isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Div)
+            is_shown = isinstance(parent, ast.Attribute)
+            is_sum = any(
+                each.arg == "reduction" and ast.unparse(each.value) == "'sum'"
+                for each in call.keywords
+            )
+            if is_sum and not (is_mean or is_shown or self.text.is_without_gradients(call)):
+                return call
+        return None
 
     def add_argument(self, call: ast.Call, words: str) -> Edit:
         """One more argument, behind the last."""
@@ -282,7 +302,7 @@ class TrainingScript:
             (name in LOGS and (name != "print" or self.text.resolve(node.value) is None))
             or dotted in MOVES_FILES
             or name in WRITES
-            or (name in SAVES and dotted.startswith(("torch.", "matplotlib.", "numpy.")))
+            or (name in SAVES and dotted.startswith(SAVERS))
             or bool(LOGGERS.search(dotted))
         )
 

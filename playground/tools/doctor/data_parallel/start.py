@@ -73,7 +73,8 @@ def form_group(script: TrainingScript, last_import: ast.stmt) -> Iterator[Edit]:
 def find_device(script: TrainingScript) -> Part:
     """The GPU of each rank: "cuda" has to be its own."""
     name, text = "device", script.text
-    if not script.names_gpu:
+    numbered = None if script.names_gpu else find_numbered(script)
+    if not (script.names_gpu or numbered):
         saw = "the text names no GPU: on CPUs nothing is missing"
         return Part(name, Status.NOT_NEEDED, saw)
     if found := text.find_calls("set_device", "set_device_index"):
@@ -82,6 +83,10 @@ def find_device(script: TrainingScript) -> Part:
         return Part(name, Status.THERE, "LOCAL_RANK is read")
     if used := find_own_device(script):
         return Part(name, Status.THERE, f"{script.at(used)} names the rank's GPU")
+    if numbered:
+        saw = f"{script.at(numbered)} moves to a GPU by its number, the same one on all ranks"
+        rule = 'let that number be int(os.environ["LOCAL_RANK"])'
+        return Part(name, Status.UNKNOWN, f"{saw}: {rule}")
     lines = (
         "if torch.cuda.is_available():",
         f'    {OWN_GPU}  # "cuda" is this GPU',
@@ -111,6 +116,13 @@ def reads_local_rank(script: TrainingScript) -> bool:
             if len(plain) != len(names) or not names or any(map(text.is_read, plain)):
                 return True
     return False
+
+
+def find_numbered(script: TrainingScript) -> ast.Call | None:
+    """Where something is moved to a GPU that only its name tells: .to(gpu_id)."""
+    moves = (call for call in script.text.find_calls("to") if call.args)
+    found = (call for call in moves if re.search("gpu", ast.unparse(call.args[0]), re.IGNORECASE))
+    return next(found, None)
 
 
 def find_own_device(script: TrainingScript) -> ast.AST | None:
