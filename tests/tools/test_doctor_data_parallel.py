@@ -532,6 +532,15 @@ UNKNOWN = {
         shape(PLAIN).replace("import torch\n", "import torch\nfrom data import get_data\n", 1)
         .replace("loader = DataLoader(train_set, batch_size=8, shuffle=False)",
                  "loader, _ = get_data()"),
+        "sampler", "walks what data.get_data makes, which is not read here",
+    ),
+    "a loader of another package": (
+        shape(PLAIN).replace("import torch\n", "import torch\nfrom torchtext import data\n", 1)
+        .replace("DataLoader(train_set, batch_size=8, shuffle=False)", "data.Iterator(train_set)"),
+        "sampler", "walks what torchtext.data.Iterator makes",
+    ),
+    "a count without an end": (
+        "from itertools import count\n" + OWN_BATCHES.replace("range(0, 32, 8)", "count(0, 8)"),
         "sampler", "walks a DataLoader is not seen",
     ),
     "a state from batch to batch": (

@@ -42,6 +42,8 @@ class {name}:
 
 
 '''
+OF_TENSORS = {"torch", "numpy", "itertools", "random", "math"}
+"""Packages from whose functions batches are tensors, if the script draws them itself."""
 DRAWS = {"RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}
 """torch's samplers that draw from the generator which they are given."""
 
@@ -92,7 +94,7 @@ def share_drawn(script: TrainingScript) -> Edit | None:
     all ranks. None if that is not seen."""
     if script.training is None or script.training.batches is None or script.loaders:
         return None
-    if isinstance(script.training.batches, ast.For) and comes_from_elsewhere(script):
+    if find_elsewhere(script):
         return None
     loop, way = script.training.batches, {id(node) for node in script.training.path}
     models = Wrapping(script).find_models()
@@ -125,23 +127,23 @@ def share_drawn(script: TrainingScript) -> Edit | None:
     return add_before(use.lineno, script.indent_of(use), line)
 
 
-def comes_from_elsewhere(script: TrainingScript) -> bool:
-    """Whether the loop walks what a function of another file has made."""
-    assert script.loop
+def find_elsewhere(script: TrainingScript) -> str:
+    """What of another file or package has made what the loop walks, with dots; empty if that is
+    not seen."""
+    if not script.loop:
+        return ""
     text = script.text
     walked = [node.id for node in ast.walk(script.loop.iter) if isinstance(node, ast.Name)]
     for call in text.calls:  # what a parameter is given
         walked += (ast.unparse(given) for to, given in text.bind(call) if to.arg in walked)
-    made = {
+    made = (
         text.dotted(node.value.func)
         for node in ast.walk(text.tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
         if any(name in walked for each in node.targets for name in list_names(each))
-    }
-    return any(
-        each in text.imports.values() and not each.startswith(("torch.", "numpy.", "itertools."))
-        for each in made
     )
+    roots = {what.partition(".")[0] for what in text.imports.values()} - OF_TENSORS
+    return next((each for each in made if each.partition(".")[0] in roots), "")
 
 
 def name_drawn_ahead(script: TrainingScript, body: Sequence[ast.stmt]) -> Iterator[str]:
@@ -171,7 +173,7 @@ def name_batch(script: TrainingScript, loop: ast.For | ast.While) -> Sequence[st
     if isinstance(loop, ast.While):
         return []
     walked = script.text.called(loop.iter) if isinstance(loop.iter, ast.Call) else ""
-    is_number = walked in ("range", "trange") or "range(" in ast.unparse(loop.iter)
+    is_number = walked in ("range", "trange", "count") or "range(" in ast.unparse(loop.iter)
     names = [] if is_number else list_names(loop.target)
     return names[1:] if walked == "enumerate" else names
 

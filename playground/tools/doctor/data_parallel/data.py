@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from playground.tools.doctor.data_parallel.batches import (
     DRAWS,
     find_division_of_drawn,
+    find_elsewhere,
     list_names,
     share_drawn,
     share_indices,
@@ -103,6 +104,11 @@ def find_no_loader(script: TrainingScript) -> Part | None:
     """Of a script whose loop over one DataLoader is not seen."""
     if not script.loop:
         return unknown(f"no one loop over batches is seen: {RULE}")
+    if len(script.loaders) != 1 and (maker := find_elsewhere(script)):
+        return unknown(
+            f"{script.at(script.loop)} walks what {maker} makes, which is not read here: {RULE}, "
+            "so give the DataLoader there sampler=DistributedSampler(dataset)"
+        )
     if len(script.loaders) != 1:
         return unknown(
             f"that {script.at(script.loop)} walks a DataLoader is "
