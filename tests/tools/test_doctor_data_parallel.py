@@ -639,6 +639,33 @@ def test_unpacked_arguments_that_choose_no_samples_stay(made: str) -> None:
     assert "sampler=DistributedSampler(train_set), **options)" in after
 
 
+def test_an_unpacked_size_is_divided_beside_a_shuffle() -> None:
+    source = shape(PLAIN).replace("batch_size=8, shuffle=False", "shuffle=True, **options")
+    source = source.replace("loader = Data", "options = dict(batch_size=8)\nloader = Data")
+    after = plan(source, "train.py").after
+    divided = '**{**options, "batch_size": options["batch_size"] // dist.get_world_size()})'
+    assert f"DataLoader(train_set, sampler=DistributedSampler(train_set), {divided}" in after
+
+
+@pytest.mark.parametrize(
+    ("made", "once"),
+    [
+        ("os.mkdir('out')", "os.makedirs('out', exist_ok=True)"),
+        ("os.makedirs('out', exist_ok=True)", "os.makedirs('out', exist_ok=True)"),
+        ("Path('out').mkdir()", "Path('out').mkdir(exist_ok=True)"),
+        ("Path('out').mkdir(parents=True)", "Path('out').mkdir(parents=True, exist_ok=True)"),
+    ],
+)
+def test_a_folder_that_another_rank_has_made_is_no_error(made: str, once: str) -> None:
+    source = f"import os\nfrom pathlib import Path\n{shape(PLAIN)}{made}\n"
+    assert f"\n{once}\ndist.destroy_process_group()" in plan(source, "train.py").after
+
+
+def test_a_late_import_delays_no_process_group() -> None:
+    after = plan(shape(PLAIN) + "import json\nprint(json.dumps(total))\n", "train.py").after
+    assert after.index("dist.init_process_group()") < after.index("loader = DataLoader")
+
+
 def test_names_of_the_script_are_not_taken() -> None:
     source = shape(PLAIN).replace(
         "import torch\n", "import torch\nimport torch.distributions as dist\n"

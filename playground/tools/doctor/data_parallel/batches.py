@@ -89,6 +89,44 @@ def share_unpacked(script: TrainingScript, unpacked: ast.expr, data: ast.expr) -
     return replace_node(unpacked, words)
 
 
+def divide_unpacked(script: TrainingScript, unpacked: ast.expr) -> Edit:
+    """The change of a dictionary of arguments that has the size of the batch, and says nothing
+    else of which samples make one up."""
+    known = script.text.code(unpacked)
+    words = f'{{**{known}, "batch_size": {known}["batch_size"] // {script.size}}}'
+    return replace_node(unpacked, words)
+
+
+def list_unpacked(script: TrainingScript, unpacked: ast.expr) -> set[str] | None:
+    """The names of a dictionary's arguments; None if they are not all seen."""
+    if isinstance(unpacked, ast.IfExp):
+        ways = [list_unpacked(script, each) for each in (unpacked.body, unpacked.orelse)]
+    elif isinstance(unpacked, ast.Call) and script.text.called(unpacked) == "dict":
+        ways = [None if unpacked.args else {str(each.arg) for each in unpacked.keywords}]
+    elif isinstance(unpacked, ast.Dict):
+        names = [each.value for each in unpacked.keys if isinstance(each, ast.Constant)]
+        ways = [{*map(str, names)} if len(names) == len(unpacked.keys) else None]
+    elif isinstance(unpacked, ast.Name) and not is_changed(script, unpacked.id):
+        ways = [
+            list_unpacked(script, node.value)
+            for node in ast.walk(script.text.tree)
+            if isinstance(node, ast.Assign)
+            and unpacked.id in {each.id for each in node.targets if isinstance(each, ast.Name)}
+        ]
+    else:
+        ways = []
+    seen = [each for each in ways if each is not None]
+    return set().union(*seen) if seen and len(seen) == len(ways) else None
+
+
+def is_changed(script: TrainingScript, name: str) -> bool:
+    """Whether a dictionary of this name is given further items, by a method or one by one."""
+    return any(
+        isinstance(node, (ast.Attribute, ast.Subscript)) and ast.unparse(node.value) == name
+        for node in ast.walk(script.text.tree)
+    )
+
+
 def share_drawn(script: TrainingScript) -> Edit | None:
     """The line that takes a rank's part of a batch that the script draws itself, the same one on
     all ranks. None if that is not seen."""

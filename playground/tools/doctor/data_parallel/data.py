@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 from playground.tools.doctor.data_parallel.batches import (
     DRAWS,
+    divide_unpacked,
     find_division_of_drawn,
     find_elsewhere,
     list_names,
+    list_unpacked,
     share_drawn,
     share_indices,
     share_stream,
@@ -177,12 +179,16 @@ def divide_dataset(script: TrainingScript) -> Part:
             f"and that of {script.at(other)}: make them apart, and give that of the "
             f"training sampler=DistributedSampler(dataset)"
         )
-    unpacked = given[None].value if None in given else None
     edits = [*divide(script, call, data)]
-    if unpacked and not says_no_order(script, unpacked):
-        if ORDER & given.keys() or len(call.args) > 1:
-            return unknown(f"{script.at(call)} unpacks its arguments: {RULE}")
-        edits = [share_unpacked(script, unpacked, data)]
+    if None in given:
+        unpacked = given[None].value
+        names = list_unpacked(script, unpacked)
+        if names is not None and names & ORDER == {"batch_size"}:
+            edits.append(divide_unpacked(script, unpacked))
+        elif names is None or names & ORDER:
+            if ORDER & given.keys() or len(call.args) > 1:
+                return unknown(f"{script.at(call)} unpacks its arguments: {RULE}")
+            edits = [share_unpacked(script, unpacked, data)]
     return Part(
         NAME,
         Status.MISSING,
@@ -190,32 +196,6 @@ def divide_dataset(script: TrainingScript) -> Part:
         edits,
         note_order(script, call),
     )
-
-
-def says_no_order(script: TrainingScript, unpacked: ast.expr) -> bool:
-    """Whether a dictionary of arguments, all of whose names are seen, has none of `ORDER`."""
-    if isinstance(unpacked, ast.IfExp):
-        return says_no_order(script, unpacked.body) and says_no_order(script, unpacked.orelse)
-    if isinstance(unpacked, ast.Call) and script.text.called(unpacked) == "dict":
-        return not unpacked.args and not ORDER & {each.arg for each in unpacked.keywords}
-    if isinstance(unpacked, ast.Dict):
-        names = [each.value if isinstance(each, ast.Constant) else None for each in unpacked.keys]
-        return None not in names and not ORDER & {*names}
-    if not isinstance(unpacked, ast.Name):
-        return False
-    values = [
-        node.value
-        for node in ast.walk(script.text.tree)
-        if isinstance(node, ast.Assign)
-        and unpacked.id in {each.id for each in node.targets if isinstance(each, ast.Name)}
-    ]
-    changes = [
-        node
-        for node in ast.walk(script.text.tree)
-        if isinstance(node, (ast.Attribute, ast.Subscript))
-        and ast.unparse(node.value) == unpacked.id
-    ]
-    return bool(values) and not changes and all(says_no_order(script, each) for each in values)
 
 
 def arguments_of(call: ast.Call) -> dict[str | None, ast.keyword]:

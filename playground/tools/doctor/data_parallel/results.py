@@ -55,6 +55,7 @@ def find_logging(script: TrainingScript) -> Part:
         *log_on_first(script, apart, notes),
         *write_on_first(script, opened),
         *show_bars_on_first(script),
+        *make_folders_once(script),
     ]
     status = Status.MISSING if edits else Status.UNKNOWN
     saw = "all ranks would print, and write one file at once"
@@ -88,6 +89,21 @@ def show_bars_on_first(script: TrainingScript) -> Iterator[Edit]:
     for bar in script.text.find_calls("tqdm", "trange"):
         if bar.args and not any(each.arg == "disable" for each in bar.keywords):
             yield script.add_argument(bar, f"disable={script.rank_at(bar)} != 0")
+
+
+def make_folders_once(script: TrainingScript) -> Iterator[Edit]:
+    """The changes by which a folder that another rank has made is no error."""
+    text = script.text
+    for call in text.find_calls("mkdir", "makedirs"):
+        if any(each.arg in ("exist_ok", None) for each in call.keywords):
+            continue
+        if text.dotted(call.func) == "os.mkdir":
+            yield replace_node(call.func, "os.makedirs")
+        if call.args or call.keywords:
+            yield script.add_argument(call, "exist_ok=True")
+        else:
+            end = call.end_lineno or 0, (call.end_col_offset or 0) - 1
+            yield Edit(end, end, "exist_ok=True")
 
 
 def group(

@@ -106,9 +106,22 @@ class TrainingScript:
         guard = self.text.guard
         if guard is None:
             return True
+        return any(self.comes_before({0: guard.lineno}, each) for each in self.needs)
+
+    @cached_property
+    def needs(self) -> list[ast.Call]:
+        """The calls that need the process group."""
         steps = [call for call in self.text.calls if ".optim." in f".{self.text.dotted(call.func)}"]
-        needs = [*steps, *self.loaders, *([self.training.backward] if self.training else [])]
-        return any(self.comes_before({0: guard.lineno}, each) for each in needs)
+        return [*steps, *self.loaders, *([self.training.backward] if self.training else [])]
+
+    @cached_property
+    def imports(self) -> list[ast.Import | ast.ImportFrom]:
+        """The imports of the module itself, up to the first call that needs the process group."""
+        first = min(
+            (each.lineno for each in self.needs if self.text.function_of(each) is None),
+            default=math.inf,
+        )
+        return [each for each in self.text.top_imports if each.lineno < first]
 
     @cached_property
     def start_lines(self) -> dict[int, int]:
@@ -116,7 +129,7 @@ class TrainingScript:
         that line are called, each by the id of its function: 0 for the module."""
         text, found = self.text, dict[int, int]()
         if not self.has_start:
-            imports = text.top_imports
+            imports = self.imports
             guard = None if self.starts_at_top else text.guard
             return {0: guard.lineno if guard else imports[-1].lineno if imports else 0}
         left = text.find_calls("init_process_group")[:1]

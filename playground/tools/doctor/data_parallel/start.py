@@ -18,7 +18,7 @@ ONE_GPU = 'all ranks would use the first GPU: "cuda" has to be the rank\'s own'
 
 def find_start(script: TrainingScript, parts: Collection[Part]) -> Part:
     """The process group, and the imports that the changes need. `parts`: the others."""
-    text, name, imports = script.text, "start", script.text.top_imports
+    text, name, imports = script.text, "start", script.imports
     added = list_imports(script, parts)
     edits = [add_after(imports[-1], "", *added)] if imports and added else []
     if script.has_start:
@@ -97,7 +97,7 @@ def find_device(script: TrainingScript) -> Part:
     if guard and not script.starts_at_top:
         edits = [add_before(guard.body[0].lineno, script.indent_of(guard.body[0]), *lines)]
     else:
-        imports = text.top_imports
+        imports = script.imports
         edits = [add_after(imports[-1], "", *lines)] if imports else []
     for node in ast.walk(text.tree):
         if isinstance(node, ast.Constant) and re.fullmatch(r"cuda:\d+", str(node.value)):
