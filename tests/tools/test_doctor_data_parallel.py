@@ -522,7 +522,8 @@ UNKNOWN = {
         "no call of the model that the optimizer has is seen in the loop",
     ),
     "DataParallel": (
-        shape(PLAIN).replace("optimizer =", "model = nn.DataParallel(model)\noptimizer ="),
+        shape(PLAIN).replace("optimizer =", "model = nn.DataParallel(model)\noptimizer =")
+        + "print(model.module)\n",
         "model", "has DataParallel, which is of one process",
     ),
     "arguments that may be anything": (
@@ -659,6 +660,18 @@ def test_an_unpacked_size_is_divided_beside_a_shuffle() -> None:
 def test_a_folder_that_another_rank_has_made_is_no_error(made: str, once: str) -> None:
     source = f"import os\nfrom pathlib import Path\n{shape(PLAIN)}{made}\n"
     assert f"\n{once}\ndist.destroy_process_group()" in plan(source, "train.py").after
+
+
+def test_threads_of_one_process_give_way_to_processes() -> None:
+    source = shape(PLAIN).replace(
+        "optimizer =",
+        "if torch.cuda.is_available():\n    model = nn.DataParallel(model)\noptimizer =",
+    )
+    found = plan(source, "train.py")
+    assert "    model = model\nddp = DistributedDataParallel(model)\noptimizer =" in found.after
+    [part] = [each for each in found.parts if each.name == "model"]
+    assert "DataParallel is of one process" in part.notes[-1]
+    assert "cross_entropy(ddp(x), y)" in found.after
 
 
 def test_a_late_import_delays_no_process_group() -> None:

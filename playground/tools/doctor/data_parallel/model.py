@@ -25,11 +25,15 @@ def find_model(script: TrainingScript) -> Part:
     rule = "DistributedDataParallel averages the gradients in backward()"
     if found := text.find_calls("DistributedDataParallel", "DDP"):
         return Part(name, Status.THERE, f"{script.at(found[0])} wraps the model")
-    if found := text.find_calls("DataParallel"):
+    threads = text.find_calls("DataParallel")
+    inside = any(
+        isinstance(each, ast.Attribute) and each.attr == "module" for each in ast.walk(text.tree)
+    )
+    if threads and (inside or not all(each.args for each in threads)):
         return Part(
             name,
             Status.UNKNOWN,
-            f"{script.at(found[0])} has DataParallel, which "
+            f"{script.at(threads[0])} has DataParallel, which "
             f"is of one process: wrap the model that it is given by "
             f"DistributedDataParallel in its place; {rule}",
         )
@@ -54,6 +58,12 @@ def find_model(script: TrainingScript) -> Part:
         for each in text.find_calls(*NORMS)[:1]
     ]
     notes += note_masks(script)
+    for call in threads:
+        edits.append(replace_node(call, text.code(call.args[0])))
+        notes.append(
+            f"{script.at(call)}: DataParallel is of one process, so the model stays as it is; a "
+            'checkpoint that was saved with it has "module." before each name'
+        )
     if summed := script.summed_loss:
         adds = (
             f"{script.at(summed)} adds up the losses of samples, and the average over ranks is a "

@@ -33,7 +33,10 @@ SAME = {
     "apply",
 }
 """Methods of a module that return it."""
-WALKS = {"enumerate", "tqdm", "trange", "iter", "track", "compile", "zip", "islice", "cycle"}
+WALKS = {
+    *("enumerate", "tqdm", "trange", "iter", "track", "zip", "islice", "cycle"),
+    *("compile", "DataParallel"),
+}
 """Functions whose result walks, or calls, their first argument."""
 NO_GRAD = {"no_grad", "inference_mode"}
 
