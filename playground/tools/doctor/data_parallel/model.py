@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
@@ -26,10 +26,7 @@ def find_model(script: TrainingScript) -> Part:
     if found := text.find_calls("DistributedDataParallel", "DDP"):
         return Part(name, Status.THERE, f"{script.at(found[0])} wraps the model")
     threads = text.find_calls("DataParallel")
-    inside = any(
-        isinstance(each, ast.Attribute) and each.attr == "module" for each in ast.walk(text.tree)
-    )
-    if threads and (inside or not all(each.args for each in threads)):
+    if threads and not can_leave_out(script, threads):
         return Part(
             name,
             Status.UNKNOWN,
@@ -77,6 +74,15 @@ def find_model(script: TrainingScript) -> Part:
         else:
             notes.append(f"{adds}: multiply the loss by {script.size}")
     return Part(name, Status.MISSING, f"nothing averages the gradients: {rule}", edits, notes)
+
+
+def can_leave_out(script: TrainingScript, threads: Sequence[ast.Call]) -> bool:
+    """Whether the model can take the place of these calls of DataParallel: nothing asks for their
+    `module`."""
+    attributes = (node for node in ast.walk(script.text.tree) if isinstance(node, ast.Attribute))
+    return all(each.args for each in threads) and not any(
+        each.attr == "module" for each in attributes
+    )
 
 
 def find_norms_apart(script: TrainingScript) -> list[ast.Call]:
