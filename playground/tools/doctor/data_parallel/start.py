@@ -134,7 +134,8 @@ def may_choose_gpu(script: TrainingScript, node: ast.expr, followed: set[str]) -
     """Whether the value of an expression may reach what chooses a GPU: not if it is compared,
     printed, a seed, or given to DistributedDataParallel alone, which moves no model. `followed`:
     the names whose uses have been looked at."""
-    text, inner = script.text, node
+    text = script.text
+    inner: ast.AST = node
     for each in text.climb(node):
         if isinstance(each, ast.Compare) or (
             isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not)
