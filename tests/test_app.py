@@ -22,7 +22,8 @@ from playground.lessons.lesson_row import Lesson
 def test_alone_it_says_where_the_learner_is_and_what_comes_next(
     run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the solutions of this folder; elsewhere, from those of the folder with most of them."""
+    """From the solutions of this folder. If it has none, from those of the folder with most of
+    them: elsewhere, it says first that nothing has been begun here."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     other, own = tmp_path / "other", tmp_path / "my own"
     for folder in (other, own):
@@ -48,8 +49,22 @@ def test_alone_it_says_where_the_learner_is_and_what_comes_next(
     assert "\npython -m playground exercise swap          # the next exercise\n" in shown
     monkeypatch.chdir(other)
     shown = run_cli().out
-    assert f"cd '{own}' && python -m playground exercise swap" in shown
-    assert f", in {own}." in " ".join(shown.split("\n")[:2])
+    assert shown.splitlines()[-5:] == [
+        "python -m playground read p2p               # its chapter",
+        f"cd '{own}' && python -m playground exercise swap  # go on there",
+        "mkdir -p my && cd my && python -m playground exercise whoami  # begin here",
+        "python -m playground play                   # to try things out",
+        "python -m playground --help                 # all there is",
+    ]
+    where = f"No exercise has been begun in this folder. In {own}: Lesson 2 of {len(ROWS)}, p2p: 1"
+    assert where in " ".join(shown.split("\n")[:-5])
+    for near in (tmp_path, own / "inside"):
+        near.mkdir(exist_ok=True)
+        monkeypatch.chdir(near)
+        shown = run_cli().out
+        assert shown.startswith(f"Lesson 2 of {len(ROWS)}, p2p: 1 of its ")
+        assert f", in {own}." in " ".join(shown.split("\n")[:-5])
+        assert f"cd '{own}' && python -m playground exercise swap  # the next exercise" in shown
 
 
 def test_the_help_shows_the_path(run_cli: Run) -> None:

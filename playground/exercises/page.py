@@ -146,9 +146,10 @@ def tell_steps(steps: Mapping[str, str], way_in: str = "") -> list[str]:
 
 def show_next() -> None:
     """Where the learner is on the path, and what comes next: lines that can be pasted."""
-    work, every = find_workbook(), [*CATALOGUE.values()]
+    work, here, every = find_workbook(), Workbook(Path.cwd()), [*CATALOGUE.values()]
     passed = [each for each in every if each.name in work.passed]
-    elsewhere = f", in {work.name}" * (work.folder != Path.cwd())
+    is_apart = not work.is_near(here.folder)
+    elsewhere = f", in {work.name}" * (work.folder != here.folder and not is_apart)
     where, steps = f"All {len(every)} exercises have passed{elsewhere}.", {}
     if following := work.find_next(work.find_last_passed()):
         lesson = following.lesson
@@ -162,8 +163,13 @@ def show_next() -> None:
         )
         steps = {
             f"{OURS} read {lesson}": "its chapter",
-            f"{work.way_in}{OURS} exercise {following.name}": "the next exercise",
+            f"{work.way_in}{OURS} exercise {following.name}": "go on there"
+            if is_apart
+            else "the next exercise",
         }
+    if is_apart:
+        where = f"No exercise has been begun in this folder. In {work.name}: {where}"
+        steps |= {f"{here.way_in}{OURS} exercise {every[0].name}": "begin here"}
     steps |= {f"{OURS} play": "to try things out", f"{OURS} --help": "all there is"}
     terminal.say(where)
     for command, what in steps.items():

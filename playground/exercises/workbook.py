@@ -67,6 +67,11 @@ class Workbook:
         is_new = not self.passed and not list_solutions(self.folder)
         return "mkdir -p my && cd my && " if is_new and any(self.folder.iterdir()) else ""
 
+    def is_near(self, folder: Path) -> bool:
+        """Whether its folder is this one, or lies in it, or around it."""
+        own, other = self.folder.resolve(), folder.resolve()
+        return own.is_relative_to(other) or other.is_relative_to(own)
+
     def read(self, name: str) -> dict[str, object]:
         """The part of a file that is about this folder."""
         found = read_progress_file(name).get(self.name)

@@ -37,6 +37,7 @@ from playground.explain.right.finding import HINT, PROBABLE, SURE, Finding
 from playground.explain.right.log import (
     ENDED,
     FAILED,
+    FIRST_STEPS,
     FORMAT,
     NO_GRADIENT,
     RUNNING,
@@ -399,7 +400,9 @@ def fed(rank: int, step: int, *, inputs: int | None, gradients: int | None) -> L
     return look(step, 7 + step, 50 + step, 8 + step, forward, bucket, REDUCED)
 
 
-def feed(*, inputs: int = 0, gradients: int = 0, changing: int = 1, steps: int = 4) -> object:
+def feed(
+    *, inputs: int = 0, gradients: int = 0, changing: int = 1, steps: int = 4
+) -> list[list[Look]]:
     """Ranks whose inputs and gradients differ by so much."""
     return [
         [
@@ -428,6 +431,27 @@ def test_equal_batches_are_told_if_inputs_and_gradients_are_equal(
 ) -> None:
     assert rules_of(facts_of(looks, has_loader=True)) == rules
     assert rules_of(facts_of(looks)) == [(rule, False) for rule, _ in rules]
+
+
+def test_equal_batches_without_a_data_loader_are_probably_wrong_in_many_steps() -> None:
+    assert rules_of(facts_of(feed(steps=FIRST_STEPS - 1))) == [("E1-batches", False)]
+    assert rules_of(facts_of(feed(steps=FIRST_STEPS))) == [("E1-batches", True)]
+
+
+def test_the_cure_for_equal_batches_is_for_where_they_come_from() -> None:
+    [drawn] = find_mistakes(facts_of(feed()))
+    assert drawn.fix.startswith("give each rank its own part of the data; where batches are drawn")
+    loaded = facts_of(feed(), has_loader=True)
+    [uncut] = find_mistakes(loaded)
+    assert uncut.fix.startswith("give the DataLoader a DistributedSampler")
+    cut = [
+        replace(each, draws=draws(rank)[:1], batches=[Batch(0, 0, 0, [5], True)])
+        for rank, each in enumerate(loaded)
+    ]
+    [alike] = find_mistakes(cut)
+    assert alike.fix.startswith("the data set draws the same numbers on all ranks: give each rank")
+    evaluated = [replace(each, batches=[Batch(0, 0, 0, [5], False)]) for each in cut]
+    assert find_mistakes(evaluated)[-1].fix == uncut.fix
 
 
 def draws(part: int, **changes: Any) -> list[Draw]:

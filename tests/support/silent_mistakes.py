@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -35,6 +36,7 @@ from torch.utils.data import (
 )
 
 from playground.explain.right.finding import HINT, PROBABLE, SURE, Level
+from playground.explain.right.log import FIRST_STEPS
 
 WIDTH, STEPS = 6, 5
 
@@ -357,6 +359,47 @@ def without_sampler() -> None:
     for batch, target in DataLoader(new_data(), batch_size=6):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(batch), target).backward()  # told
+        optimizer.step()
+
+
+class Drawn(Dataset[Tensor]):
+    """Samples that are drawn when they are asked for."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, at: int) -> Tensor:
+        return torch.randn(WIDTH)
+
+
+def samples_drawn_alike() -> None:
+    model, optimizer = begin(new_net())
+    torch.manual_seed(0)
+    data = Drawn()
+    for batch in DataLoader(data, batch_size=3, sampler=DistributedSampler(data)):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()  # told
+        optimizer.step()
+
+
+def batches_drawn_alike() -> None:
+    model, optimizer = begin(new_net())
+    torch.manual_seed(0)
+    for _ in range(FIRST_STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(4, WIDTH)).square().mean().backward()  # told
+        optimizer.step()
+
+
+def batches_drawn_alike_by_hand() -> None:
+    net, optimizer = begin_by_hand()
+    torch.manual_seed(0)
+    for _ in range(FIRST_STEPS):
+        optimizer.zero_grad()
+        loss_of(net).backward()
+        for grad in gradients_of(net):
+            dist.all_reduce(grad)  # told
+            grad /= dist.get_world_size()
         optimizer.step()
 
 
@@ -739,6 +782,9 @@ WRONG = (
     Wrong(written_under_way, "A1-write", PROBABLE),
     Wrong(sent_and_written, "A1-write", HINT),
     Wrong(without_sampler, "E1-batches", PROBABLE),
+    Wrong(samples_drawn_alike, "E1-batches", PROBABLE),
+    Wrong(batches_drawn_alike, "E1-batches", PROBABLE),
+    Wrong(batches_drawn_alike_by_hand, "E2-equal", HINT),
     Wrong(other_seeds, "S2-seed", PROBABLE, marked=train_on),
     Wrong(other_epochs, "S3-epoch", PROBABLE, marked=train_on),
     Wrong(one_epoch_again, "S4-setepoch", PROBABLE, marked=train_on),

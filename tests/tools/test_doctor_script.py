@@ -23,7 +23,15 @@ from playground.base.process_status import process_status
 from playground.explain.hang.states import Doing, RankState
 from playground.tools.doctor.checks import ERROR, WARNING, Fault, Undecided, run_checks
 from playground.tools.doctor.looked_at import LookedAt, say_looks
-from playground.tools.doctor.script import CHECKS, ScriptFacts, describe, examine, summarize
+from playground.tools.doctor.script import (
+    CHECKS,
+    ScriptFacts,
+    check_own_gpu,
+    check_text,
+    describe,
+    examine,
+    summarize,
+)
 from playground.tools.doctor.script_run import have_finished, tell_places
 from playground.tools.doctor.set_order import sets_walked
 from playground.world.backends import LEAVE_OUT
@@ -400,6 +408,62 @@ def test_an_aborted_operation_is_one_fault_with_its_cause_and_cure(tmp_path: Pat
     )
     assert fault.fix.startswith("rank 1 calls all_reduce (train.py:17), rank 0 does not: is it")
     assert fault.fix.endswith("unequal numbers of batches, or does one leave the loop early?")
+
+
+OF_GPUS = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+local_rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+model = torch.nn.Linear(8, 8).{move}
+{use}
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "if local_rank == 0: print(local_rank)",
+        "print(f'rank {rank}: {local_rank}')",
+        "torch.manual_seed(3 + local_rank)",
+        "model = DistributedDataParallel(model, device_ids=[local_rank])",
+        "is_main = not local_rank",
+        "name = str(local_rank)\nprint(name)",
+    ],
+)
+def test_a_local_rank_that_chooses_no_gpu_is_told(use: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(OF_GPUS.format(move="cuda()", use=use))
+    [fault] = check_text(path, [check_own_gpu])
+    assert fault.saw == (
+        'all ranks would use the first GPU: "cuda" has to be the rank\'s own; LOCAL_RANK '
+        "(train.py:6) chooses none"
+    )
+    assert "torch.cuda.set_device(" in fault.fix
+
+
+@pytest.mark.parametrize(
+    ("move", "use"),
+    [
+        ("cuda()", "torch.cuda.set_device(local_rank)"),
+        ("cuda(local_rank)", ""),
+        ("to(f'cuda:{local_rank}')", ""),
+        ("cuda()", "device = 'cuda:{}'.format(local_rank)\ntrain(device)"),
+        ("cuda()", "train(local_rank)"),
+        ("cuda()", "with torch.cuda.device(local_rank): train()"),
+        ("cuda()", "os.environ['CUDA_VISIBLE_DEVICES'] = str(local_rank)"),
+        ("to(['cuda:0', 'cuda:1'][local_rank])", ""),
+        ("cuda()", "gpu = rank % torch.cuda.device_count()"),
+        ("to(model_device)", "is_cuda = model_device.type == 'cuda'"),
+    ],
+)
+def test_a_rank_that_chooses_its_gpu_is_right(move: str, use: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(OF_GPUS.format(move=move, use=use))
+    assert check_text(path, [check_own_gpu]) == []
 
 
 def test_what_it_proposes_for_a_failure_shows_more(tmp_path: Path) -> None:

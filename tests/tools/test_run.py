@@ -752,6 +752,74 @@ dist.destroy_process_group()
     assert [task.returncode for task in tasks] == [0, 0]
 
 
+STANDS = """
+import os, threading, time
+import torch
+import torch.distributed as dist
+from playground.explain.hang import standstill
+standstill.SETTLED, standstill.LIMIT, standstill.PATIENCE = 0.1, 0.5, 1.0
+
+def wait():
+    while not os.path.exists("go on"): time.sleep(0.01)
+
+def send_later():
+    wait()
+    dist.send(torch.ones(1), 0)
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    dist.recv(torch.ones(1), 1)
+elif "thread" in os.environ["HOW"]:
+    threading.Thread(target=send_later, name="sends later").start()
+    dist.recv(torch.ones(1), 0)
+else:
+    send_later()
+if dist.get_rank() == 0 and "thread" in os.environ["HOW"]:
+    dist.send(torch.ones(1), 1)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (
+            "thread",
+            [
+                "no rank has made progress", "the run goes on", "probably a deadlock: rank 0 is in "
+                "receive from rank 1 (train.py:17) where rank 1 is in receive from rank 0 (:20)",
+                "not known: what thread sends later does (rank 1)",
+            ],
+        ),
+        (
+            "own code",
+            ["rank 1 is in the program (train.py:9) while rank 0 is in receive from rank 1 (:17)"],
+        ),
+    ],
+)  # fmt: skip
+def test_ranks_that_others_have_started_tell_once_that_they_stand_still(
+    how: str, told: list[str], save: Save, fork_program: Fork
+) -> None:
+    save(STANDS)
+    port = free_port()
+    first, second = (
+        fork_program("playground", "run", "train.py", **by_hand(rank, 2, port), HOW=how)
+        for rank in range(2)
+    )
+    said = ""
+    while told[-1] not in " ".join(said.split()):
+        line = first.stderr.readline()
+        assert line, said
+        said += line
+    assert (first.poll(), second.poll()) == (None, None)
+    Path("go on").touch()
+    _, rest = first.communicate(ENOUGH)
+    assert [words for words in told if words not in " ".join(said.split())] == []
+    assert "in receive" not in rest
+    assert second.communicate(ENOUGH) == ("", "")
+    assert (first.returncode, second.returncode) == (0, 0)
+
+
 def test_json_is_said_to_be_for_dry(run_cli: Run) -> None:
     told = " ".join(run_cli("run", "--help").out.split())
     assert "--json With --dry, print one JSON document instead of text." in told

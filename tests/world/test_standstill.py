@@ -23,9 +23,8 @@ from random_programs import receive, run
 
 from playground import launch
 from playground.base.process_status import process_status
-from playground.explain.hang import Doing
+from playground.explain.hang import Doing, standstill
 from playground.explain.hang.diagnosis import diagnose
-from playground.world.launcher import standstill
 
 FOREVER = 300.0
 BEHIND = 8200
@@ -62,7 +61,7 @@ def test_a_rank_that_asks_a_person_is_waited_for(question: str | None, is_due: b
     with subprocess.Popen(["sleep", "100"]) as process:
         rank: Any = SimpleNamespace(
             done=False, vanished=False, box=SimpleNamespace(calls=(1, 0, 0), waits=True),
-            question=question, process=process,
+            question=question, pid=process.pid,
         )  # fmt: skip
         while process_status(process.pid)[:1] != [b"S"]:
             time.sleep(0.01)
@@ -82,7 +81,7 @@ def test_a_rank_that_has_computed_does_not_stand_still(monkeypatch: pytest.Monke
     with subprocess.Popen(["sleep", "100"]) as process:
         box = SimpleNamespace(calls=(1, 0, 0), waits=True)
         rank: Any = SimpleNamespace(
-            done=False, vanished=False, box=box, question=None, process=process
+            done=False, vanished=False, box=box, question=None, pid=process.pid
         )
         while process_status(process.pid)[:1] != [b"S"]:
             time.sleep(0.01)

@@ -25,6 +25,8 @@ From the states of all ranks to a diagnosis:
     wording      a diagnosis in words
     judge        whether a deadlock is proved
     exchange     states of ranks that somebody else has started
+    standstill   tells of a run that stands still without proof
+    neighbours   such a run, of ranks that somebody else has started
     workers      ranks that wait for a worker of their DataLoader
 """
 

@@ -20,7 +20,7 @@ from functools import cached_property
 
 from playground.explain.right.facts import BACKWARD, CALLED, Event, Look, RankFacts
 from playground.explain.right.finding import HINT, PROBABLE, SURE, Finding, Level
-from playground.explain.right.log import NO_GRADIENT
+from playground.explain.right.log import FIRST_STEPS, NO_GRADIENT
 from playground.explain.right.replicas import ROUNDING, Replica, Team, find_teams
 
 EXCHANGES = {"send", "recv", "isend", "irecv", "all_to_all", "all_to_all_single"}
@@ -438,10 +438,11 @@ def find_equal_gradients(seen: Averaging) -> Finding | None:
     """E2-equal: the ranks that average do different work.
 
     A hint: in three steps all gradients are equal on all ranks at the end of backward, and differ
-    from step to step; data loaders have returned batches; and a call takes the gradients then. A
-    test with one batch looks the same.
+    from step to step; a call takes the gradients then; and data loaders have returned batches, or
+    as many steps were looked at as at first. A test with one batch looks the same.
     """
-    if not all(each.has_loader for each in seen.team.facts):
+    has_loader = all(each.has_loader for each in seen.team.facts)
+    if not has_loader and len(seen.looks) < FIRST_STEPS:
         return None
     looks = [
         looks for looks in seen.looks
@@ -460,7 +461,8 @@ def find_equal_gradients(seen: Averaging) -> Finding | None:
         where=seen.where(calls[0]),
         why="the gradients are equal on all ranks before they are averaged: the ranks do the work "
         "of one",
-        fix="give each rank its own part of the data",
+        fix="give each rank its own part of the data; where batches are drawn at random, a seed of "
+        "its own after the model is made: torch.manual_seed(seed + rank)",
         level=HINT,
     )
 

@@ -15,19 +15,24 @@ from playground.explain.right.finding import HINT, PROBABLE, Finding
 from playground.explain.right.log import ENDED, FIRST_STEPS, LEAST_LOOKS, Prints
 from playground.explain.right.replicas import find_teams
 
+OWN_SEED = (
+    "give each rank a seed of its own after the model is made: torch.manual_seed(seed + rank), and "
+    "the same for numpy and random"
+)
+
 
 def find_equal_batches(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """E1-batches: the ranks of a wrapped model are fed different batches.
 
     Probable: in each step that was looked at, and in three at least, the inputs of the forward
     passes are equal on all ranks, and so are the gradients before they are averaged; the inputs of
-    the steps differ; data loaders have returned batches on all ranks; and the program has ended on
-    all of them, or as many steps were looked at as at first. (Ranks may train redundantly, to find
-    a machine that computes wrongly.) A hint: no data loader was seen, or the program was ended
-    sooner (it may begin so). Unknown: all steps have one batch (a test whether the model can
-    learn); gradients differ (other nodes of one graph, or noise of their own); the optimizer has
-    parameters that are not averaged (tensor parallelism); older versions of torch do not tell of
-    the gradients.
+    the steps differ; and data loaders have returned batches on all ranks, and the program has ended
+    on all of them, or as many steps were looked at as at first. (Ranks may train redundantly, to
+    find a machine that computes wrongly.) A hint: fewer steps were looked at, and no data loader
+    was seen (a test may compare the ranks), or the program was ended sooner (it may begin so).
+    Unknown: all steps have one batch (a test whether the model can learn); gradients differ (other
+    nodes of one graph, or noise of their own); the optimizer has parameters that are not averaged
+    (tensor parallelism); older versions of torch do not tell of the gradients.
     """
     for team in find_teams(facts):
         whole = [looks for looks in team.looks if all(each.is_whole for each in looks.values())]
@@ -43,8 +48,8 @@ def find_equal_batches(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             yield Finding(
                 rule="E1-batches",
                 level=PROBABLE
-                if all(each.has_loader for each in team.facts)
-                and (team.have_ended or len(inputs) >= FIRST_STEPS)
+                if len(inputs) >= FIRST_STEPS
+                or (team.have_ended and all(each.has_loader for each in team.facts))
                 else HINT,
                 what="all ranks train on the same batches a model that DistributedDataParallel "
                 f"wraps in {team.facts[0].where(model.line) or 'a package'}",
@@ -53,9 +58,28 @@ def find_equal_batches(facts: Sequence[RankFacts]) -> Iterator[Finding]:
                 where=team.facts[0].where(lines[-1]) if lines else "",
                 why="inputs and gradients are equal on all ranks in each step that was looked at: "
                 "the ranks do the work of one",
-                fix="give the DataLoader a DistributedSampler, whose rank is that of the process; "
-                "let an IterableDataset yield the part of its rank",
+                fix=find_cure(team.facts),
             )
+
+
+def find_cure(facts: Sequence[RankFacts]) -> str:
+    """How ranks get different batches: where their samplers cut the data, or there is no data
+    loader, equal seeds are the cause of equal batches."""
+    trained = [{each.sampler for each in rank.batches if each.trains} for rank in facts]
+    parts = {
+        each.rank
+        for rank, samplers in zip(facts, trained, strict=True)
+        for each in rank.draws
+        if each.sampler in samplers
+    }
+    if len(parts) == len(facts):
+        return f"the data set draws the same numbers on all ranks: {OWN_SEED}"
+    if not any(each.has_loader for each in facts):
+        return f"give each rank its own part of the data; where batches are drawn, {OWN_SEED}"
+    return (
+        "give the DataLoader a DistributedSampler, whose rank is that of the process; let an "
+        "IterableDataset yield the part of its rank"
+    )
 
 
 def inputs_of(looks: Mapping[int, Look], model: str) -> tuple[int | None, ...] | None:

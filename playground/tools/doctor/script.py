@@ -28,7 +28,12 @@ from playground.tools.doctor.checks import Check, Fault, error, note, run_checks
 from playground.tools.doctor.data_parallel.parts import Status
 from playground.tools.doctor.data_parallel.plan import is_of_one_process
 from playground.tools.doctor.data_parallel.script import TrainingScript
-from playground.tools.doctor.data_parallel.start import ONE_GPU, find_device
+from playground.tools.doctor.data_parallel.start import (
+    ONE_GPU,
+    find_device,
+    find_local_rank,
+    uses_gpu,
+)
 from playground.tools.doctor.data_parallel.text import TrainingText
 from playground.tools.doctor.looked_at import say_looks
 from playground.tools.doctor.script_run import RunOutcome, RunSettings, copy_files, run_script
@@ -209,8 +214,10 @@ def check_own_gpu(script: ScriptFacts) -> Iterator[Fault]:
         return
     found = TrainingScript(TrainingText(source.decode("utf-8-sig", "replace")), script.path.name)
     trains = found.has_start or is_of_one_process(found.text, script.path)
-    if trains and find_device(found).status in (Status.UNKNOWN, Status.MISSING):
-        yield warning(ONE_GPU, "each rank needs a GPU of its own", TAKE_OWN_GPU)
+    if trains and uses_gpu(found) and find_device(found).status in (Status.UNKNOWN, Status.MISSING):
+        read = next(find_local_rank(found), None)
+        more = f"; LOCAL_RANK ({found.at(read)}) chooses none" if read else ""
+        yield warning(ONE_GPU + more, "each rank needs a GPU of its own", TAKE_OWN_GPU)
 
 
 def check_set_order(script: ScriptFacts) -> Iterator[Fault]:

@@ -97,6 +97,11 @@ class RankHandle:
         return pickle.loads(content)
 
     @property
+    def pid(self) -> int:
+        number: int = self.process.pid
+        return number
+
+    @property
     def done(self) -> bool:
         """Whether no result is to come from it any more."""
         return self.result is not None

@@ -21,11 +21,11 @@ from playground.base.errors import (
 )
 from playground.explain.hang import Kind
 from playground.explain.hang.activity import BETWEEN_LOOKS, compare
+from playground.explain.hang.standstill import StandstillWatch
 from playground.world.launcher.examiner import Examiner
 from playground.world.launcher.fork_client import START_LIMIT
 from playground.world.launcher.rank_handle import EXIT_LIMIT, RankHandle, describe_exit
 from playground.world.launcher.receiving import answer, ask_for_stacks, receive, receive_while
-from playground.world.launcher.standstill import StandstillWatch
 from playground.world.rank.assignment import Order
 from playground.world.rank.preemption import PreemptionNotice
 from playground.world.rank.reports import Progress

@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from playground.explain.hang.box import View, find_boxes
 from playground.explain.hang.box_format import CAPACITY
 from playground.explain.hang.diagnosis import explain_failure
 from playground.explain.hang.exchange import Exchange
+from playground.explain.hang.neighbours import Neighbours
 from playground.explain.hang.wording import Diagnosis
 from playground.world.rendezvous.environment import RankEnv
 from playground.world.rendezvous.keys import ACKNOWLEDGED, LOSS, address, left
@@ -61,6 +63,12 @@ rank_0_has_left = threading.Event()
 at any moment."""
 
 
+def tell(text: str) -> None:
+    """Write to stderr. (The program may have set loggers to its own purpose.)"""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 class PeerWatch:
     """This rank's watch over the others, kept by a thread from `start` to `close`, or until the
     first `loss`."""
@@ -80,6 +88,8 @@ class PeerWatch:
         self.store: dist.Store | None = None
         self.peers: list[Peer] = []
         self.exchange: Exchange | None = None
+        self.neighbours: Neighbours | None = None
+        """On rank 0, if it can read the flight recorders of all."""
         self.listener: socket.socket
         """Where the others connect to, so that they notice the end of this process. It and `ends`
         are there once addresses have been exchanged, before the thread starts."""
@@ -108,6 +118,8 @@ class PeerWatch:
                 self.exchange = Exchange(
                     self.store, self.env.rank, self.env.size, hooks.box, self.env.rendezvous.port
                 )
+                if self.env.rank == 0 and len(self.boxes) == self.env.size:
+                    self.neighbours = Neighbours(self.boxes, self.exchange, tell)
             self.thread.start()
 
     def exchange_addresses(self) -> None:
@@ -183,6 +195,8 @@ class PeerWatch:
             self.report_ends(ends)
             if self.exchange and (deadlock := self.exchange.look()):
                 self.report(Loss([], deadlock.sentence, deadlock))
+            elif self.neighbours:
+                self.neighbours.look()
 
     def report_ends(self, ends: list[tuple[Peer, Loss | None]]) -> None:
         """Report the peers that have ended without leaving in order, those first of which it is

@@ -9,11 +9,18 @@ from collections.abc import Collection, Iterator
 
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
-from playground.tools.doctor.data_parallel.script import OF_DDP, TrainingScript
+from playground.tools.doctor.data_parallel.script import LOGGERS, OF_DDP, TrainingScript
 from playground.world.backends.nccl import OWN_GPU, OWN_GPU_FIRST
 
 OF_SAMPLER = "torch.utils.data.DistributedSampler"
 ONE_GPU = 'all ranks would use the first GPU: "cuda" has to be the rank\'s own'
+CONVERSIONS = {"int", "str", "format", "get", "getenv", "max", "min"}
+"""Functions whose result says what their argument says."""
+NO_CHOICES = {
+    *("print", "seed", "manual_seed", "manual_seed_all", "seed_everything", "set_seed"),
+    *("set_description", "device_ids", "output_device", "disable", "position"),
+}
+"""Functions, and names of arguments, that get a rank and choose no GPU."""
 
 
 def find_start(script: TrainingScript, parts: Collection[Part]) -> Part:
@@ -105,16 +112,53 @@ def find_device(script: TrainingScript) -> Part:
     return Part(name, Status.MISSING, ONE_GPU, edits)
 
 
-def reads_local_rank(script: TrainingScript) -> bool:
-    """Whether the environment's LOCAL_RANK is read, and what is read is used."""
+def uses_gpu(script: TrainingScript) -> bool:
+    """Whether the text puts something on "cuda", and does not only compare with that."""
     text = script.text
-    for node in ast.walk(text.tree):
+    return any(call.args == [] for call in text.find_calls("cuda")) or any(
+        isinstance(node, ast.Constant)
+        and str(node.value).startswith("cuda")
+        and not isinstance(text.parents.get(node), ast.Compare)
+        for node in ast.walk(text.tree)
+    )
+
+
+def reads_local_rank(script: TrainingScript) -> bool:
+    """Whether the environment's LOCAL_RANK is read, and what is read may choose a GPU."""
+    return any(may_choose_gpu(script, node, set()) for node in find_local_rank(script))
+
+
+def find_local_rank(script: TrainingScript) -> Iterator[ast.Constant]:
+    """Where the environment's LOCAL_RANK is named."""
+    for node in ast.walk(script.text.tree):
         if isinstance(node, ast.Constant) and "LOCAL_RANK" in str(node.value):
-            statement = text.statement_of(node)
-            names = statement.targets if isinstance(statement, ast.Assign) else []
-            plain = {each.id for each in names if isinstance(each, ast.Name)}
-            if len(plain) != len(names) or not names or any(map(text.is_read, plain)):
+            yield node
+
+
+def may_choose_gpu(script: TrainingScript, node: ast.expr, followed: set[str]) -> bool:
+    """Whether the value of an expression may reach what chooses a GPU: not if it is compared,
+    printed, a seed, or given to DistributedDataParallel alone, which moves no model. `followed`:
+    the names whose uses have been looked at."""
+    text = script.text
+    inner: ast.AST = node
+    for each in text.climb(node):
+        if isinstance(each, ast.Compare) or (
+            isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not)
+        ):
+            return False
+        if isinstance(each, ast.Subscript) and each.slice is inner and inner is not node:
+            return True
+        if isinstance(each, ast.keyword) and each.arg in NO_CHOICES:
+            return False
+        if isinstance(each, ast.Call) and each.func is not inner:
+            name, dotted = text.called(each), text.dotted(each.func)
+            if name in NO_CHOICES or LOGGERS.search(dotted):
+                return False
+            if name not in CONVERSIONS:
                 return True
+        if isinstance(each, ast.stmt):
+            return reaches(script, each, followed)
+        inner = each
     return False
 
 
@@ -125,13 +169,33 @@ def find_numbered(script: TrainingScript) -> ast.Call | None:
     return next(found, None)
 
 
+def reaches(script: TrainingScript, statement: ast.stmt, followed: set[str]) -> bool:
+    """Whether a value that a statement takes from an expression may choose a GPU later."""
+    if not isinstance(statement, ast.Assign):
+        return not isinstance(statement, (ast.Expr, ast.If, ast.While, ast.Assert))
+    names = [each.id for each in statement.targets if isinstance(each, ast.Name)]
+    if len(names) < len(statement.targets):
+        return True
+    new = {*names} - followed
+    followed |= new
+    return any(
+        isinstance(each, ast.Name)
+        and isinstance(each.ctx, ast.Load)
+        and each.id in new
+        and may_choose_gpu(script, each, followed)
+        for each in ast.walk(script.text.tree)
+    )
+
+
 def find_own_device(script: TrainingScript) -> ast.AST | None:
-    """Where a GPU is named by the rank: f"cuda:{rank}", torch.device("cuda", rank), .to(rank)."""
+    """Where a GPU is named by the rank: f"cuda:{rank}", torch.device("cuda", rank), .to(rank),
+    rank % torch.cuda.device_count()."""
     for node in ast.walk(script.text.tree):
-        is_device = isinstance(node, ast.JoinedStr) or (
+        is_device = (isinstance(node, ast.JoinedStr) and may_choose_gpu(script, node, set())) or (
             isinstance(node, ast.Call) and script.text.called(node) in ("device", "to", "cuda")
         )
-        if is_device and any(map(script.is_rank, ast.walk(node))):
+        is_share = isinstance(node, ast.BinOp) and "device_count" in ast.unparse(node.right)
+        if (is_device or is_share) and any(map(script.is_rank, ast.walk(node))):
             return node
     return None
 

@@ -21,14 +21,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from playground.base.process_status import process_status
-from playground.explain.hang import Kind
 from playground.explain.hang.activity import RUNNABLE
+from playground.explain.hang.box import View
+from playground.explain.hang.states import Kind
 from playground.explain.hang.wording import Diagnosis, wrap_sentence
-from playground.world.launcher.rank_handle import RankHandle
 
 LIMIT = 8.0
 """Seconds after which a standstill is told that is probably a deadlock."""
@@ -46,11 +47,27 @@ SURE = Kind.UNWAITED, Kind.TOO_FEW
 """Kinds that are told as soon as those that are probably a deadlock: no patience helps."""
 
 
+class Watched(Protocol):
+    """A rank of this host that may stand still."""
+
+    @property
+    def done(self) -> bool: ...
+    @property
+    def vanished(self) -> bool: ...
+    @property
+    def box(self) -> View | None: ...
+    @property
+    def question(self) -> str | None: ...
+    @property
+    def pid(self) -> int: ...
+
+
 @dataclass
 class StandstillWatch:
     """What is known of how long the ranks of a world have stood still, and of what was told."""
 
-    ranks: Sequence[RankHandle]
+    ranks: Sequence[Watched]
+    say: Callable[[str], object] = logging.getLogger("playground").warning
     since: float = field(default_factory=time.monotonic)
     calls: list[object] = field(default_factory=list)
     """The calls in which the ranks are."""
@@ -80,7 +97,7 @@ class StandstillWatch:
             return False
         if seconds < LIMIT or (self.is_looked_at and (seconds < PATIENCE or self.was_patient)):
             return False
-        if any(process_status(rank.process.pid)[:1] in RUNNABLE for rank in self.ranks):
+        if any(process_status(rank.pid)[:1] in RUNNABLE for rank in self.ranks):
             return False  # it computes, or would if it had a core; or it looks around for a moment
         if self.computes():
             self.begin()
@@ -107,7 +124,7 @@ class StandstillWatch:
     def count_ticks(self) -> list[int]:
         """The processor time of each rank's main thread. (A thread of gloo's may spin while its
         program stands still.)"""
-        pids = [rank.process.pid for rank in self.ranks]
+        pids = [rank.pid for rank in self.ranks]
         return [sum(map(int, process_status(pid, "task", str(pid))[11:13])) for pid in pids]
 
     def tell(self, found: Diagnosis) -> None:
@@ -123,4 +140,4 @@ class StandstillWatch:
         else:
             more = "" if found.cure == found.kind.cure else f": {found.cure}"
             said = wrap_sentence(f"for {stood}, {' '.join(found.sentence.split())}{more}")
-        logging.getLogger("playground").warning(f"playground: {said}")
+        self.say(f"playground: {said}")
