@@ -424,6 +424,86 @@ if __name__ == "__main__":
     model.load_state_dict(torch.load("model.pt"))
     print(f"loaded: {reconstruct(model(inputs), inputs).item() / len(inputs):.6f}")
 """
+METERS = f"""
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class AverageMeter:
+    def __init__(self):
+        self.sum, self.count, self.avg = 0.0, 0, 0.0
+
+    def update(self, value, n=1):
+        self.sum += value * n
+        self.count += n
+        self.avg = self.sum / self.count
+
+{DATA}
+
+def train_epoch(model, loader, optimizer):
+    losses = AverageMeter()
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.update(loss.item(), x.size(0))
+    return losses.avg
+
+
+@torch.no_grad()
+def validate(model):
+    return nn.functional.cross_entropy(model(inputs[:10]), labels[:10]).item()
+
+
+def main():
+    for fold in range(2):
+        part = TensorDataset(inputs[fold * 16 : fold * 16 + 32], labels[fold * 16 : fold * 16 + 32])
+        loader = DataLoader(part, batch_size=8, shuffle=SHUFFLE)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        model.apply(lambda part: part.requires_grad_())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1)
+        for epoch in range(3):
+            loss = train_epoch(model, loader, optimizer)
+            value = validate(model)
+            scheduler.step(value)
+            sys.stdout.write(f"fold {{fold}} epoch {{epoch}} {{loss:.6f}} {{value:.6f}}\\n")
+    torch.save(model.state_dict(), "model.pt")
+
+
+main()
+"""
+ENDLESS = f"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{DATA}
+
+def cycle(loader):
+    while True:
+        for batch in loader:
+            yield batch
+
+
+batches = cycle(DataLoader(train_set, batch_size=8, shuffle=SHUFFLE))
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(50):
+    x, y = next(batches)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    if loss.item() < 0.65:
+        print("enough")
+        break
+print(f"after {{step}} steps")
+torch.save(model.state_dict(), "model.pt")
+"""
 SHAPES = {
     "a plain loop": PLAIN,
     "functions and main": FUNCTIONS,
@@ -438,5 +518,7 @@ SHAPES = {
     "a sampler of its own": SAMPLED,
     "a batch that is drawn ahead": AHEAD,
     "two models, losses in a list, a log in a file": TWO_MODELS,
+    "folds, a meter, a rate that is lowered by a value": METERS,
+    "a loader without an end, a stop by the loss": ENDLESS,
     "losses that are summed, a global loader, a model loaded anew": SUMMED,
 }

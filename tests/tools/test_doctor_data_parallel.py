@@ -15,8 +15,10 @@ from single_scripts import (
     ACCUMULATION,
     AMP,
     DRAWN,
+    ENDLESS,
     FUNCTIONS,
     HALF,
+    METERS,
     PLAIN,
     SAMPLED,
     SHAPES,
@@ -399,7 +401,7 @@ def test_what_a_model_has_of_its_own_on_each_rank_is_noted() -> None:
     )
     [masks] = notes_of(STOPS, "model")
     assert masks.startswith("train.py:8: with one seed on all ranks (train.py:5), dropout draws")
-    assert "call torch.manual_seed(42 + rank) after the model is wrapped" in masks
+    assert "\ntorch.manual_seed(42 + rank)\nfor epoch in" in plan(STOPS, "train.py").after
     assert notes_of(STOPS.replace("manual_seed(42)", "manual_seed(get_rank())"), "model") == []
 
 
@@ -672,6 +674,119 @@ def test_threads_of_one_process_give_way_to_processes() -> None:
     [part] = [each for each in found.parts if each.name == "model"]
     assert "DataParallel is of one process" in part.notes[-1]
     assert "cross_entropy(ddp(x), y)" in found.after
+
+
+SEEDED = """
+import random
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+def set_seed(seed):
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+class Noisy(Dataset):
+    def __getitem__(self, index):
+        return torch.ones(4) + random.random()
+    def __len__(self):
+        return 64
+
+def main():
+    set_seed(3)
+    loader = DataLoader(Noisy(), batch_size=8)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+
+main()
+"""
+
+
+def test_what_a_step_draws_is_drawn_by_a_seed_of_each_rank() -> None:
+    after = plan(SEEDED, "train.py").after
+    assert "    set_seed(3 + rank)\n    for epoch in" in after
+    [note] = notes_of(SEEDED, "model")
+    assert note.startswith("train.py:15: with one seed on all ranks (train.py:11), random.random")
+    assert "set_seed(3 + rank)" not in plan(SEEDED.replace("random.random()", "1"), "a.py").after
+    noise = SEEDED.replace("model(x)", "model(x + torch.randn_like(x))").replace(
+        "random.random()", "1"
+    )
+    assert "    set_seed(3 + rank)\n    for epoch in" in plan(noise, "a.py").after
+    alone = SEEDED.replace("set_seed(3)\n", "random.seed(3)\n").replace("set_seed(seed)", "other()")
+    assert "    random.seed(3 + rank)\n    for epoch in" in plan(alone, "a.py").after
+    unseeded = SEEDED.replace("    set_seed(3)\n", "")
+    assert "rank)" not in plan(unseeded, "a.py").after.replace("get_rank()", "")
+
+
+def test_data_and_splits_are_drawn_by_one_seed() -> None:
+    unseeded = SEEDED.replace("    set_seed(3)\n", "    order = np.random.permutation(64)\n")
+    found = plan(unseeded, "train.py")
+    assert "rank = dist.get_rank()\n" in found.after
+    assert found.after.index("np.random.seed(0)\n") < found.after.index("def set_seed")
+    assert any(
+        "train.py:20 draws other numbers on each rank" in each
+        for each in notes_of(unseeded, "sampler")
+    )
+    seeded = unseeded.replace("    order", "    np.random.seed(1)\n    order")
+    assert "np.random.seed(0)" not in plan(seeded, "train.py").after
+    given = SEEDED.replace("set_seed(3)", "torch.randperm(9, generator=torch.Generator())")
+    assert "torch.manual_seed(0)" not in plan(given, "train.py").after
+
+
+def test_data_that_each_round_draws_keep_one_seed() -> None:
+    """A seed of each rank before the first training would make the parts of the second differ."""
+    body = SEEDED[SEEDED.index("    loader =") : SEEDED.index("\nmain()")]
+    folds = SEEDED.replace(
+        body,
+        "    for fold in range(2):\n        part = torch.randperm(64)\n"
+        + textwrap.indent(body, "    "),
+    )
+    ast.parse(folds)
+    assert "set_seed(3 + rank)" not in plan(folds, "train.py").after
+    assert any("seed with seed + rank before" in each for each in notes_of(folds, "model"))
+
+
+def test_a_bad_batch_is_left_by_all_ranks() -> None:
+    skips = shape(PLAIN).replace(
+        "        loss.backward()",
+        "        if not torch.isfinite(loss):\n            continue\n        loss.backward()",
+    )
+    after = plan(skips, "train.py").after
+    assert "        decided = loss.detach() / dist.get_world_size()\n" in after
+    assert "        if not torch.isfinite(decided):\n            continue\n" in after
+    own = skips.replace("isfinite(loss)", "isfinite(x).all()")
+    assert stop_of(own).status is Status.NOT_NEEDED
+
+
+def test_one_function_for_training_and_test_is_unknown() -> None:
+    source = shape(FUNCTIONS).replace(
+        "accuracy = evaluate(model, device, test_loader)",
+        "accuracy = train_epoch(args, model, device, test_loader, optimizer, epoch)",
+    )
+    found = {part.name: part for part in plan(source, "train.py").parts}
+    assert found["stop"].status is found["model"].status is Status.UNKNOWN
+    assert "walks the loaders of train.py:61 and train.py:62" in found["sampler"].saw
+
+
+def test_a_loader_without_an_end_is_told_its_epoch_by_hand() -> None:
+    part = part_of(shape(ENDLESS), "set_epoch")
+    assert part.status is Status.UNKNOWN
+    assert "walks the loader again and again" in part.saw
+
+
+def test_a_meter_of_another_file_is_to_be_added_up_by_hand() -> None:
+    source = shape(METERS).replace("import sys\n", "import sys\nfrom meters import Meter\n", 1)
+    source = source.replace("losses = AverageMeter()", "losses = Meter()")
+    part = part_of(source, "metrics over ranks")
+    assert part.status is Status.MISSING
+    assert "call dist.all_reduce on what losses has added up, on all ranks" in part.notes[-1]
 
 
 def test_a_late_import_delays_no_process_group() -> None:

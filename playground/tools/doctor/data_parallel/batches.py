@@ -152,7 +152,8 @@ def share_drawn(script: TrainingScript) -> Edit | None:
         for node in ast.walk(each)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }
-    names = [name for name in dict.fromkeys(names) if name in given]
+    losses = {name for each in way_of_loss(script) for name in list_names(each)}
+    names = [name for name in dict.fromkeys(names) if name in given - losses]
     names = names or [*name_drawn_ahead(script, loop.body[place:])]
     if not names:
         return None
@@ -182,6 +183,13 @@ def find_elsewhere(script: TrainingScript) -> str:
     )
     roots = {what.partition(".")[0] for what in text.imports.values()} - OF_TENSORS
     return next((each for each in made if each.partition(".")[0] in roots), "")
+
+
+def way_of_loss(script: TrainingScript) -> Iterator[ast.expr]:
+    """What `backward` is called on, and what that is scaled from."""
+    for call in script.text.find_calls("backward"):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        yield from (node for node in ast.walk(owner) if isinstance(node, ast.Name)) if owner else ()
 
 
 def name_drawn_ahead(script: TrainingScript, body: Sequence[ast.stmt]) -> Iterator[str]:

@@ -111,6 +111,12 @@ def find_no_loader(script: TrainingScript) -> Part | None:
             f"{script.at(script.loop)} walks what {maker} makes, which is not read here: {RULE}, "
             "so give the DataLoader there sampler=DistributedSampler(dataset)"
         )
+    if len(script.loaders) > 1:
+        lines = " and ".join(sorted(map(script.at, script.loaders)))
+        return unknown(
+            f"{script.at(script.loop)} walks the loaders of {lines}: {RULE}, so give that of the "
+            "training sampler=DistributedSampler(dataset)"
+        )
     if len(script.loaders) != 1:
         return unknown(
             f"that {script.at(script.loop)} walks a DataLoader is "
@@ -250,6 +256,7 @@ def find_other_loop(script: TrainingScript, call: ast.Call) -> ast.AST | None:
         for node in ast.walk(script.text.tree)
         if isinstance(node, (ast.For, ast.comprehension))
         and node is not script.loop
+        and not any(isinstance(each, ast.Yield) for each in ast.walk(node))
         and script.text.class_of(node) not in script.loader_wrappers
     ]
     found = (node for node in walked if call in script.text.makers(node.iter))
@@ -310,15 +317,6 @@ def note_order(script: TrainingScript, call: ast.Call) -> list[str]:
             "divided batch, leave that out"
             for each in find_scaled_rates(script)
         )
-    for split in text.find_calls("random_split", "train_test_split"):
-        is_seeded = text.find_calls("manual_seed", "seed_everything") or any(
-            each.arg in ("generator", "random_state") for each in split.keywords
-        )
-        if not is_seeded:
-            notes.append(
-                f"{script.at(split)} draws another split on each rank: call "
-                "torch.manual_seed(0) before it"
-            )
     notes += (
         f"{script.at(each)} downloads, on all ranks at once: download once, before they start"
         for each in text.calls
@@ -379,6 +377,12 @@ def find_set_epoch(script: TrainingScript) -> Part:
         saw = f"{script.at(by)} seems to divide the data by rank, so that no sampler does"
         return Part(name, Status.NOT_NEEDED, saw)
     epochs = script.training.epochs if script.training else None
+    if epochs is None and (again := find_endless(script)):
+        saw = (
+            f"{script.at(again)} walks the loader again and again: call set_epoch on its sampler "
+            f"before each walk; {rule}"
+        )
+        return Part(name, Status.UNKNOWN, saw)
     if epochs is None:
         return Part(name, Status.NOT_NEEDED, "no loop over epochs is seen: one pass needs none")
     loader = loader_in(script, epochs)
@@ -401,6 +405,20 @@ def find_set_epoch(script: TrainingScript) -> Part:
     return Part(
         name, Status.MISSING, f"{script.at(epochs)} tells no sampler its epoch: {rule}", edits
     )
+
+
+def find_endless(script: TrainingScript) -> ast.For | None:
+    """The loop of a generator that hands on the batches of the training's loader, endlessly."""
+    text = script.text
+    for node in ast.walk(text.tree):
+        is_generator = isinstance(node, ast.For) and any(
+            isinstance(each, ast.Yield) for each in ast.walk(node)
+        )
+        if is_generator and any(isinstance(each, ast.While) for each in text.climb(node)):
+            assert isinstance(node, ast.For)
+            if script.loaders[0] in text.makers(node.iter):
+                return node
+    return None
 
 
 def keeps_order(sampler: ast.Call) -> bool:

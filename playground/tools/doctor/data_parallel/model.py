@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript
-from playground.tools.doctor.data_parallel.text import Function, walk_own
+from playground.tools.doctor.data_parallel.text import Function, is_guard, walk_own
 
 NORMS = "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"
-DROPS = "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "dropout"
-SEEDS = {"torch.manual_seed", "torch.random.manual_seed", "pytorch_lightning.seed_everything"}
+FILLS = {"apply", "load_state_dict"}
+"""Methods that give a model other values."""
 TO_MODULE = {"train", "eval", "parameters", "zero_grad", "named_parameters"}
 """What DistributedDataParallel passes on, or does as the model does."""
 
@@ -54,7 +54,6 @@ def find_model(script: TrainingScript) -> Part:
         for model in map(ast.unparse, wrapping.wrapped.values())
         for each in text.find_calls(*NORMS)[:1]
     ]
-    notes += note_masks(script)
     for call in threads:
         edits.append(replace_node(call, text.code(call.args[0])))
         notes.append(
@@ -89,26 +88,6 @@ def find_norms_apart(script: TrainingScript) -> list[ast.Call]:
     """The BatchNorm layers whose statistics each rank has of its own."""
     found = script.text.find_calls(*NORMS)
     return [] if script.text.find_calls("convert_sync_batchnorm") else found
-
-
-def note_masks(script: TrainingScript) -> list[str]:
-    """What is said of dropout where all ranks have one seed."""
-    drops = script.text.find_calls(*DROPS)
-    seeds = [
-        call
-        for call in script.text.find_calls("manual_seed", "seed_everything")
-        if script.text.dotted(call.func) in SEEDS and call.args
-    ]
-    if not (drops and seeds) or any(
-        script.is_rank(node) for call in seeds for node in ast.walk(call)
-    ):
-        return []
-    seed = script.text.code(seeds[-1].args[0])
-    return [
-        f"{script.at(drops[0])}: with one seed on all ranks ({script.at(seeds[-1])}), dropout "
-        f"draws the same masks on all: call torch.manual_seed({seed} + {script.rank}) after the "
-        "model is wrapped"
-    ]
 
 
 class UnknownShape(Exception):
@@ -252,6 +231,21 @@ class Wrapping:
         function = self.text.resolve(call) if isinstance(call, ast.Call) else None
         return function in self.training.functions or id(function) in self.passed
 
+    def find_place(self, node: ast.AST) -> ast.stmt | None:
+        """The statement around it behind which a line is reached by all that comes after it; None
+        in the loop over epochs, or batches."""
+        text, training = self.text, self.training
+        found = text.statement_of(node)
+        for each in text.climb(found):
+            if isinstance(each, (Function, ast.ClassDef)) or is_guard(each):
+                break
+            if any(each is one for one in training.path):
+                break
+            if isinstance(each, ast.stmt):
+                found = each
+        inner = [one for one in (training.epochs, training.batches) if one]
+        return None if any(one in (found, *text.climb(found)) for one in inner) else found
+
     def wrap(self, key: object, sample: ast.expr) -> Edit:
         """The statement that wraps the model: behind the last that makes it, or moves it."""
         text = self.text
@@ -269,21 +263,24 @@ class Wrapping:
         for node in own:
             parent = text.parents[node]
             moves = isinstance(parent, ast.Attribute) and parent.attr in ("to", "cuda")
-            is_made = isinstance(node.ctx, ast.Store)
-            if is_made or moves:
-                statement = text.outermost_statement(node)
-                if any(
-                    text.function_of(each) is text.function_of(statement)
-                    and statement.lineno > (each.end_lineno or 0)
-                    for each in trained
-                ):  # loaded anew, when the training is over
+            fills = isinstance(parent, ast.Attribute) and parent.attr in FILLS
+            if not (isinstance(node.ctx, ast.Store) or moves or fills):
+                continue
+            statement = self.find_place(node)
+            if statement is None and not fills:
+                raise UnknownShape(f"{self.script.at(node)} makes the model in the loop")
+            if statement is None or any(
+                text.function_of(each) is text.function_of(statement)
+                and statement.lineno > (each.end_lineno or 0)
+                for each in trained
+            ):  # loaded in the loop, or when the training is over
+                continue
+            if last and text.function_of(statement) is not text.function_of(last):
+                if fills:
                     continue
-                if last and text.function_of(statement) is not text.function_of(last):
-                    raise UnknownShape(f"{self.script.at(node)} makes or moves the model again")
-                last = statement if last is None or statement.lineno > last.lineno else last
+                raise UnknownShape(f"{self.script.at(node)} makes or moves the model again")
+            last = statement if last is None or statement.lineno > last.lineno else last
         if last is None:
             raise UnknownShape(f"where {ast.unparse(sample)} is made is not seen")
-        if any(node is last for node in self.training.path):
-            raise UnknownShape(f"{self.script.at(last)} makes the model in the loop")
         line = f"{self.name_wrapper(sample)} = {self.script.wrapper}({ast.unparse(sample)})"
         return add_after(last, self.script.indent_of(last), line)

@@ -21,6 +21,7 @@ from playground.tools.doctor.data_parallel.results import (
     tells_a_part,
 )
 from playground.tools.doctor.data_parallel.script import FIRST, TrainingScript
+from playground.tools.doctor.data_parallel.seeds import seed_alike, seed_apart
 from playground.tools.doctor.data_parallel.start import find_device, find_start
 from playground.tools.doctor.data_parallel.stops import find_stop
 from playground.tools.doctor.data_parallel.text import TrainingText
@@ -49,13 +50,35 @@ OWN = {"DistributedDataParallel", "DDP", "DistributedSampler"}
 def plan(source: str, name: str) -> Plan:
     """What a script lacks. `name`: of its file. Raises `SyntaxError`."""
     script = TrainingScript(TrainingText(source), name)
-    parts = [find_device(script), find_sampler(script), find_set_epoch(script), find_model(script)]
+    sampler = draw_alike(script, find_sampler(script))
+    parts = [
+        find_device(script),
+        sampler,
+        find_set_epoch(script),
+        draw_apart(script, find_model(script)),
+    ]
     metrics = find_metrics(script)  # which tells where all ranks meet
     parts += [find_logging(script), metrics, find_stop(script), find_resume(script)]
     start = find_start(script, parts)
     unbound = find_unbound(source)
     parts = [leave_unbound(source, unbound, start, each) for each in parts]
     return Plan(source, [find_start(script, parts), *parts])
+
+
+def draw_alike(script: TrainingScript, part: Part) -> Part:
+    """The part of the data, with the seeds by which all ranks draw the same."""
+    if part.status is not Status.MISSING:
+        return part
+    edits, notes = seed_alike(script)
+    return replace(part, edits=[*edits, *part.edits], notes=[*part.notes, *notes])
+
+
+def draw_apart(script: TrainingScript, part: Part) -> Part:
+    """The part of the model, with the seeds by which each rank draws its own masks and noise."""
+    if part.status is not Status.MISSING:
+        return part
+    edits, notes = seed_apart(script)
+    return replace(part, edits=[*part.edits, *edits], notes=[*part.notes, *notes])
 
 
 def leave_unbound(source: str, before: set[tuple[str, str]], start: Part, part: Part) -> Part:

@@ -15,6 +15,7 @@ from playground.tools.doctor.data_parallel.edits import (
     put_under,
     replace_node,
 )
+from playground.tools.doctor.data_parallel.meters import Meter, find_meters
 from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript
@@ -230,6 +231,16 @@ def find_metrics(script: TrainingScript) -> Part:
             lines = reduce_sums(script, script.loop, totals.sums, totals.lists, totals.loss)
             edits.append(add_after(script.loop, script.indent_of(script.loop), *lines))
             note_meeting(script, script.loop)
+        for meter in find_meters(script, script.loop):
+            saws.append(f"{meter.name} of {script.at(meter.call)} would collect one rank's samples")
+            lines = reduce_meter(script, script.loop, meter)
+            edits.append(add_after(script.loop, script.indent_of(script.loop), *lines))
+            if not lines:
+                notes.append(
+                    f"{script.at(meter.call)}: after the loop, call {script.dist}.all_reduce on "
+                    f"what {meter.name} has added up, on all ranks"
+                )
+            note_meeting(script, script.loop)
     for loop in apart:
         at = script.at(loop)
         saws.append(
@@ -338,7 +349,8 @@ def tells_a_part(script: TrainingScript) -> bool:
     training adds up over the batches of a DistributedSampler."""
     if shares_results(script) or not script.text.find_calls("print"):
         return False
-    return bool(find_evaluations_apart(script) or find_totals(script).sums)
+    meters = find_meters(script, script.loop) if script.loop else ()
+    return bool(find_evaluations_apart(script) or find_totals(script).sums or any(meters))
 
 
 def reduce_sums(
@@ -377,6 +389,22 @@ def reduce_sums(
             f"{', '.join(numbers)} = {back}",
         ]
     return lines + [f"{each} /= {script.size}" for each in means]
+
+
+def reduce_meter(script: TrainingScript, loop: ast.For, meter: Meter) -> list[str]:
+    """The lines after the loop that add up over the ranks what a meter has; none if its sums are
+    not seen."""
+    if not meter.sums:
+        return []
+    totals, names = script.text.fresh("totals"), ", ".join(meter.sums)
+    back = f"{totals}.tolist()" if len(meter.sums) > 1 else f"{totals}.item()"
+    values = ", ".join(f"float({each})" for each in meter.sums)
+    return [
+        f"{totals} = torch.tensor([{values}]{tell_device(script, loop)})",
+        f"{script.dist}.all_reduce({totals})",
+        f"{names} = {back}",
+        *meter.results,
+    ]
 
 
 def find_sums(script: TrainingScript, loop: ast.For) -> Iterator[tuple[str, bool]]:

@@ -23,6 +23,8 @@ from playground.tools.doctor.data_parallel.text import (
 FIRST = re.compile(r"rank|main_process|is_main|is_master", re.IGNORECASE)
 """In a condition: only one rank does it."""
 LOGS = {"print", "add_scalar", "add_scalars", "add_image", "add_histogram", "add_text"}
+WRITES_OUT = {"sys.stdout.write", "sys.stderr.write", "tqdm.tqdm.write", "tqdm.auto.tqdm.write"}
+"""Functions that print, besides those named `LOGS`."""
 SAVES = {
     *("save", "savefig", "save_image", "save_pretrained", "savetxt", "savez"),
     *("imsave", "write_jpeg", "write_png"),
@@ -215,6 +217,20 @@ class TrainingScript:
         return False
 
     @cached_property
+    def walked(self) -> list[ast.expr]:
+        """What the training takes its batches from: what its loop walks, or the argument of `next`
+        in it."""
+        if not self.loop:
+            return []
+        taken = [
+            call.args[0]
+            for call in ast.walk(self.loop)
+            if isinstance(call, ast.Call) and self.text.dotted(call.func) == "next" and call.args
+            if not self.text.is_without_gradients(call)
+        ]
+        return [self.loop.iter, *taken]
+
+    @cached_property
     def loader_wrappers(self) -> list[ast.ClassDef]:
         """The script's own classes whose objects the training walks."""
         made = self.text.makers(self.loop.iter) if self.loop else set()
@@ -224,12 +240,25 @@ class TrainingScript:
     @cached_property
     def loaders(self) -> list[ast.Call]:
         """The calls that made what the training walks, or what its own class hands on."""
-        made = self.text.makers(self.loop.iter) if self.loop else set()
+        made = set[ast.Call]().union(*(self.text.makers(each) for each in self.walked))
         held = (node for each in self.loader_wrappers for node in ast.walk(each))
         made = made.union(
             *(self.text.makers(each) for each in held if isinstance(each, ast.Attribute))
         )
         return [call for call in made if self.text.called(call) == "DataLoader"]
+
+    @cached_property
+    def called_in_step(self) -> list[ast.AST]:
+        """The script's own functions that are called in the loop over batches, by each other, or
+        for each batch."""
+        left: list[ast.AST] = (
+            [self.training.batches] if self.training and self.training.batches else []
+        )
+        for place in left:
+            calls = (node for node in ast.walk(place) if isinstance(node, ast.Call))
+            found = (self.text.resolve(call) for call in calls)
+            left += [each for each in dict.fromkeys(found) if each and each not in left]
+        return left[1:]
 
     def is_distributed_sampler(self, call: ast.Call) -> bool:
         """Whether it makes a DistributedSampler, or one of the script's own class of that kind."""
@@ -313,6 +342,7 @@ class TrainingScript:
         name, dotted = self.text.called(node.value), self.text.dotted(node.value.func)
         return (
             (name in LOGS and (name != "print" or self.text.resolve(node.value) is None))
+            or dotted in WRITES_OUT
             or dotted in MOVES_FILES
             or name in WRITES
             or (name in SAVES and dotted.startswith(SAVERS))

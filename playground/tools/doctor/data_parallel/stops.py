@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
-from playground.tools.doctor.data_parallel.edits import Edit, add_after
+from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before, replace_node
 from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.results import (
@@ -18,6 +18,9 @@ from playground.tools.doctor.data_parallel.results import (
 from playground.tools.doctor.data_parallel.script import TrainingScript, is_of_rank
 from playground.tools.doctor.data_parallel.text import Function, Loop
 
+NAME = "stop"
+LEAVES = "leaves the loop", "one would stop alone, and the others wait forever"
+LOWERS = "lowers the learning rate", "they would train on with other rates"
 AGREE = *SHARING, "broadcast", "broadcast_object_list", "gather"
 """Calls after which ranks may have one value."""
 NOT_MEASURED = {"cuda", "len", "size", "to"}
@@ -26,38 +29,129 @@ OF_TENSORS = {"cpu", "detach", "item", "numpy", "tolist"}
 
 
 def find_stop(script: TrainingScript) -> Part:
-    """The first stop of the loop over epochs: it has to be by a value that all ranks share."""
-    name = "stop"
-    none = Part(name, Status.NOT_NEEDED, "no stop by what each rank measures is seen")
-    loop = script.training and script.training.epochs
+    """The first stop of the training: it has to be by a value that all ranks share. Of a learning
+    rate that is lowered by a value, the same is told."""
+    training = script.training
+    if training and training.is_lost:
+        saw = "whether the training stops by what each rank measures is not seen"
+        return Part(NAME, Status.UNKNOWN, saw)
+    none = Part(NAME, Status.NOT_NEEDED, "no stop by what each rank measures is seen")
+    if inner := training and share_loss(script):
+        return inner
+    loop = training and training.epochs
     if not loop:
         return none
+    for leaves, names, verb in find_decisions(script, loop):
+        reduced = {*find_totals(script).names}
+        values = find_measured(script, loop, names - reduced, reduced)
+        if not values or find_evaluations_apart(script):  # whose sums are of all ranks then
+            continue
+        if shared := script.text.find_calls(*AGREE):
+            return Part(NAME, Status.THERE, f"{script.at(shared[0])} brings ranks together")
+        return share(script, loop, leaves, values, verb)
+    return none
+
+
+def find_decisions(
+    script: TrainingScript, loop: Loop
+) -> Iterator[tuple[ast.stmt, set[str], tuple[str, str]]]:
+    """The statements that leave the loop, or lower a learning rate, with the names that decide on
+    it, and with what it does, and what follows if ranks differ."""
     for leaves in find_exits(script, loop):
         tests = [
             each
             for each in script.text.climb(leaves)
             if isinstance(each, ast.If) and is_inside(script, each, loop)
         ]
-        if any(map(is_of_rank, tests)):
-            continue
-        names = set[str]().union(*(names_in(each.test) for each in tests))
-        reduced = {*find_totals(script).names}
-        values = find_measured(script, loop, names - reduced, reduced)
-        if not values or find_evaluations_apart(script):  # whose sums are of all ranks then
-            continue
-        if shared := script.text.find_calls(*AGREE):
-            return Part(name, Status.THERE, f"{script.at(shared[0])} brings ranks together")
-        return share(script, loop, leaves, values)
-    return none
+        if not any(map(is_of_rank, tests)):
+            yield leaves, set[str]().union(*(names_in(each.test) for each in tests)), LEAVES
+    for call in script.text.find_calls("step"):
+        made = script.text.makers(call.func.value) if isinstance(call.func, ast.Attribute) else ()
+        is_plateau = any(script.text.called(each) == "ReduceLROnPlateau" for each in made)
+        if is_plateau and call.args and is_inside(script, call, loop):
+            yield script.text.statement_of(call), names_in(call.args[0]), LOWERS
 
 
-def share(script: TrainingScript, loop: Loop, leaves: ast.stmt, values: Sequence[str]) -> Part:
-    """The part of a script that leaves the loop by these values."""
+def share_loss(script: TrainingScript) -> Part | None:
+    """Of a loop over batches that is left, or goes on, by the loss of one, or what that is added
+    to: all ranks decide by the mean of theirs."""
+    training = script.training
+    assert training
+    func = training.backward.func
+    losses = names_in(func.value) if isinstance(func, ast.Attribute) else set()
+    if not (training.batches and losses):
+        return None
+    for test, name in find_tests(script, training.batches, losses):
+        decided = script.text.fresh("decided")
+        is_number = any(
+            ".item()" in ast.unparse(value) for _, value in find_settings(training.batches, name)
+        )
+        device = tell_device(script, training.batches)
+        own = f"torch.tensor({name}{device})" if is_number else f"{name}.detach()"
+        lines = (
+            f"{decided} = {own} / {script.size}",
+            f"{script.dist}.all_reduce({decided})  # the mean over ranks",
+        )
+        saw = (
+            f"{script.at(test)} leaves a batch, or the loop, by {name}, which differs between "
+            "ranks: one would leave alone, and the others wait forever. Decide by the mean"
+        )
+        if script.text.lines[test.lineno - 1].lstrip().startswith("elif"):
+            note = f"before it is compared, on all ranks: `{'; '.join(lines)}`"
+            return Part(NAME, Status.MISSING, saw, notes=[note])
+        words = f"{decided}.item()" if is_number else decided
+        uses = [
+            replace_node(node, words)
+            for node in ast.walk(test.test)
+            if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) == name
+        ]
+        before = add_before(test.lineno, script.indent_of(test), *lines)
+        return Part(NAME, Status.MISSING, saw, [before, *uses])
+    return None
+
+
+def find_tests(
+    script: TrainingScript, loop: Loop, losses: set[str]
+) -> Iterator[tuple[ast.If, str]]:
+    """The conditions in a loop over batches under which it is left, or goes on, that read a loss,
+    or what a loss gives its value; and that name."""
+    text = script.text
+    names = {*losses}
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Assign | ast.AugAssign) and names_in(node.value) & losses:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {*map(ast.unparse, targets)}
+    for node in ast.walk(loop):
+        if not isinstance(node, (ast.Break, ast.Continue, ast.Return)):
+            continue
+        around = [*text.climb(node)]
+        kinds = (Function,) if isinstance(node, ast.Return) else (Function, Loop)
+        inner = next((each for each in around if isinstance(each, kinds)), None)
+        if inner is not (text.function_of(loop) if isinstance(node, ast.Return) else loop):
+            continue
+        tests = [each for each in around if isinstance(each, ast.If)]
+        found = [each for each in tests if is_inside(script, each, loop)]
+        if any(map(is_of_rank, found)):
+            continue
+        for each in found:
+            yield from ((each, name) for name in sorted(names_in(each.test) & names))
+
+
+def share(
+    script: TrainingScript,
+    loop: Loop,
+    leaves: ast.stmt,
+    values: Sequence[str],
+    told: tuple[str, str],
+) -> Part:
+    """The part of a script that decides by these values. `told`: what it does by them, and what
+    follows if they differ."""
+    does, follows = told
     differs = find_norms_apart(script)
     verb = ("" if differs else "may ") + ("differs" if differs and len(values) == 1 else "differ")
     saw = (
-        f"{script.at(leaves)} leaves the loop by {' and '.join(values)}, which {verb} between "
-        "ranks: one would stop alone, and the others wait forever. Broadcast "
+        f"{script.at(leaves)} {does} by {' and '.join(values)}, which {verb} between ranks: "
+        f"{follows}. Broadcast "
         f"{'it' if len(values) == 1 else 'them'} from rank 0 first"
     )
     edits, notes = list[Edit](), list[str]()
@@ -68,7 +162,7 @@ def share(script: TrainingScript, loop: Loop, leaves: ast.stmt, values: Sequence
             edits.append(add_after(made, script.indent_of(made), *lines))
         else:
             notes.append(f"before it is compared, on all ranks: `{'; '.join(lines)}`")
-    return Part("stop", Status.MISSING, saw, edits, notes)
+    return Part(NAME, Status.MISSING, saw, edits, notes)
 
 
 def lines_to_share(script: TrainingScript, loop: Loop, value: str) -> list[str]:
@@ -91,10 +185,12 @@ def lines_to_share(script: TrainingScript, loop: Loop, value: str) -> list[str]:
 
 
 def is_of_number(use: ast.AST) -> bool:
-    """Whether what is used so is a number: it is compared, divided, or shown with its digits."""
+    """Whether what is used so is a number: it is compared, divided, shown with its digits, or the
+    metric of a scheduler."""
     is_divided = isinstance(use, (ast.BinOp, ast.AugAssign)) and isinstance(use.op, ast.Div)
     is_shown = isinstance(use, ast.FormattedValue) and use.format_spec is not None
-    return isinstance(use, ast.Compare) or is_divided or is_shown
+    is_metric = isinstance(use, ast.Call) and ast.unparse(use.func).endswith(".step")
+    return isinstance(use, ast.Compare) or is_divided or is_shown or is_metric
 
 
 def find_end(script: TrainingScript, loop: Loop, leaves: ast.stmt, value: str) -> ast.stmt | None:

@@ -34,7 +34,7 @@ SAME = {
 }
 """Methods of a module that return it."""
 WALKS = {
-    *("enumerate", "tqdm", "trange", "iter", "track", "zip", "islice", "cycle"),
+    *("enumerate", "tqdm", "trange", "iter", "next", "track", "zip", "islice", "cycle"),
     *("compile", "DataParallel"),
 }
 """Functions whose result walks, or calls, their first argument."""
@@ -51,6 +51,8 @@ class Training:
     epochs: Loop | None = None
     path: list[ast.AST] = field(default_factory=list)
     """From `backward` outwards: its parents, and where its function is called, the calls."""
+    is_lost: bool = False
+    """Whether the way ends at a function that is called at several places."""
     functions: list[Function] = field(default_factory=list)
     """Those that are called for it, from the innermost on."""
 
@@ -267,6 +269,7 @@ class TrainingText:
             if isinstance(node, Function):
                 sites = [call for call in self.calls if self.resolve(call) is node]
                 if len(sites) != 1 or node in training.functions:
+                    training.is_lost = len(sites) > 1
                     return training
                 training.functions.append(node)
                 node = sites[0]
@@ -350,6 +353,17 @@ def walk_own(function: Function) -> Iterator[ast.AST]:
 
 
 def find_results(function: Function) -> list[ast.expr]:
-    """What it returns."""
+    """What it returns or, of a generator, what it walks to hand it on."""
     returns = (node for node in walk_own(function) if isinstance(node, ast.Return))
-    return [node.value for node in returns if node.value]
+    walked = [
+        loop.iter
+        for loop in walk_own(function)
+        if isinstance(loop, ast.For)
+        and any(
+            isinstance(node, ast.Yield)
+            and node.value
+            and ast.unparse(node.value) == ast.unparse(loop.target)
+            for node in ast.walk(loop)
+        )
+    ]
+    return [*(node.value for node in returns if node.value), *walked]

@@ -1,0 +1,213 @@
+"""Random numbers: what all ranks have to draw alike, as a split of the data, and what each draws
+apart, as the masks of dropout. Does not import torch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from playground.tools.doctor.data_parallel.batches import DRAWS, share_drawn
+from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before
+from playground.tools.doctor.data_parallel.script import TrainingScript
+from playground.tools.doctor.data_parallel.text import Function, Loop, find_results
+
+SEEDS = {
+    "torch.manual_seed": "torch",
+    "torch.random.manual_seed": "torch",
+    "numpy.random.seed": "numpy",
+    "random.seed": "random",
+}
+"""Calls that seed a library's numbers."""
+SEEDING = {"torch": "manual_seed", "numpy": "random.seed", "random": "seed"}
+"""How each library is seeded, behind its name."""
+SEEDS_ALL = {"seed_everything", "set_seed"}
+"""Functions of other packages that seed them all."""
+DROPS = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "dropout"}
+NOISE = {
+    *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "normal"),
+    *("bernoulli", "multinomial", "poisson", "uniform", "gauss", "random", "choice", "choices"),
+    *("sample", "shuffle", "permutation"),
+}
+SPLITS = {"random_split": "torch", "train_test_split": "numpy"}
+"""Functions of other packages, and the library whose numbers they draw."""
+
+
+def library_of(script: TrainingScript, call: ast.Call) -> str:
+    """The library whose numbers a call draws; empty if it draws none that is known here."""
+    text = script.text
+    name, root = text.called(call), text.dotted(call.func).partition(".")[0]
+    is_given = any(each.arg in ("generator", "random_state") for each in call.keywords)
+    if is_given or text.resolve(call):
+        return ""
+    if name in SPLITS:
+        return SPLITS[name]
+    return root if name in NOISE and root in SEEDING else ""
+
+
+def find_seeds(script: TrainingScript) -> dict[str, list[ast.Call]]:
+    """The calls that seed each library's numbers."""
+    text, found = script.text, dict[str, list[ast.Call]]()
+    for call in text.calls:
+        function = text.function_of(call)
+        if function and not any(text.resolve(each) is function for each in text.calls):
+            continue
+        if text.called(call) in SEEDS_ALL and text.resolve(call) is None:
+            for library in SEEDING:
+                found.setdefault(library, []).append(call)
+        elif library := SEEDS.get(text.dotted(call.func), ""):
+            found.setdefault(library, []).append(call)
+    return found
+
+
+def runs_in_step(script: TrainingScript, call: ast.Call) -> bool:
+    """Whether it draws for a step, or a sample: in the loop of the training, in a function that is
+    called there, in `forward` or `__getitem__`."""
+    around = [*script.text.climb(call)]
+    functions = [each for each in around if isinstance(each, Function)]
+    if any(each.name in ("forward", "__getitem__", "__call__") for each in functions):
+        return True
+    loop = script.training.batches if script.training else None
+    return bool(loop) and any(each is loop or each in script.called_in_step for each in around)
+
+
+def find_unseeded(script: TrainingScript) -> dict[str, ast.Call]:
+    """The first call that draws data, or a split of them, of each library that has no seed."""
+    seeds, found = find_seeds(script), dict[str, ast.Call]()
+    for call in sorted(script.text.calls, key=lambda each: each.lineno):
+        library = library_of(script, call)
+        if library and library not in seeds and not runs_in_step(script, call):
+            found.setdefault(library, call)
+    return found
+
+
+def seed_alike(script: TrainingScript) -> tuple[list[Edit], list[str]]:
+    """The lines, after the imports, that seed the libraries from which the script draws its data,
+    or a split of them, without a seed; and why."""
+    found = find_unseeded(script)
+    notes = [
+        f"{script.at(call)} draws other numbers on each rank: with one seed, all have the same "
+        "data, and the same parts of them"
+        for call in found.values()
+    ]
+    named = ((name_library(script, library), SEEDING[library]) for library in found)
+    lines = [f"{name}.{seed}(0)" for name, seed in named if name]
+    if not (lines and script.imports):
+        return [], notes
+    return [add_after(script.imports[-1], "", *lines)], notes
+
+
+def name_library(script: TrainingScript, library: str) -> str:
+    """How the script names a library; empty if it does not import it as a whole."""
+    names = script.text.imports.items()
+    return next((name for name, what in names if what == library), "")
+
+
+def seed_apart(script: TrainingScript) -> tuple[list[Edit], list[str]]:
+    """The lines, before the training, that give each rank numbers of its own where all ranks have
+    one seed, and a step draws some; and why."""
+    text, training = script.text, script.training
+    seeded = find_seeds(script)
+    seeds = [each for found in seeded.values() for each in found]
+    unseeded = find_unseeded(script)
+    added = [name for each in unseeded if (name := name_library(script, each))]
+    drawn = find_drawn_in_step(script, {*seeded, *unseeded})
+    loop = training and (training.epochs or training.batches)
+    if not ((seeds or added) and drawn and loop) or draws_alike(script):
+        return [], []
+    if any(script.is_rank(node) for call in seeds for node in ast.walk(call)):
+        return [], []
+    at = f" ({script.at(seeds[-1])})" if seeds else ""
+    why = f"{script.at(drawn)}: with one seed on all ranks{at}, {tell_drawn(script, drawn)} on all"
+    place = text.statement_of(loop)
+    lines = dict.fromkeys(each for call in seeds for each in reseed(script, call, place))
+    for name in added:
+        lines[f"{name}.{SEEDING[text.imports[name]]}({script.rank})"] = None
+    if not lines or is_drawn_again(script, place):
+        seed = text.code(seeds[-1].args[0]) if seeds and seeds[-1].args else "0"
+        return [], [f"{why}: seed with {seed} + {script.rank} before the training begins"]
+    edit = add_before(place.lineno, script.indent_of(place), *lines)
+    return [edit], [f"{why}: each gets a seed of its own"]
+
+
+def is_drawn_again(script: TrainingScript, place: ast.stmt) -> bool:
+    """Whether a loop around the training draws its data, or a split of them, in each round."""
+    around = [each for each in script.text.climb(place) if isinstance(each, Loop)]
+    return any(
+        bool(library_of(script, call)) and not runs_in_step(script, call)
+        for loop in around
+        for call in ast.walk(loop)
+        if isinstance(call, ast.Call)
+    )
+
+
+def find_drawn_in_step(script: TrainingScript, seeded: set[str]) -> ast.Call | None:
+    """What draws numbers of a library that is seeded, for a step, or a sample."""
+    text = script.text
+
+    def is_drawn(call: ast.Call) -> bool:
+        name, dotted = text.called(call), text.dotted(call.func)
+        is_transform = name.startswith("Random") and ".transforms" in f".{dotted}"
+        if name in DROPS or is_transform:
+            return "torch" in seeded
+        is_noise = library_of(script, call) in seeded and runs_in_step(script, call)
+        return is_noise and not text.is_without_gradients(call)
+
+    return next(filter(is_drawn, sorted(text.calls, key=lambda each: each.lineno)), None)
+
+
+def tell_drawn(script: TrainingScript, call: ast.Call) -> str:
+    if script.text.called(call) in DROPS:
+        return "dropout draws the same masks"
+    return f"{script.text.code(call.func)} draws the same numbers"
+
+
+def draws_alike(script: TrainingScript) -> bool:
+    """Whether all ranks have to draw the same numbers in the training: batches, or an order."""
+    own = [
+        made
+        for call in script.loaders
+        for each in call.keywords
+        if each.arg in ("sampler", "batch_sampler")
+        for made in script.text.makers(each.value)
+    ]
+    others = [
+        each
+        for each in own
+        if not (script.text.called(each) in DRAWS or script.is_distributed_sampler(each))
+    ]
+    return bool(share_drawn(script) or others)
+
+
+def reseed(script: TrainingScript, seed: ast.Call, place: ast.stmt) -> Iterator[str]:
+    """The lines at a place that seed as this call does, with the rank added; none if its seed has
+    no name there."""
+    text, value = script.text, seed.args[0] if seed.args else None
+    function = text.function_of(seed)
+    if value is None:
+        return
+    if function and function is not text.function_of(place):  # a function that seeds
+        sites = [call for call in text.calls if text.resolve(call) is function]
+        if len(sites) != 1 or len(sites[0].args) != 1 or sites[0].keywords:
+            return
+        if find_results(function) or not isinstance(value, ast.Name):
+            return
+        seed, value = sites[0], sites[0].args[0]
+    if has_names_at(script, value, place):
+        words = text.code(value)
+        words = (
+            words if isinstance(value, (ast.Constant, ast.Name, ast.Attribute)) else f"({words})"
+        )
+        yield f"{text.code(seed.func)}({words} + {script.rank})"
+
+
+def has_names_at(script: TrainingScript, value: ast.expr, place: ast.stmt) -> bool:
+    """Whether the names of an expression mean the same at a place."""
+    text = script.text
+    function = text.function_of(place)
+    for node in ast.walk(value):
+        if isinstance(node, ast.Name):
+            known = text.key_of(node)
+            own = id(function) if function and node.id in text.bound[id(function)] else 0
+            if known is None or known[0] != own:
+                return False
+    return True
