@@ -143,6 +143,9 @@ def run(rank, size):
     if not difference < 1e-9:
         wrong.append("average_gradients")
     assert not wrong, f"not the training of one device: {', '.join(wrong)}"
+    torch.manual_seed(1234)  # as in train
+    start = parameters_to_vector(place(Encoder(), devices[rank]).parameters())
+    assert not torch.equal(expected, start), "nothing is trained: no parameter has changed"
 
 
 if __name__ == "__main__":
