@@ -508,6 +508,12 @@ MISTAKES = {
         said="nothing is trained: no parameter has changed",
         size=1,
     ),
+    "bert, the whole batch on each rank": Mistake(
+        lesson="bert",
+        old="tokens.chunk(size)[rank], labels.chunk(size)[rank], devices",
+        new="tokens, labels, devices",
+        said="average_gradients: each rank computes the loss of the whole batch",
+    ),
     "bert, no optimizer.step": Mistake(
         lesson="bert",
         old="            optimizer.step()\n",
