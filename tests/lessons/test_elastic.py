@@ -55,7 +55,7 @@ def resume_after_each_step(rank: int, size: int, data: Path, folder: Path) -> li
             dist.barrier()  # the ranks that start again come after the old ones have ended
             assert (folder / f"{step}.pt").exists() == (step >= EVERY)
             patch.setattr(elastic, "KILL_AFTER", 0)
-            found = elastic.train_from_snapshot(rank, size, folder / f"{step}.pt").state_dict()
+            found = elastic.train_from_snapshot(rank, size, folder / f"{step}.pt")[0].state_dict()
             if not all(found[name].equal(expected[name]) for name in expected):
                 traces.append(step)
     return traces

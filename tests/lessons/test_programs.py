@@ -449,6 +449,99 @@ def test_without_its_key_line_the_check_of_a_program_fails(
         assert not largest(after) < 1e6 * max(*before, ROUNDING)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """A change of a program after which all that it compares is still the same."""
+
+    lesson: str
+    old: str
+    new: str
+    said: str
+    """What the program then ends with."""
+    size: int = 2
+
+
+STEP = "        server.parameters.step(gradient / len(server.pushes))\n"
+MISTAKES = {
+    "scaling, no optimizer.step": Mistake(
+        lesson="scaling",
+        old="    average_gradients(model, gbit)\n    optimizer.step()\n",
+        new="    average_gradients(model, gbit)\n",
+        said="optimizer.step was called 3 times, not 9",
+    ),
+    "parameter-server, a sum in place of a mean": Mistake(
+        lesson="parameter-server",
+        old=f"{STEP}        server.reply(worker)\n",
+        new="        server.parameters.step(gradient)\n        server.reply(worker)\n",
+        said="not a step of LR / workers with each gradient: asynchronous",
+        size=3,
+    ),
+    "parameter-server, a gradient is used twice": Mistake(
+        lesson="parameter-server",
+        old=f"{STEP}        waiting.append(worker)\n",
+        new=f"{STEP}{STEP}        waiting.append(worker)\n",
+        said="not a step of LR / workers with each gradient: bounded",
+        size=3,
+    ),
+    "failures, no zero_grad": Mistake(
+        lesson="failures",
+        old="    for inputs, targets in batches:\n        optimizer.zero_grad()\n",
+        new="    for inputs, targets in batches:\n",
+        said="right: not the training of one process",
+    ),
+    "elastic, no snapshot": Mistake(
+        lesson="elastic",
+        old="                    save(file, model, optimizer, step)\n",
+        new="                    pass\n",
+        said="this start does not begin after a snapshot of the start before",
+    ),
+    "elastic, no snapshot is loaded": Mistake(
+        lesson="elastic",
+        old="done, random_state = load(file, model, optimizer)",
+        new="done, random_state = 0, None",
+        said="this start does not begin after a snapshot of the start before",
+    ),
+    "data-parallel, no optimizer.step": Mistake(
+        lesson="data-parallel",
+        old="            optimizer.step()  # on",
+        new="            pass  # on",
+        said="nothing is trained: no parameter has changed",
+        size=1,
+    ),
+    "bert, the whole batch on each rank": Mistake(
+        lesson="bert",
+        old="tokens.chunk(size)[rank], labels.chunk(size)[rank], devices",
+        new="tokens, labels, devices",
+        said="average_gradients: each rank computes the loss of the whole batch",
+    ),
+    "bert, no optimizer.step": Mistake(
+        lesson="bert",
+        old="            optimizer.step()\n",
+        new="",
+        said="nothing is trained: no parameter has changed",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_that_both_sides_of_a_comparison_make_is_named(
+    mistake: Mistake,
+    run_cli: Run,
+    tmp_path: Path,
+    digits_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(prepare.DATA_DIR, str(digits_folder.parents[1]))
+    name, file = mistake.lesson, tmp_path / "lesson.py"
+    text = source_of(LESSONS[name]).read_text(encoding="utf-8")
+    assert text.count(mistake.old) == 1
+    file.write_text(text.replace(mistake.old, mistake.new), encoding="utf-8")
+    restarts = "--restarts", RESTARTS.get(name, 0)
+    ran = run_cli("run", "-n", mistake.size, *restarts, *sets_of(name), file)
+    assert ran.code == 1
+    assert re.search(rf"^playground: .*{re.escape(mistake.said)}", ran.err, re.MULTILINE)
+
+
 def test_every_program_has_a_key_line() -> None:
     assert {*QUICK} == {*CHECKS} == {lesson.name for lesson in PROGRAMS}
 
@@ -489,7 +582,7 @@ def count_statements(tree: ast.AST) -> int:
 
 
 LONGEST = {
-    "failures": 128,
+    "failures": 134,
     "zero": 154,
     "memory": 137,
     "pipeline": 135,
@@ -499,6 +592,8 @@ LONGEST = {
     "mesh": 156,
     "bytes": 146,
     "checkpoint": 129,
+    "parameter-server": 133,
+    "data-parallel": 127,
 }
 """Statements that a program may have, if more than 126."""
 GIVEN = {f"playground.lessons.{name}" for name in ("devices", "gpt", "mnist")}

@@ -6,11 +6,13 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from boards import source_of
 from fixtures import Run, Worlds
 
 from playground.lessons.rpc import lesson
@@ -175,3 +177,26 @@ def test_a_single_rank_is_refused_in_one_line(run_cli: Run) -> None:
     ran = run_cli("rpc", "-n", 1)
     assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
     assert "a call needs at least 2 ranks" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ('rpc.rpc_async(name, add_ten_times_rank, args=("x",))', 0),
+        ('torch.futures.wait_all([rpc.rpc_async(name, add_ten_times_rank, args=("x",))])', 1),
+    ],
+)
+def test_an_exception_is_raised_only_where_somebody_waits(
+    call: str, code: int, run_cli: Run, tmp_path: Path
+) -> None:
+    """The rank that ran the function prints it in any case."""
+    text = source_of("rpc")
+    assert text.count("    rpc.shutdown()\n") == 1
+    file = tmp_path / "lesson.py"
+    file.write_text(
+        text.replace("    rpc.shutdown()\n", f"    {call}\n    rpc.shutdown()\n"), "utf-8"
+    )
+    ran = run_cli("run", "-n", 2, file)
+    assert ran.code == code
+    assert ("failed: TypeError" in ran.err) == bool(code)
+    assert "On WorkerInfo(" in ran.err

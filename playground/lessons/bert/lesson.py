@@ -121,11 +121,11 @@ def run(rank, size):
     assert BATCH % size == 0, f"{size} ranks cannot divide a batch of {BATCH} equally"
     devices = find_devices(size)
     # what the others must equal: the training of one device
-    expected, losses, held = train(one_device, keep, [devices[rank]])
+    expected, alone, held = train(one_device, keep, [devices[rank]])
     wrong = []
     if rank == 0:  # this process drives all devices, while the other ranks wait
         print("                   first   last loss, kB held by each device, difference")
-        print_row("one_device", losses, held, 0)
+        print_row("one_device", alone, held, 0)
         for way in gather_logits, gather_losses:
             params, losses, held = train(way, keep, devices)
             difference = (params - expected).abs().max()
@@ -133,6 +133,7 @@ def run(rank, size):
             if not difference < 1e-9:
                 wrong.append(way.__name__)
     params, losses, held = train(average_gradients, DistributedDataParallel, [devices[rank]])
+    divided = size == 1 or losses[0] != alone[0]
     dist.all_reduce(losses)
     difference = (params - expected).abs().max()
     dist.all_reduce(difference, op=dist.ReduceOp.MAX)
@@ -143,6 +144,10 @@ def run(rank, size):
     if not difference < 1e-9:
         wrong.append("average_gradients")
     assert not wrong, f"not the training of one device: {', '.join(wrong)}"
+    assert divided, "average_gradients: each rank computes the loss of the whole batch"
+    torch.manual_seed(1234)  # as in train
+    start = parameters_to_vector(place(Encoder(), devices[rank]).parameters())
+    assert not torch.equal(expected, start), "nothing is trained: no parameter has changed"
 
 
 if __name__ == "__main__":

@@ -230,6 +230,8 @@ def run():
             wrong.append(way.__name__)
     time_threads(devices)
     assert not wrong, f"not the training of one device: {', '.join(wrong)}"
+    start = parameters_to_vector(make_model(devices[0]).parameters())
+    assert not torch.equal(expected, start), "nothing is trained: no parameter has changed"
 
 
 if __name__ == "__main__":

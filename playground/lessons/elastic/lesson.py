@@ -114,7 +114,7 @@ def load(file, model, optimizer):
 
 
 def train_from_snapshot(rank, size, file):
-    """The same training, from the snapshot on if there is one."""
+    """The same training, from the snapshot on if there is one. Return the snapshot's step, too."""
     model, optimizer, batches = new_training(rank, size)
     done, random_state = load(file, model, optimizer)
     if rank == 0:
@@ -132,7 +132,7 @@ def train_from_snapshot(rank, size, file):
                     save(file, model, optimizer, step)
                 if step == done + KILL_AFTER:
                     kill_last_rank(rank, size, step)
-    return model
+    return model, done
 
 
 def restart_count():
@@ -151,8 +151,9 @@ def run(rank, size):
     assert BATCH_SIZE % size == 0, f"{size} ranks cannot divide a batch of {BATCH_SIZE} equally"
     # all starts of a run have one id, and so one file
     file = Path(tempfile.gettempdir(), f"elastic-{os.environ.get('TORCHELASTIC_RUN_ID')}.pt")
-    models = [train_from_snapshot(rank, size, file), train(rank, size)]
-    vectors = [parameters_to_vector(model.parameters()).detach() for model in models]
+    model, done = train_from_snapshot(rank, size, file)
+    models = model, train(rank, size)
+    vectors = [parameters_to_vector(each.parameters()).detach() for each in models]
     difference = (vectors[0] - vectors[1]).abs().max()
     dist.all_reduce(difference, op=dist.ReduceOp.MAX)
     if rank == 0:
@@ -161,6 +162,8 @@ def run(rank, size):
     # a GPU's kernels may add in another order when they run again
     allowed = 1e-6 if torch.get_default_device().type == "cuda" else 0
     assert difference <= allowed, "not the training that was not killed"
+    resumed = done > 0 or restart_count() == 0 or KILL_AFTER < SAVE_EVERY
+    assert resumed, "this start does not begin after a snapshot of the start before"
 
 
 if __name__ == "__main__":

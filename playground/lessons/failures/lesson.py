@@ -67,7 +67,13 @@ def train(model, batches):
 
 def one_process():
     """Each rank trains alone on all 24 samples of a batch. The others are compared with this."""
-    return train(make_model(), make_batches(0, 1))
+    model = make_model()
+    for inputs, targets in make_batches(0, 1):
+        params = list(model.parameters())
+        gradients = torch.autograd.grad(mse_loss(model(inputs), targets), params)
+        for param, gradient in zip(params, gradients, strict=True):
+            param.data -= 0.5 * gradient
+    return model
 
 
 def right(rank, size):

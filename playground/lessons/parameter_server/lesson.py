@@ -58,6 +58,7 @@ class Server:
         self.pushes = dict.fromkeys(range(1, size), 0)  # gradients received, by worker
         self.sent_at = {}  # by worker that computes: the number of steps when its copy was sent
         self.staleness = []  # of each gradient
+        self.total = 0  # the sum of all gradients
         self.lead = 0  # the most gradients that a worker was ahead of the slowest at its reply
         for worker in self.pushes:
             self.reply(worker)
@@ -67,6 +68,7 @@ class Server:
         gradient = torch.empty(CLASSES, FEATURES)
         worker = dist.recv(gradient, group=self.group)  # without src: from any rank
         self.pushes[worker] += 1
+        self.total += gradient
         self.staleness.append(self.parameters.steps - self.sent_at.pop(worker))
         return worker, gradient
 
@@ -183,6 +185,7 @@ def run(rank, size):
     if rank == 0:
         print(f"             seconds staleness most   loss  s to loss {TARGET}  from all_reduce")
         print_row("all_reduce", expected, [0], expected.weight)
+    wrong = []
     for mode in (synchronous, asynchronous, bounded):
         if rank > 0:
             work(rank, size, group)
@@ -193,7 +196,11 @@ def run(rank, size):
             print_row(mode.__name__, server.parameters, server.staleness, expected.weight)
             if mode is synchronous:
                 difference = (server.parameters.weight - expected.weight).abs().max()
+            excess = (server.parameters.weight + LR * server.total / (size - 1)).abs().max()
+            if MOMENTUM == 0 and not excess < 1e-9:  # with momentum, a gradient lasts
+                wrong.append(mode.__name__)
     assert rank > 0 or difference < 1e-9, "synchronous: not the training of all_reduce"
+    assert not wrong, f"not a step of LR / workers with each gradient: {', '.join(wrong)}"
     # the last server is that of bounded
     assert rank > 0 or server.lead <= AHEAD, "bounded: a worker was too far ahead at its reply"
 

@@ -121,7 +121,8 @@ def measure(alone, together):
 
 def measure_steps(rank, size, model):
     """Measure the parts of a step, and steps of one process and of N ranks over each link."""
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer, taken = torch.optim.AdamW(model.parameters()), []
+    optimizer.register_step_post_hook(lambda *_: taken.append(1))  # after each step
     big_batch = make_batch(size * SEQUENCES, seed=0)  # a batch for each rank
     batch, matrix = big_batch[:SEQUENCES], torch.randn(SIDE, SIDE)
     alone = {  # in this order: optimizer.step needs gradients
@@ -137,7 +138,10 @@ def measure_steps(rank, size, model):
         together["strong", link] = [train_step, model, optimizer, part, gbit]
         together["weak", link] = [train_step, model, optimizer, big_part, gbit]
         together["messages", link] = [average_gradients, model, gbit]
-    return measure(alone, together)
+    seconds = measure(alone, together)
+    steps = ROUNDS * (2 * len(LINKS) + 3 * (rank == 0))  # three are of rank 0 only
+    assert len(taken) == steps, f"optimizer.step was called {len(taken)} times, not {steps}"
+    return seconds
 
 
 def count_operations(model):
