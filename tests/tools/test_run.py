@@ -759,8 +759,8 @@ import torch.distributed as dist
 from playground.explain.hang import standstill
 standstill.SETTLED, standstill.LIMIT, standstill.PATIENCE = 0.1, 0.5, 1.0
 
-def wait():
-    while not os.path.exists("go on"): time.sleep(0.01)
+def wait(end=time.monotonic() + 120):
+    while not os.path.exists("go on") and time.monotonic() < end: time.sleep(0.01)
 
 def send_later():
     wait()
