@@ -394,7 +394,7 @@ def test_of_the_ranks_that_hold_a_block_the_one_with_least_to_write_writes_it() 
 def test_a_barrier_that_is_missing_is_a_hint(run_cli: Run, tmp_path: Path) -> None:
     """Even if all files are there: here, ranks wait by the store, which is not seen."""
     text = source_of("checkpoint")
-    barrier = "    dist.barrier()  # all files are there\n"
+    barrier = "    dist.barrier()  # all files are there; --check hints says if it is missing\n"
     assert text.count(barrier) == 1
     wait = (
         "    store = dist.distributed_c10d._get_default_store()\n"
