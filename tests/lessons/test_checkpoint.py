@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fixtures import Worlds
+from boards import source_of
+from fixtures import Run, Worlds
 from sharded_functions import shard_gpt, vocab_parallel_cross_entropy
 
 from playground import RankFailed, launch
@@ -388,3 +389,21 @@ def test_of_the_ranks_that_hold_a_block_the_one_with_least_to_write_writes_it() 
         for entry in checkpoint.choose_writers([held, own])
     }
     assert writers["w0", (5,)] == 1
+
+
+def test_a_barrier_that_is_missing_is_a_hint(run_cli: Run, tmp_path: Path) -> None:
+    """Even if all files are there: here, ranks wait by the store, which is not seen."""
+    text = source_of("checkpoint")
+    barrier = "    dist.barrier()  # all files are there; --check hints says if it is missing\n"
+    assert text.count(barrier) == 1
+    wait = (
+        "    store = dist.distributed_c10d._get_default_store()\n"
+        '    store.add("saved", 1)\n'
+        '    while store.add("saved", 0) < size:\n'
+        "        pass\n"
+    )
+    file = tmp_path / "lesson.py"
+    file.write_text(text.replace(barrier, wait), encoding="utf-8")
+    ran = run_cli("run", "-n", 2, "--check", "hints", file)
+    assert ran.code == 0
+    assert "perhaps wrong [F4-race]" in ran.err

@@ -64,7 +64,7 @@ def rows_from_n_to_m(folder, rank, size, readers):
     first, end = bounds(ROWS, rank, size)
     print(f"Rank {rank} of {size} saves rows {first}-{end - 1}")
     save_rows(folder, whole[first:end].clone(), first)
-    dist.barrier()  # all files are there
+    dist.barrier()  # all files are there; --check hints says if it is missing
     if rank >= readers:
         return torch.zeros(())
     first, end = bounds(ROWS, rank, readers)
