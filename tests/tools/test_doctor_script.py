@@ -268,6 +268,13 @@ def test_a_script_that_has_not_come_to_its_process_group_is_undecided(
     assert "DistributedDataParallel(model)" in (tmp_path / "new.py").read_text()
 
 
+def test_a_script_that_forms_no_process_group_with_its_arguments_is_refused(tmp_path: Path) -> None:
+    source = f"import sys\n{HEAD.replace('dist.init', 'if sys.argv[1:]: dist.init')}"
+    (tmp_path / "train.py").write_text(source.partition("rank, size")[0])
+    with pytest.raises(UsageError, match=r"ended without init_process_group \(train.py:6\)"):
+        examine(tmp_path / "train.py", (), ENOUGH, ENOUGH)
+
+
 def test_the_file_that_has_the_training_is_named(
     run_cli: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -114,6 +114,11 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
         path=path, folder=str(folder), runs=runs, operations=operations, seconds=seconds
     )
     if not (runs[-1].has_failed or operations or script.awaited):
+        if formed := find_formation(path):
+            raise UsageError(
+                f"{path} ended without init_process_group ({formed}): give it the arguments with "
+                "which it trains on several ranks"
+            )
         raise UsageError(
             f"{path} called no operation of torch.distributed within {seconds:g} s: name a script "
             "for torchrun, whose ranks are started for it, or raise --seconds"
