@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from playground.base.event_log import LogReader
+from playground.explain.right.averaging import train_apart
 from playground.explain.right.facts import (
     BACKWARD,
     BUCKET,
@@ -32,6 +33,7 @@ from playground.explain.right.facts import (
     Optimizer,
     Overwritten,
     RankFacts,
+    Rates,
 )
 from playground.explain.right.finding import HINT, PROBABLE, SURE, Finding
 from playground.explain.right.log import (
@@ -332,6 +334,61 @@ def test_hyperparameters_and_state_are_the_cause_if_gradients_are_equal() -> Non
     for change in ({"has_hooks": True}, {"optimizer": own}, {"events": [LOCAL]}):
         unsure = [[replace(each, **change) for each in mine] for mine in same]
         assert rules_of(facts_of(unsure)) == [("D10-state", False)]
+
+
+def test_learning_rates_that_are_equal_again_are_told_if_they_differed_since() -> None:
+    together = (AVERAGED, REDUCED)
+
+    def train(*of_each: Sequence[Rates]) -> list[RankFacts]:
+        looks = [
+            [look(0, 7, 50, 8, *together), look(9, 100 + rank, 60, 200 + rank, *together)]
+            for rank in RANKS
+        ]
+        return [
+            replace(facts, rates=[*rates])
+            for facts, rates in zip(facts_of(looks), of_each, strict=True)
+        ]
+
+    at_four, at_six = Rates(0, 4, [0.2], [0.1]), Rates(0, 6, [0.2], [0.1])
+    [found] = find_mistakes(train([at_six], [at_four]))
+    assert (found.rule, found.is_certain) == ("D9-hyper", True)
+    assert "differed from step 4 on (rank 0: lr=0.2; rank 1: lr=0.1)" in found.why
+    of_another = replace(at_four, optimizer=1)
+    for alike in (train([at_four], [at_four]), train([of_another], []), train([], [])):
+        assert rules_of(alike) == [("D-drift", False)]
+    later = Rates(0, 10, [0.2], [0.1])
+    assert rules_of(train([later], [])) == [("D-drift", False)]
+
+
+def test_ranks_that_share_what_they_measure_and_no_gradient_train_apart() -> None:
+    measured = replace(GRADIENT, gradients=[], size=1)
+
+    def train(*events: Event, **changes: object) -> list[RankFacts]:
+        looks = [
+            [
+                look(step, 7 + apart * step, 50 + apart, 7 + apart * (step + 1), LOCAL, *events,
+                     optimizer=BY_HAND)
+                for step in range(STEPS)
+            ]
+            for apart in (1, 1000)
+        ]  # fmt: skip
+        return facts_of(looks, **{"models": [], "has_loader": True, **changes})
+
+    apart = train(measured)
+    assert rules_of(apart) == [("N1-alone", True)]
+    assert train_apart(apart)
+    assert train_apart(train())
+    assert rules_of(train()) == []  # an ensemble may
+    for joined in (
+        train(replace(measured, size=8)),  # it may be a parameter
+        train(replace(measured, flag=True)),  # in backward: parts of one model
+        train(measured, has_threads=True),
+        train(replace(measured, subject="send")),
+        train(measured, models=[MODEL]),
+    ):
+        assert not train_apart(joined)
+    assert rules_of(train(replace(measured, size=8))) == []
+    assert rules_of(train(replace(measured, flag=True))) == []
 
 
 def test_a_difference_by_rounding_is_a_hint() -> None:

@@ -30,6 +30,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Subset,
     TensorDataset,
     get_worker_info,
     random_split,
@@ -186,6 +187,18 @@ def scheduled_on_one_rank() -> None:
         optimizer.step()  # told
         if dist.get_rank() == 0:
             scheduler.step()
+
+
+def scheduled_by_own_losses() -> None:
+    """Each rank halves its learning rate when its own loss has stood still: steps that nobody looks
+    at have other rates, and the next look finds them equal again."""
+    model, optimizer = begin(new_net())
+    for number in range(20):
+        if number == 13 + dist.get_rank():
+            optimizer.param_groups[0]["lr"] = 0.05
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()  # told
 
 
 def momentum_on_one_rank() -> None:
@@ -487,6 +500,22 @@ def trained_apart_on_parts() -> None:
         optimizer.step()  # told
 
 
+def folds_without_average() -> None:
+    """A new model for each fold, of whose samples each rank takes its part by hand. The loss is
+    averaged to be told."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for fold in range(2):
+        part = Subset(new_data(), [*range(12 * fold + rank, 12 * fold + 12, size)])
+        net = new_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for batch, target in DataLoader(part, batch_size=2):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(net(batch), target)
+            loss.backward()
+            optimizer.step()  # told
+        average([loss.detach()])
+
+
 def same_part_for_all() -> None:
     net, optimizer = begin_by_hand()
     for batch, target in DataLoader(new_data(), batch_size=4):
@@ -767,6 +796,7 @@ WRONG = (
     Wrong(stepping_in_backward, "D7-inback"),
     Wrong(hook_without_average, "D8-hook", HINT),
     Wrong(scheduled_on_one_rank, "D9-hyper"),
+    Wrong(scheduled_by_own_losses, "D9-hyper"),
     Wrong(momentum_on_one_rank, "D10-state"),
     Wrong(built_in_another_order, "D11-order"),
     Wrong(other_start, "M1-start", PROBABLE),
@@ -793,6 +823,7 @@ WRONG = (
     Wrong(evaluated_on_one_rank_in_part, "S6-part", HINT),
     Wrong(repeated_by_workers, "S7-workers", PROBABLE),
     Wrong(trained_apart_on_parts, "N1-alone", HINT),
+    Wrong(folds_without_average, "N1-alone", PROBABLE),
     Wrong(same_part_for_all, "E2-equal", HINT),
     Wrong(same_masks, "E3-rng", HINT),
     Wrong(padded_to_other_lengths, "L1-means", HINT, marked=classify),
@@ -1063,6 +1094,17 @@ def trained_apart_from_other_starts() -> None:
     net, optimizer = begin_by_hand(seed=dist.get_rank())
     for _ in range(STEPS):
         step(net, optimizer)
+
+
+def members_of_own_data() -> None:
+    """An ensemble from one start, each rank on data of its own."""
+    net = new_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = Subset(new_data(), [*range(12 * dist.get_rank(), 12 * dist.get_rank() + 12)])
+    for batch, target in DataLoader(data, batch_size=3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(batch), target).backward()
+        optimizer.step()
 
 
 def gossiped() -> None:
@@ -1711,7 +1753,8 @@ RIGHT = (
     partitioned_optimizer, closure, climbed_locally, skipped_by_all, groups_apart,
     best_loaded_at_the_end, averaged_by_hand, averaged_in_one_buffer, averaged_in_hooks,
     stepped_then_averaged_in_hooks, parameters_averaged, trained_apart,
-    trained_apart_from_other_starts, gossiped, served, bias_in_parts, one_batch, sampled,
+    trained_apart_from_other_starts, members_of_own_data, gossiped, served, bias_in_parts,
+    one_batch, sampled,
     evaluated_on_training_data, two_methods_on_one_order, several_passes_in_an_epoch, own_data,
     one_batch_in_ddp, dense_tensors, written_after_wait, written_when_done,
     written_when_answered, neighbours_written, same_bits_written, other_part_of_the_loss,

@@ -67,6 +67,12 @@ TORCHES: list[tuple[str, str, dict[str, Any], str]] = [
         "while importing torch: SIGSEGV",
     ),
     (
+        "torch-import",
+        WARNING,
+        {"stage": "adding up on 2 ranks with gloo", "problem": "no end", "late": 60.0},
+        "adding up on 2 ranks with gloo has not finished within 60 s",
+    ),
+    (
         "gpu-driver",
         ERROR,
         {"visible": 0},
@@ -172,20 +178,29 @@ def test_a_fault_that_was_made_is_found(
 
 
 @pytest.mark.parametrize(
-    ("source", "problem"),
+    ("source", "saw", "fix"),
     [
-        (f"import os; os.kill(os.getpid(), {signal.SIGSEGV.value})", "SIGSEGV"),
-        ("import time; time.sleep(1000)", "no end within 0.1 s"),
+        (
+            f"import os; os.kill(os.getpid(), {signal.SIGSEGV.value})",
+            "a process ended while importing torch: SIGSEGV",
+            "reinstall",
+        ),
+        (
+            "import time; time.sleep(1000)",
+            "importing torch has not finished within 0.1 s",
+            "raise --timeout",
+        ),
     ],
 )
 def test_a_torch_that_cannot_be_imported(
-    source: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, saw: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     facts = software.examine(0.1 if "sleep" in source else ENOUGH)
     [fault] = run_checks(software.CHECKS, facts)
-    assert fault.saw == f"a process ended while importing torch: {problem}"
+    assert fault.saw == saw
+    assert fix in fault.fix
 
 
 @pytest.mark.stress

@@ -107,9 +107,12 @@ def test_the_command_says_it_line_by_line(save: Save, run_cli: Run) -> None:
     done = run_cli("doctor", "train.py")
     assert done.code == 1
     assert done.err == (
-        "playground: train.py is not data parallel: start, sampler, set_epoch, model, logging and "
-        "saving by rank 0, metrics over ranks. With these lines, try python -m playground run -n 2 "
-        "train.py, and python -m playground doctor train.py again\n"
+        "playground: train.py is not data parallel: start, sampler, set_epoch, model,\n"
+        "logging and saving by rank 0, metrics over ranks.\n"
+        "With these lines try\n"
+        "  python -m playground run -n 2 train.py\n"
+        "  python -m playground doctor train.py\n"
+        "To write these lines: python -m playground doctor --write FILE train.py\n"
     )
     order = [
         "1. start, missing", "dist.init_process_group()", "2. device, not needed",

@@ -22,7 +22,12 @@ from playground.base.errors import UsageError
 from playground.base.process_status import process_status
 from playground.explain.hang.states import Doing, RankState
 from playground.tools.doctor.checks import ERROR, WARNING, Fault, Undecided, run_checks
+from playground.tools.doctor.data_parallel.edits import add_before, show_edits
+from playground.tools.doctor.data_parallel.parts import Part, Plan, Status
+from playground.tools.doctor.data_parallel.plan import plan
+from playground.tools.doctor.imported import find_imported_training
 from playground.tools.doctor.looked_at import LookedAt, say_looks
+from playground.tools.doctor.page import tell_what_to_do
 from playground.tools.doctor.script import (
     CHECKS,
     ScriptFacts,
@@ -192,6 +197,165 @@ def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Pat
     ]
 
 
+MEMBERS = """
+torch.manual_seed(rank)
+for member in range(2):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    dist.all_reduce(one)
+"""
+TIME_IS_UP = """
+import os, time
+from playground.tools.doctor.script_run import TIME_LIMIT
+from playground.world.rank.reports import report
+report(**{TIME_LIMIT: 0} if os.environ["RANK"] == "0" else {})
+time.sleep(1000)
+"""
+"""Says itself that its time is up, before what comes next."""
+HALF = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+dist.init_process_group()
+data = TensorDataset(torch.randn(8, 4), torch.randn(8, 1))
+loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+"""
+ALONE = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def main():
+    data = TensorDataset(torch.randn(8, 4), torch.randn(8, 1))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    for x, y in DataLoader(data, batch_size=2):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_ranks_that_train_apart_are_not_data_parallel(
+    run_cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.tools.doctor.script.SIZES", (2,))
+    (tmp_path / "train.py").write_text(HEAD + MEMBERS)
+    shown = run_cli("doctor", "--seconds", ENOUGH, "train.py")
+    assert shown.code == 1
+    assert too_wide(shown.err) == []
+    why = "train.py is not data parallel: nothing averages gradients or parameters"
+    assert f"playground: 1 warning, {why}" in " ".join(shown.err.split())
+
+
+def test_a_script_that_has_not_come_to_its_process_group_is_undecided(
+    run_cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.tools.doctor.script.SIZES", (2,))
+    (tmp_path / "train.py").write_text(TIME_IS_UP + HALF)
+    shown = run_cli("doctor", "--seconds", ENOUGH, "--write", "new.py", "train.py")
+    assert shown.code == Undecided.exit_code
+    assert too_wide(shown.err) == []
+    said = " ".join(shown.err.split())
+    assert "the ranks had not come to init_process_group (train.py:11); raise --seconds" in said
+    assert "5. model, missing: nothing averages the gradients" in shown.out
+    assert "DistributedDataParallel(model)" in (tmp_path / "new.py").read_text()
+
+
+def test_a_script_that_forms_no_process_group_with_its_arguments_is_refused(tmp_path: Path) -> None:
+    source = f"import sys\n{HEAD.replace('dist.init', 'if sys.argv[1:]: dist.init')}"
+    (tmp_path / "train.py").write_text(source.partition("rank, size")[0])
+    with pytest.raises(UsageError, match=r"ended without init_process_group \(train.py:6\)"):
+        examine(tmp_path / "train.py", (), ENOUGH, ENOUGH)
+
+
+def test_the_file_that_has_the_training_is_named(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "loops.py").write_text(ALONE)
+    (tmp_path / "start.py").write_text("from parts import loops\nloops.main()\n")
+    (tmp_path / "train.py").write_text("from start import loops\n")
+    shown = run_cli("doctor", "train.py")
+    assert shown.code == UsageError.exit_code
+    assert (
+        "parts/loops.py, which train.py imports, has the training: python -m playground doctor "
+        "parts/loops.py"
+    ) in shown.err
+    forms = "import torch.distributed as dist\nfrom start import loops\ndist.init_process_group()\n"
+    (tmp_path / "forms.py").write_text(forms)
+    assert find_imported_training(Path("forms.py")) is None
+    assert find_imported_training(Path("parts/loops.py")) is None
+
+
+def test_the_changed_script_is_written_to_a_new_file(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(ALONE)
+    shown = run_cli("doctor", "--write", "new.py", "train.py")
+    assert shown.code == 1
+    assert "new.py was written" in shown.out
+    assert (tmp_path / "new.py").read_text() == plan(ALONE, "train.py").after
+    assert "  python -m playground run -n 2 new.py\n" in shown.err
+    for words, why in (
+        (("--write", "train.py", "train.py"), "--write train.py: there is such a file"),
+        (("--write", "other.py"), "--write other.py: name the script"),
+    ):
+        refused = run_cli("doctor", *words)
+        assert refused.code == UsageError.exit_code
+        assert why in refused.err
+    assert (tmp_path / "train.py").read_text() == ALONE
+
+
+def test_nothing_is_written_where_no_line_changes(
+    run_cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.tools.doctor.script.SIZES", (2,))
+    (tmp_path / "train.py").write_text(HEAD + "dist.barrier()\n")
+    shown = run_cli("doctor", "--seconds", ENOUGH, "--write", "new.py", "train.py")
+    assert shown.code == 0
+    assert "--write new.py: there is nothing to write" in shown.out
+    assert not (tmp_path / "new.py").exists()
+
+
+def test_parts_without_lines_are_left_to_write() -> None:
+    edits = (add_before(1, "", "import os"),)
+    parts = (
+        Part("start", Status.MISSING, "", edits),
+        Part("device", Status.NOT_NEEDED, ""),
+        Part("sampler", Status.UNKNOWN, ""),
+        Part("model", Status.UNKNOWN, ""),
+    )
+    found = tell_what_to_do(Path("train.py"), Plan("import torch\n", parts), None)
+    assert "With these lines and parts 3, 4, yours to write, try\n" in found
+    found = tell_what_to_do(Path("train.py"), Plan("import torch\n", parts[1:3]), None)
+    assert "With part 2, yours to write, try\n" in found
+    assert "--write" not in found
+
+
+def test_lines_are_shown_behind_one_that_is_not_empty() -> None:
+    source = "import torch\n\n\ntorch.ones(1)\n"
+    assert [*show_edits(source, [add_before(4, "", "import os")])] == [
+        "1   import torch",
+        "  + import os",
+    ]
+    assert [*show_edits("\nimport torch\n", [add_before(2, "", "import os")])] == ["  + import os"]
+
+
 UNEQUAL = "for batch in range(rank, 8, size):\n    dist.all_reduce(one)\n"
 BYPASS = """
 torch.manual_seed(0)
@@ -204,6 +368,7 @@ for _ in range(4):
     optimizer.step()
 """
 FAULTY: list[tuple[str, str, str, str]] = [
+    ("averaging", WARNING, MEMBERS, "on 2 ranks: 12 steps of optimizers, 0 models in Distributed"),
     ("training", WARNING, BYPASS, "on 2 ranks: the replicas of a model drift apart: weight of"),
     ("agreement", ERROR, UNEQUAL,
     "on 3 ranks: rank 2 has finished (last call: all_reduce, train.py:9) while"),
@@ -267,7 +432,7 @@ def test_a_script_that_runs_on_is_stopped_with_what_it_has_started(
     shown = run_cli("doctor", "--seconds", ENOUGH, "train.py", outside)
     assert shown.code == Undecided.exit_code
     assert "undecided: stopped after" in shown.err
-    assert "0 steps of optimizers seen; raise --seconds" in shown.err
+    assert "0 steps of optimizers seen; raise --seconds" in " ".join(shown.err.split())
     said = " ".join(shown.out.split())
     assert "nothing found (2 ranks stopped when their time was up, " in said
     assert re.search(r"2 ranks when they were stopped: rank 0 in .* rank 1 in ", said)

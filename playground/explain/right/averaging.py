@@ -25,6 +25,8 @@ from playground.explain.right.replicas import ROUNDING, Replica, Team, find_team
 
 EXCHANGES = {"send", "recv", "isend", "irecv", "all_to_all", "all_to_all_single"}
 """Operations by which ranks exchange activations: then parameters may be shards or stages."""
+SHARING = {"all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather"}
+"""Operations by which ranks share what they measure."""
 
 
 @dataclass(frozen=True)
@@ -468,32 +470,90 @@ def find_equal_gradients(seen: Averaging) -> Finding | None:
 
 
 def find_alone(seen: Averaging) -> Finding | None:
-    """N1-alone: the model is averaged if the data are cut.
+    """N1-alone: the model is averaged if the data are cut, or if the ranks share what they measure.
 
-    A hint: each rank draws one part of as many parts as there are ranks from DistributedSampler;
-    all gradients differ; all parameters were equal and drift; and no call is as large as the
-    largest parameter. Unknown: ranks exchange messages; the samplers have other parts (a model for
-    each part).
+    Probable: data loaders have returned batches on all ranks; between steps the ranks share what
+    they measure, by an operation outside of backward; all gradients differ; all parameters were
+    equal and drift; and no call is as large as the largest parameter. (Folds or an ensemble that
+    all start from one seed do so.) A hint: the parameters differ from the start, or the ranks share
+    nothing, and each draws one part of as many parts as there are ranks from DistributedSampler.
+    Unknown: ranks exchange messages; the samplers have other parts (a model for each part).
     """
     facts = seen.team.facts
-    largest = max(seen.team.first.optimizer.sizes)
     parts = {(each.parts, each.rank) for rank in facts for each in rank.draws}
     is_cut = parts == {(len(facts), rank.rank) for rank in facts}
-    is_averaged = any(each.kind == CALLED and each.size >= largest for each in seen.events)
-    if not is_cut or is_averaged:
+    have_loaders = is_cut or (not parts and all(each.has_loader for each in facts))
+    shares = have_loaders and share_measures(facts)
+    if may_join(seen) or not (have_loaders and (shares or is_cut)):
         return None
-    if not all(is_drifting(each) and seen.are_own(each) for each in seen.replicas):
+    begin_equal = all(map(is_drifting, seen.replicas))
+    are_apart = begin_equal or (shares and all(map(is_apart, seen.replicas)))
+    if not are_apart or not all(map(seen.are_own, seen.replicas)):
         return None
+    reason = (
+        "DistributedSampler gives each rank a part of the data" if is_cut
+        else "the ranks have other batches, and share what they measure"
+    )  # fmt: skip
     return seen.finding(
         "N1-alone",
         seen.replicas,
-        what="each rank trains a model of its own, on its part of the data",
+        what="each rank trains a model of its own"
+        + (", on its part of the data" if is_cut else ""),
         where=facts[0].where(seen.team.first.line),
-        why="DistributedSampler gives each rank a part of the data, and neither gradients nor "
-        "parameters are averaged",
+        why=f"{reason}, and neither gradients nor parameters are averaged",
         fix="wrap the model by DistributedDataParallel, or average the gradients between "
         "backward() and step()",
-        level=HINT,
+        level=PROBABLE if shares and begin_equal else HINT,
+    )
+
+
+def may_join(seen: Averaging) -> bool:
+    """Whether a call is as large as the largest parameter, or is made within backward: it may
+    average, or the ranks compute one model together."""
+    largest = max(seen.team.first.optimizer.sizes)
+    return any(each.kind == CALLED and (each.size >= largest or each.flag) for each in seen.events)
+
+
+def share_measures(facts: Sequence[RankFacts]) -> bool:
+    """Whether each rank has taken part in an operation on numbers of all ranks between steps, those
+    of whatever optimizer: of models that are trained one after the other, the first may have
+    none."""
+    return all(
+        any(
+            each.kind == CALLED and each.subject in SHARING and each.ranks == len(facts)
+            for look in rank.looks
+            for each in look.events
+        )
+        for rank in facts
+    )
+
+
+def train_apart(facts: Sequence[RankFacts]) -> bool:
+    """Whether ranks train by steps of like optimizers, and no call that was seen may have averaged
+    gradients or parameters, or have carried a part of the computation. Unknown, so False, as for
+    all rules of this file; if a model is wrapped, or divided among ranks; and if an optimizer was
+    not seen on all ranks."""
+    teams = find_teams(facts)
+    if not teams or any(rank.models or rank.has_messages for rank in facts):
+        return False
+    known = {(rank, look.optimizer.number) for team in teams for looks in team.looks
+             for rank, look in looks.items()}  # fmt: skip
+    return all(
+        (rank.rank, look.optimizer.number) in known for rank in facts for look in rank.looks
+    ) and all(map(is_alone, teams))
+
+
+def is_alone(team: Team) -> bool:
+    """Whether nothing joins what the ranks of a team train."""
+    seen = Averaging(team, [])
+    return not (
+        len(team.looks) < 2
+        or team.has_threads
+        or seen.exchanges
+        or seen.calls
+        or may_join(seen)
+        or any(team.first.optimizer.shards)
+        or any(look.has_closure for look in team.all_looks)
     )
 
 
@@ -538,7 +598,9 @@ RULES: Sequence[Callable[[Averaging], Finding | None]] = (
 
 
 def find_averaging(facts: Sequence[RankFacts]) -> Iterator[Finding]:
-    """What is wrong where a program averages by hand: of each optimizer the first that is found."""
+    """What is wrong where a program averages by hand: of each optimizer the first that is found;
+    the same of models that are trained one after the other, once."""
+    told = set[tuple[str, str, str]]()
     for team in find_teams(facts):
         if len(team.ranks) < len(facts) or len(team.looks) < 2 or team.has_threads:
             continue
@@ -549,5 +611,7 @@ def find_averaging(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             continue
         in_parts = any(call.ranks < len(team.ranks) for call in seen.calls)
         rules = [find_parts] if in_parts else RULES
-        if found := next((finding for rule in rules if (finding := rule(seen))), None):
+        found = next((finding for rule in rules if (finding := rule(seen))), None)
+        if found and (known := (found.rule, found.where, found.what)) not in told:
+            told.add(known)
             yield found

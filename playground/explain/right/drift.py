@@ -17,7 +17,7 @@ and of `register_comm_hook`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from playground.base.ranks import name_ranks
@@ -31,6 +31,7 @@ from playground.explain.right.facts import (
     Look,
     Model,
     RankFacts,
+    Rates,
 )
 from playground.explain.right.finding import HINT, PROBABLE, SURE, Finding, Level
 from playground.explain.right.log import NO_GRADIENT
@@ -400,14 +401,30 @@ def find_later_backward(drift: Drift) -> Cause | None:
 def find_settings(drift: Drift) -> Cause | None:
     """D9-hyper: hyperparameters are equal on all ranks.
 
-    Certain: gradients are equal, a hyperparameter differs, and the ranks train together. Those that
+    Certain: gradients are equal, a hyperparameter differs at the first difference, or a learning
+    rate did for some steps since the last equal look, and the ranks train together. Those that
     change nothing but the implementation are left out.
     """
     if drift.replica.have_equal_gradients(drift.sight.looks) is not True:
         return None
+    differ = describe_settings(drift) or describe_rates(drift)
+    if not differ:
+        return None
+    return Cause(
+        rule="D9-hyper",
+        why=f"the gradients are equal, and {differ}",
+        fix="step schedulers, and set hyperparameters, on all ranks alike: average over the ranks "
+        "what ReduceLROnPlateau is given",
+        where=drift.where(drift.looks[0].line),
+        level=SURE if drift.train_together else HINT,
+    )
+
+
+def describe_settings(drift: Drift) -> str:
+    """Which hyperparameters differ at the first difference; empty for none."""
     settings = [look.settings for look in drift.looks]
     if all(each == settings[0] for each in settings):
-        return None
+        return ""
     named = {
         setting.partition("=")[0]: None
         for groups in zip(*settings, strict=False)
@@ -420,14 +437,36 @@ def find_settings(drift: Drift) -> Cause | None:
         )
         for rank, look in drift.sight.looks.items()
     ]
-    return Cause(
-        rule="D9-hyper",
-        why="the gradients are equal, and hyperparameters of the optimizer differ "
-        f"({'; '.join(told)})",
-        fix="step schedulers, and set hyperparameters, on all ranks alike",
-        where=drift.where(drift.looks[0].line),
-        level=SURE if drift.train_together else HINT,
-    )
+    return f"hyperparameters of the optimizer differ ({'; '.join(told)})"
+
+
+def describe_rates(drift: Drift) -> str:
+    """In which step between the last equal look and the first difference the learning rates were
+    not equal; empty if that was in none, or earlier."""
+    changes = {
+        rank: {
+            each.step: each for facts in drift.team.facts if facts.rank == rank
+            for each in facts.rates
+            if each.optimizer == look.optimizer.number and each.step <= look.step
+        }
+        for rank, look in drift.sight.looks.items()
+    }  # fmt: skip
+    steps = sorted(set[int]().union(*changes.values()))
+    first = next((step for step in steps if not are_changed_alike(changes, step)), -1)
+    if first < 0 or (drift.previous and drift.previous.step > first):
+        return ""
+    before = next(each[first].before for each in changes.values() if first in each)
+    told = [
+        f"rank {rank}: lr={', '.join(map(str, each[first].now if first in each else before))}"
+        for rank, each in changes.items()
+    ]
+    return f"learning rates of the optimizer differed from step {first} on ({'; '.join(told)})"
+
+
+def are_changed_alike(changes: Mapping[int, Mapping[int, Rates]], step: int) -> bool:
+    """Whether the learning rates of all ranks have become the same in this step."""
+    found = [each.get(step) for each in changes.values()]
+    return all(each is not None and found[0] and each.now == found[0].now for each in found)
 
 
 def find_state(drift: Drift) -> Cause | None:

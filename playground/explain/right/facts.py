@@ -269,6 +269,19 @@ class Overwritten:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """A change of an optimizer's learning rates. Of changes in successive steps, the first."""
+
+    optimizer: int
+    """Its number."""
+    step: int
+    """The number of the first step with the new ones."""
+    before: list[float]
+    """One for each group of parameters."""
+    now: list[float]
+
+
+@dataclass(frozen=True)
 class FileUse:
     """A file that `torch.save` has written, or `torch.load` has read."""
 
@@ -310,6 +323,7 @@ class RankFacts:
     samples: list[Samples] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
     overwritten: list[Overwritten] = field(default_factory=list)
+    rates: list[Rates] = field(default_factory=list)
     unowned: list[str] = field(default_factory=list)
     """Parameters of wrapped models that had a gradient and no optimizer when the program had
     ended."""
@@ -334,7 +348,7 @@ class RankFacts:
         seen = (
             self.models, self.late, self.looks, self.final, self.steps, self.draws, self.batches,
             self.misuses, self.shares, self.files, self.samples, self.layouts, self.overwritten,
-            self.unowned,
+            self.rates, self.unowned,
         )  # fmt: skip
         return any(seen) or self.has_restored or self.has_loader
 

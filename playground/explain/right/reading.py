@@ -24,6 +24,7 @@ from playground.explain.right.facts import (
     Optimizer,
     Overwritten,
     RankFacts,
+    Rates,
     Samples,
     Shares,
 )
@@ -42,6 +43,7 @@ from playground.explain.right.log import (
     MODEL,
     OPTIMIZER,
     OVERWRITTEN,
+    RATES,
     RESTORED,
     RUNNING,
     SAMPLES,
@@ -63,6 +65,7 @@ PLAIN: Mapping[str, tuple[str, Callable[..., object]]] = {
     MISUSE: ("misuses", Misuse),
     LAYOUT: ("layouts", Layout),
     OVERWRITTEN: ("overwritten", Overwritten),
+    RATES: ("rates", Rates),
     UNOWNED: ("unowned", expect_text),
 }
 """By the subject of a line: where its fields go as they are, and what they make."""

@@ -112,6 +112,12 @@ class Stepping:
     norms: list[tuple[int, ReferenceType[Any]]] = field(default_factory=list)
     """Its BatchNorm layers whose statistics nobody broadcasts, each behind the number of its weight
     among the parameters."""
+    rates: list[float] = field(default_factory=list)
+    """The learning rates of its last step, if they are plain numbers."""
+    changed: int = -1
+    """The number of the last step that had others than the one before."""
+    changes: int = 0
+    """How many changes were told."""
     pending: Pending | None = None
     depth: int = 0
     """How many backward passes its step is in."""

@@ -52,6 +52,7 @@ from playground.explain.right.log import (
     FINAL,
     LOOK,
     OVERWRITTEN,
+    RATES,
     RESTORED,
     UNOWNED,
 )
@@ -71,6 +72,8 @@ from playground.tap import Call, Observer, observing, ranks_of
 
 INTERNAL = {"foreach", "fused", "initial_lr", "params", "differentiable", "capturable"}
 """Settings of an optimizer that change nothing, or its result by rounding alone."""
+MOST_CHANGES = 64
+"""How many changes of an optimizer's learning rates are told."""
 fields_of = attrgetter(*EVENT_FIELDS)
 GRADIENTS_AT, PARAMETERS_AT = map(EVENT_FIELDS.index, ("gradients", "parameters"))
 
@@ -273,9 +276,21 @@ class TrainingWatcher(Watcher):
         self.notes.log.add_step(known.number, clock)
         self.stack.append(optimizer)
         known.pending = None
+        rates = [each["lr"] for each in optimizer.param_groups if type(each.get("lr")) is float]
+        if rates != known.rates:
+            self.tell_rates(known, rates)
         params = parameters_of(optimizer)
         if known.is_next_looked_at or self.was_written(known, params):
             known.pending = self.read_look(optimizer, known, params)
+
+    def tell_rates(self, known: Stepping, rates: list[float]) -> None:
+        """Tell of other learning rates than those of the last step, unless that had others, too, as
+        under a scheduler of steps."""
+        if known.count and known.changed != known.count - 1 and known.changes < MOST_CHANGES:
+            known.changes += 1
+            self.notes.log.tell(RATES, known.number, known.count, known.rates, rates)
+        known.changed = known.count
+        known.rates = rates
 
     def read_look(self, optimizer: Any, known: Stepping, params: Sequence[Any]) -> Pending:
         """What a look at a step reads before it."""

@@ -27,6 +27,8 @@ class LookedAt:
     """Iterations over a `DistributedSampler`."""
     files: int
     """Files that `torch.save` has written or `torch.load` has read."""
+    trains_apart: bool = False
+    """Whether ranks train, and nothing has averaged gradients or parameters."""
     unknown: Sequence[str]
     """What was not looked at."""
 
@@ -36,6 +38,8 @@ def describe_looks(
 ) -> LookedAt:
     """What `size` ranks have shown. `stopped_after`: the seconds after which they were stopped; 0
     if they have ended by themselves."""
+    from playground.explain.right.averaging import train_apart  # as a script that runs needs it
+
     steps = sum(len(each.looks) for each in facts)
     models = max((len(each.models) for each in facts), default=0)
     unknown = [
@@ -47,6 +51,7 @@ def describe_looks(
         size=size, calls=calls, steps=steps, models=models,
         passes=sum(len(each.draws) for each in facts),
         files=sum(len(each.files) for each in facts),
+        trains_apart=train_apart(facts),
         unknown=unknown,
     )  # fmt: skip
 

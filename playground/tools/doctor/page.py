@@ -3,7 +3,9 @@ import torch."""
 
 from __future__ import annotations
 
+import os
 import platform
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +30,12 @@ from playground.tools.doctor.checks import (
 from playground.tools.doctor.data_parallel.edits import show_edits
 from playground.tools.doctor.data_parallel.parts import Plan
 from playground.tools.doctor.data_parallel.plan import overrule, plan_of_half, plan_of_text
+from playground.tools.doctor.imported import find_imported_training
 from playground.ui.misplaced import tell_misplaced
 from playground.ui.options import pack_options
 from playground.ui.run_options import RunOptions
 from playground.ui.session import Session, session_command
+from playground.ui.terminal import width
 from playground.ui.text import Prose, bad, good, prose
 from playground.ui.units import plural
 from playground.world.rendezvous.rendezvous import is_loopback
@@ -65,6 +69,10 @@ class DoctorSettings:
         None, "Run the checks of one tier only.", choices=TIERS, metavar="TIER"
     )
     timeout: float = like(RunOptions, "timeout", help="Seconds to wait for torch, and for hosts.")
+    write: str | None = flag(
+        None, "Write the script with the lines of data parallelism that it lacks to a new file.",
+        metavar="FILE",
+    )  # fmt: skip
 
     @property
     def hosts(self) -> list[str]:
@@ -128,6 +136,8 @@ def examine(
             facts["plan"] = half
             session.say("")
             say_plan(session, half, f"Data parallelism, by the text of {words[0]}:")
+        if settings.write:
+            write_changed(session, Path(settings.write), facts.get("plan"))
     if "hosts" in tiers:
         with hosts.listen(settings.hosts, settings.port) as listener:
             session.bar.show("waiting for the other hosts")
@@ -148,15 +158,56 @@ def say_plan(session: Session, found: Plan, title: str) -> None:
         session.say(*(prose(f"    note: {note}") for note in part.notes))
 
 
-def examine_text(session: Session, path: Path, found: Plan) -> NoReturn:
-    """Say what a training lacks whose processes do not meet. Raises `PlaygroundError`."""
+def examine_text(session: Session, path: Path, found: Plan, target: Path | None) -> NoReturn:
+    """Say what a training lacks whose processes do not meet, and write it with the lines of the
+    plan to `target`, if there is one. Raises `PlaygroundError`."""
     title = f"{path.name} trains in each process apart. By its text, it needs, in this order:"
     say_plan(session, found, title)
+    if target:
+        write_changed(session, target, found)
     session.print_document({}, faults=[], plan=found, after=found.after)
-    raise PlaygroundError(
-        f"{path} is not data parallel: {', '.join(found.lacks)}. With these lines, try python -m "
-        f"playground run -n 2 {path}, and python -m playground doctor {path} again"
-    )
+    raise PlaygroundError(tell_what_to_do(path, found, target if found.edits else None))
+
+
+def write_changed(session: Session, target: Path, found: object) -> None:
+    """Write the script with the lines of the plan to a new file, or say that there are none. Raises
+    `FileExistsError`."""
+    if not (isinstance(found, Plan) and found.edits):
+        session.say("", prose(f"--write {target}: there is nothing to write, as no line changes."))
+        return
+    with target.open("x", encoding="utf-8") as file:
+        file.write(found.after)
+    session.say("", prose(f"{target} was written: the script with these lines."))
+
+
+def tell_what_to_do(path: Path, found: Plan, written: Path | None) -> str:
+    """What a script lacks, and what to do: the commands are on lines of their own."""
+    own = [
+        str(number)
+        for number, part in enumerate(found.parts, 1)
+        if part.name in found.lacks and not part.edits
+    ]
+    given = ["these lines"] if found.edits else []
+    if own:
+        given.append(f"{'parts' if len(own) > 1 else 'part'} {', '.join(own)}, yours to write,")
+    file = written or path
+    lines = [
+        fill(f"{path} is not data parallel: {', '.join(found.lacks)}."),
+        f"With {' and '.join(given)} try",
+        f"  python -m playground run -n 2 {file}",
+        f"  python -m playground doctor {file}",
+    ]
+    if found.edits and not written:
+        lines.append(f"To write these lines: python -m playground doctor --write FILE {path}")
+    return "\n".join(lines)
+
+
+def fill(text: str) -> str:
+    """A last line that is as wide as the terminal at most, behind the name that stands before
+    it."""
+    name = "playground: "
+    found = textwrap.fill(name + text, width(), break_long_words=False, break_on_hyphens=False)
+    return found.removeprefix(name)
 
 
 @session_command(
@@ -174,8 +225,8 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
     then on 3, unseen, in a copy of the working folder. Of a training in one process it says what
     data parallelism needs, line by line: that is read, and not run.
 
-    Of each fault: what was seen, the rule, and the fix. Exit code 1 if one is an error; 3 if
-    there is none, and a run of the script was stopped after --seconds.
+    Of each fault: what was seen, the rule, and the fix. Exit code 1 if one is an error, or if the
+    script is not data parallel; 3 if neither is so, and a run of it was stopped after --seconds.
 
     \b
         python -m playground doctor
@@ -190,6 +241,10 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
         )
     if words and settings.hosts:
         raise UsageError(f"doctor {words[0]} starts ranks of its own, here: run it without --hosts")
+    if settings.write and not words:
+        raise UsageError(f"--write {settings.write}: name the script that is to be changed")
+    if settings.write and os.path.lexists(settings.write):
+        raise UsageError(f"--write {settings.write}: there is such a file: name a new one")
     tiers = ["script"] if words else ["machine", "torch", *(["hosts"] if settings.hosts else [])]
     if settings.check and settings.check not in tiers:
         raise UsageError(
@@ -201,18 +256,38 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
     if words and Path(words[0]).is_file():
         tell_misplaced(words[0], words[1:], Path(words[0]).read_text("utf-8", "replace"))
     if words and (found := plan_of_text(Path(words[0]))):
-        examine_text(session, Path(words[0]), found)
+        examine_text(
+            session, Path(words[0]), found, Path(settings.write) if settings.write else None
+        )
+    if words and (inner := find_imported_training(Path(words[0]))):
+        raise UsageError(
+            f"{inner}, which {words[0]} imports, has the training: python -m playground doctor "
+            f"{inner}"
+        )
     tiers = [settings.check] if settings.check else tiers
     faults, facts = examine(session, settings, tiers, words)
     session.print_document({}, faults=faults, **facts)
     if checks := dict.fromkeys(each.check for each in faults if each.severity == ERROR):
         raise PlaygroundError(f"not fit for distributed training: {', '.join(checks)}")
     ran, told = facts.get("script"), tell_found(faults, facts)
+    if isinstance(ran, script.ScriptFacts) and ran.awaited:
+        raise Undecided(
+            fill(
+                f"{told}undecided: within {ran.seconds:g} s the ranks had not come to "
+                f"init_process_group ({ran.awaited}); raise --seconds, before the name of the "
+                "script"
+            )
+        )
+    if isinstance(ran, script.ScriptFacts) and ran.trains_apart:
+        why = "nothing averages gradients or parameters"
+        raise PlaygroundError(fill(f"{told}{words[0]} is not data parallel: {why}"))
     if isinstance(ran, script.ScriptFacts) and ran.is_undecided:
         steps = plural(sum(run.looked_at.steps for run in ran.runs), "step")
         raise Undecided(
-            f"{told}undecided: stopped after {ran.seconds:g} s, {steps} of "
-            "optimizers seen; raise --seconds, before the name of the script"
+            fill(
+                f"{told}undecided: stopped after {ran.seconds:g} s, {steps} of optimizers seen; "
+                "raise --seconds, before the name of the script"
+            )
         )
     none = good("None of the faults that these checks look for was found.")
     verdict = f"{told}no error." if told else none

@@ -26,7 +26,7 @@ from playground.explain.hang import (
 from playground.explain.hang.box import SWITCH
 from playground.tools.doctor.checks import Check, Fault, error, note, run_checks, warning
 from playground.tools.doctor.data_parallel.parts import Status
-from playground.tools.doctor.data_parallel.plan import is_of_one_process
+from playground.tools.doctor.data_parallel.plan import is_of_one_process, read_script
 from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.start import (
     ONE_GPU,
@@ -38,10 +38,13 @@ from playground.tools.doctor.data_parallel.text import TrainingText
 from playground.tools.doctor.looked_at import say_looks
 from playground.tools.doctor.script_run import RunOutcome, RunSettings, copy_files, run_script
 from playground.tools.doctor.set_order import find_set_order
+from playground.ui.units import plural
 from playground.world.backends import BACKENDS, LEAVE_OUT
 from playground.world.backends.nccl import SIMULATE, TAKE_OWN_GPU
 from playground.world.program import parse_program
 
+TOLD_APART = {"N1-alone", "M7-loss"}
+"""Rules of what is silently wrong that tell of ranks which train apart."""
 SIZES = (2, 3)
 """Numbers of ranks on which it runs: three are the fewest of an odd number."""
 
@@ -64,6 +67,24 @@ class ScriptFacts:
     def is_undecided(self) -> bool:
         """Whether a run was stopped, so that what comes later is not known."""
         return any(run.stands and not run.had_finished for run in self.runs)
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether each rank has trained a model of its own in a run."""
+        return any(run.looked_at.trains_apart for run in self.runs)
+
+    @property
+    def awaited(self) -> str:
+        """The line of the `init_process_group` to which no rank has come that was stopped; empty if
+        that is not known."""
+        return find_formation(self.path) if self.is_undecided and not self.operations else ""
+
+
+def find_formation(path: Path) -> str:
+    """The line that forms the process group; empty if none is seen."""
+    text = read_script(path)
+    calls = text.find_calls("init_process_group") if text else []
+    return f"{path.name}:{calls[0].lineno}" if calls else ""
 
 
 def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) -> ScriptFacts:
@@ -97,7 +118,12 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     script = ScriptFacts(
         path=path, folder=str(folder), runs=runs, operations=operations, seconds=seconds
     )
-    if not runs[-1].has_failed and not operations:
+    if not (runs[-1].has_failed or operations or script.awaited):
+        if formed := find_formation(path):
+            raise UsageError(
+                f"{path} ended without init_process_group ({formed}): give it the arguments with "
+                "which it trains on several ranks"
+            )
         raise UsageError(
             f"{path} called no operation of torch.distributed within {seconds:g} s: name a script "
             "for torchrun, whose ranks are started for it, or raise --seconds"
@@ -176,6 +202,23 @@ def check_training(script: ScriptFacts) -> Iterator[Fault]:
                 yield report_as(saw, f"{each.rule}: {each.why}", each.fix)
 
 
+def check_averaging(script: ScriptFacts) -> Iterator[Fault]:
+    """Ranks that train models apart, where no rule has told that more exactly."""
+    for run in script.runs:
+        if any(each.rule in TOLD_APART for each in run.mistakes):
+            return
+        if run.looked_at.trains_apart:
+            steps = plural(run.looked_at.steps, "step")
+            yield warning(
+                f"on {run.size} ranks: {steps} of optimizers, 0 models in DistributedDataParallel, "
+                "and no call takes gradients or parameters: each rank trains a model of its own",
+                "ranks that train one model average its gradients",
+                "wrap the model by DistributedDataParallel, or average the gradients between "
+                "backward() and step()",
+            )
+            return
+
+
 def check_any_source(script: ScriptFacts) -> Iterator[Fault]:
     rule = "nccl receives from a given rank only"
     received = (one for one in script.operations if one.kind == RECEIVE and one.peer is None)
@@ -227,7 +270,9 @@ def check_set_order(script: ScriptFacts) -> Iterator[Fault]:
 
 TEXT_CHECKS = (check_device, check_own_gpu, check_set_order)
 """Those that need no run."""
-CHECKS = (check_agreement, check_failure, check_training, check_any_source, *TEXT_CHECKS)
+CHECKS = (
+    check_agreement, check_failure, check_training, check_averaging, check_any_source, *TEXT_CHECKS,
+)  # fmt: skip
 
 
 def check_text(path: Path, checks: Sequence[Check] = TEXT_CHECKS) -> list[Fault]:

@@ -44,6 +44,8 @@ class TorchFacts:
     """The stage at which the process ended or its time was up; empty if it came to its end."""
     problem: str = ""
     """How it ended."""
+    late: float = 0.0
+    """The time that it had, in seconds, if that was up; else 0."""
     import_seconds: float = 0.0
     cuda: str = ""
     """Version of CUDA that torch was built for; empty for none."""
@@ -79,11 +81,14 @@ def examine(timeout: float) -> TorchFacts:
         )
         code, out, err = done.returncode, done.stdout, done.stderr.decode(errors="replace")
     except subprocess.TimeoutExpired as late:
-        code, out, err = 0, late.stdout or b"", f"no end within {timeout:g} s"
+        code, out, err = 0, late.stdout or b"", ""
+        facts["late"] = timeout
     for line in out.splitlines():
         with contextlib.suppress(ValueError):  # what somebody else has printed
             facts.update(json.loads(line))
-    if facts["stage"]:
+    if facts["stage"] and "late" in facts:
+        facts["problem"] = f"no end within {timeout:g} s"
+    elif facts["stage"]:
         ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         facts["problem"] = [ended, *err.strip().splitlines()][-1]
     facts["gpus"] = count_gpus()
@@ -154,6 +159,13 @@ def check_torch_import(torch: TorchFacts) -> Iterator[Fault]:
     if not torch.version:
         yield error(
             "torch is not installed", "every rank imports torch", "pip install torch torchvision"
+        )
+    elif torch.late:
+        check = "python -m playground doctor --check torch"
+        yield warning(
+            f"{torch.stage} has not finished within {torch.late:g} s",
+            "torch is imported, and ranks of this machine add up a tensor, within --timeout",
+            f"on a busy machine, raise --timeout: {check} --timeout {5 * torch.late:g}",
         )
     elif torch.problem:
         rule = (

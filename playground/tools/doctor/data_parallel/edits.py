@@ -64,14 +64,18 @@ def apply_edits(source: str, edits: Iterable[Edit]) -> str:
 
 
 def show_edits(source: str, edits: Iterable[Edit]) -> Iterator[str]:
-    """The lines that change, with the numbers that they have before."""
+    """The lines that change, with the numbers that they have before; where lines are only added,
+    behind the last one before them that is not empty."""
     before, after = source.splitlines(), apply_edits(source, edits).splitlines()
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     width = len(str(len(before)))
     for kind, first, last, start, end in matcher.get_opcodes():
         if kind == "equal":
             continue
-        if first == last and first:  # the line that it is added behind
-            yield f"{first:{width}}   {before[first - 1]}".rstrip()
+        if first == last:
+            kept = (number for number in range(first, 0, -1) if before[number - 1].strip())
+            yield from (
+                f"{number:{width}}   {before[number - 1]}".rstrip() for number in [*kept][:1]
+            )
         yield from (f"{line + 1:{width}} - {before[line]}".rstrip() for line in range(first, last))
         yield from (f"{'':{width}} + {line}".rstrip() for line in after[start:end])
