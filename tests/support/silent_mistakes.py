@@ -37,6 +37,8 @@ from torch.utils.data import (
 from playground.explain.right.finding import HINT, PROBABLE, SURE, Level
 
 WIDTH, STEPS = 6, 5
+MANY_STEPS = 45
+"""So many that not all are looked at, the last one included."""
 
 
 def new_net() -> nn.Sequential:
@@ -504,7 +506,7 @@ def optimizer_of_a_copy() -> None:
     net = new_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = DistributedDataParallel(copy.deepcopy(net))
-    for _ in range(STEPS):
+    for _ in range(MANY_STEPS):
         loss_of(model).backward()
         optimizer.step()  # told
 
