@@ -19,8 +19,8 @@ def find_untrained(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     the first step at which one has is looked at, whatever its number. (Their loss may come later
     than the last step.) A hint: the program has not ended. Unknown: they have gradients on another
     rank; a step calls a closure; the optimizer is not torch's (it may find gradients elsewhere);
-    events are not known whole. Source: the documentation of `torch.optim.Optimizer`, which steps with the
-    gradients of the parameters that it was given.
+    events are not known whole. Source: the documentation of `torch.optim.Optimizer`, which steps
+    with the gradients of the parameters that it was given.
     """
     found: dict[tuple[str, str], list[tuple[RankFacts, Look]]] = {}
     trained = {
