@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_notice_waits_for_all_ranks_a_second_at_most(clock: Clock) -> None:
+def test_a_notice_waits_for_all_ranks_for_a_while(clock: Clock) -> None:
     world = Notices(3)
     for rank in (1, 0):
         world.add(rank, "a")

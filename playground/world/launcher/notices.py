@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from playground.base.ranks import name_ranks
 from playground.world.launcher.output import Output
 
-HOLD = 1.0
+HOLD = 5.0
 """Seconds for which a notice waits for that of other ranks."""
 WIDTH = 80
 NOTICE = re.compile(
