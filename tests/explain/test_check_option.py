@@ -17,8 +17,10 @@ from test_readme import fenced_blocks
 
 from playground.explain.right import early, run
 from playground.explain.right.early import RECENT, EarlyTeller
+from playground.explain.right.facts import RankFacts
 from playground.explain.right.finding import HINT, SURE, Finding
 from playground.explain.right.gathering import receive_logs
+from playground.explain.right.log import ENDED
 from playground.explain.right.observer import checked
 from playground.explain.right.reading import read_ranks
 from playground.explain.right.report import HIDING
@@ -123,6 +125,26 @@ def test_only_what_was_told_long_ago_is_told_again() -> None:
     teller.told["a", (0,)] = time.monotonic()
     teller.told["b", (0,)] = time.monotonic() - RECENT
     assert [*map(teller.is_recent, (now, long_ago, never))] == [True, False, False]
+
+
+@pytest.mark.parametrize("mode", ["certain", "strict", "hints"])
+def test_what_was_told_long_ago_is_told_again_in_a_sentence(
+    mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = (
+        Finding(rule, SURE, f"the {rule} drift", (0, 1), 3, "train.py:8", "why", "cure")
+        for rule in ("D-old", "new")
+    )
+    monkeypatch.setattr(run, "find_mistakes", lambda facts: [old, new])
+    teller = EarlyTeller(Path(), 2)
+    teller.told["D-old", (0, 1)] = time.monotonic() - RECENT
+    assert run.show([RankFacts(rank, ENDED) for rank in (0, 1)], mode, teller)
+    first, second, *_ = capsys.readouterr().err.split("\n\n")
+    assert " ".join(first.split()) == (
+        "playground: wrong [D-old]: the D-old drift (ranks 0-1, since step 3). See above."
+    )
+    assert second.splitlines()[1:] == ["Why: why (train.py:8).", "To fix it: cure."]
+    assert HIDING not in second
 
 
 @pytest.mark.parametrize("mode", ["certain", "strict"])

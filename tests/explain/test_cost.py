@@ -18,6 +18,7 @@ import torch.distributed as dist
 from costed_programs import BATCH, MICROBATCHES, STEPS, WEIGHTS, WIDTH, new_model
 from ranks import needs_native_calls
 from torch.distributed import ProcessGroup, Work
+from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import Task
@@ -216,6 +217,51 @@ def test_a_rank_that_was_ended_while_it_waits_has_waited(world: Worlds, tmp_path
     assert (place.operation, place.file.rpartition("/")[2]) == ("recv", "test_cost.py")
     assert amounts.waited == pytest.approx(5)
     assert rank.seconds >= 5
+
+
+@pytest.mark.parametrize(
+    ("waits", "counted"),
+    [
+        ([(0, 4), (1, 5)], [4, 1]),
+        ([(1, 2), (3, 4), (0, 5)], [1, 1, 3]),
+        ([(0, 4), (1, 2), (0, 4)], [4, 0, 0]),
+        ([(3, 4), (0, 1), (5, 5), (6, 5)], [1, 1, 0, 0]),
+    ],
+)
+def test_waits_that_overlap_count_once(
+    waits: list[tuple[float, float]], counted: list[float], tmp_path: Path
+) -> None:
+    from playground.explain.cost.log import file_name
+    from playground.explain.cost.meter import CostLog, Issued, Meter
+
+    meter = Meter(CostLog(tmp_path / file_name(0)))
+    rows = [meter.find_row(f"broadcast {number}") for number in range(len(waits))]
+    for row, (start, end) in zip(rows, waits, strict=True):
+        meter.add_wait(Issued(row, float(start)), float(end))
+    [rank] = read_ranks(tmp_path, 1, time.monotonic())
+    assert [amounts.waited for amounts in rank.rows.values()] == counted
+
+
+def wait_for_buffers(rank: int, size: int, folder: Path) -> None:
+    """A forward pass broadcasts the statistics of BatchNorm, and their count: two calls."""
+    model = DistributedDataParallel(torch.nn.BatchNorm1d(4))
+
+    def program() -> None:
+        for _ in range(3):
+            if rank == 0:
+                time.sleep(0.2)
+            model(torch.ones(3, 4))
+
+    metered_in(folder, program)
+
+
+@needs_native_calls
+def test_a_rank_waits_at_most_as_long_as_it_runs(world: Worlds, tmp_path: Path) -> None:
+    world(2).run(wait_for_buffers, tmp_path)
+    profile = profile_of(tmp_path, 2)
+    [row] = profile.rows
+    assert row.total.calls == 2 * 3 * 2
+    assert 0.3 <= profile.ranks[1].total.waited <= profile.ranks[1].seconds
 
 
 def profile(*waited: float) -> Profile:

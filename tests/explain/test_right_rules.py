@@ -50,7 +50,7 @@ from playground.explain.right.log import (
     is_looked_at,
 )
 from playground.explain.right.reading import read_ranks
-from playground.explain.right.report import tell, tell_all
+from playground.explain.right.report import NEVER_SEEN, tell, tell_all
 from playground.explain.right.rules import find_mistakes
 from playground.explain.right.watcher import RankLog
 
@@ -609,10 +609,16 @@ def test_a_run_without_findings_says_what_it_has_seen() -> None:
     assert first.endswith("8 of 18 steps of optimizers were compared")
     assert seen.startswith("looked at: 8 of 18 steps of optimizers, ")
     facts[1] = RankFacts(1, RUNNING, "it has not begun")
-    assert tell_all([], facts).splitlines()[-1] == "not looked at: rank 1: it has not begun"
+    assert f"not looked at: rank 1: it has not begun; {NEVER_SEEN}" in say_nothing_of(facts)
     facts[1] = RankFacts(1, RUNNING, is_full=True)
-    said = tell_all([], facts).splitlines()[-1]
-    assert said == "not looked at: rank 1: its log is full, and has the first steps"
+    said = f"not looked at: rank 1: its log is full, and has the first steps; {NEVER_SEEN}"
+    assert said in say_nothing_of(facts)
+    assert f" files not looked at: {NEVER_SEEN}" in say_nothing_of([facts[0]])
+
+
+def say_nothing_of(facts: Sequence[RankFacts]) -> str:
+    """What is told if nothing is wrong, in one line."""
+    return " ".join(tell_all([], facts).split())
 
 
 def test_a_log_is_read_while_its_rank_goes_on(

@@ -8,7 +8,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from silent_mistakes import STEPS, WIDTH, Wrong, average, begin, kept, loss_of, new_net
+from silent_mistakes import (
+    MANY_STEPS,
+    STEPS,
+    WIDTH,
+    Wrong,
+    average,
+    begin,
+    kept,
+    loss_of,
+    new_net,
+)
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -45,11 +55,10 @@ def head_without_optimizer() -> None:
     model = DistributedDataParallel(new_net())
     optimizer = torch.optim.SGD(model.module[0].parameters(), lr=0.1)
     torch.manual_seed(dist.get_rank() + 1)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
+    for _ in range(MANY_STEPS):
+        model.zero_grad()
         loss_of(model).backward()
         optimizer.step()  # told
-    kept[:] = [model]
 
 
 def more_parts_than_ranks() -> None:
@@ -207,6 +216,36 @@ def all_parts_one_after_the_other() -> None:
             optimizer.step()
 
 
+def optimizer_that_trains_late() -> None:
+    """The loss of the head begins, and ends, at steps that are not looked at for their number."""
+    body, head = new_net(), nn.Linear(WIDTH, 1)
+    model = DistributedDataParallel(nn.ModuleDict({"body": body, "head": head}))
+    optimizers = [begin_by_hand(each) for each in (body, head)]
+    for number in range(26):
+        model.zero_grad()
+        loss_of(body).backward()
+        if 20 <= number < 24:
+            loss_of(head).backward()
+        average(gradients_of(model))
+        for each in optimizers:
+            each.step()
+
+
+def head_updated_by_hand() -> None:
+    model = DistributedDataParallel(new_net())
+    head = model.module[2]
+    optimizer = torch.optim.SGD(model.module[0].parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank() + 1)
+    for _ in range(MANY_STEPS):
+        model.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for param in head.parameters():
+                param -= 0.1 * param.grad
+    kept[:] = [model]
+
+
 def one_layout_on_all_ranks() -> None:
     image = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     table = torch.arange(6.0).reshape(2, 3).t()
@@ -259,7 +298,7 @@ def calls_of_branches() -> None:
 
 RIGHT: tuple[Any, ...] = (
     noise_shared_by_all_ranks, loss_shown, two_optimizers_of_one_model, optimizer_that_is_gone,
-    all_parts_one_after_the_other,
+    all_parts_one_after_the_other, optimizer_that_trains_late, head_updated_by_hand,
     one_layout_on_all_ranks, flat_view_of_another_layout, broadcast_from_the_rank_that_has_loaded,
     loaded_on_all_and_broadcast, calls_of_branches,
 )  # fmt: skip

@@ -40,6 +40,8 @@ from playground.explain.right.finding import HINT, PROBABLE, SURE, Level
 from playground.explain.right.log import FIRST_STEPS
 
 WIDTH, STEPS = 6, 5
+MANY_STEPS = 45
+"""So many that not all are looked at, the last one included."""
 
 
 def new_net() -> nn.Sequential:
@@ -576,7 +578,7 @@ def optimizer_of_a_copy() -> None:
     net = new_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = DistributedDataParallel(copy.deepcopy(net))
-    for _ in range(STEPS):
+    for _ in range(MANY_STEPS):
         loss_of(model).backward()
         optimizer.step()  # told
 

@@ -10,6 +10,7 @@ Begin with `meter`, which measures; `profile` adds up what the ranks have measur
 run      a run that is measured: `--profile`, `--link`
 meter    in a rank: measures calls and waits
 clock    the moments of the host and of a GPU
+overlap  waits that overlap, counted once
 log      the log of a rank
 profile  the amounts of all ranks, by line
 report   a profile as text and as JSON

@@ -34,6 +34,7 @@ from playground.explain.cost.log import (
     WIDTH,
     file_name,
 )
+from playground.explain.cost.overlap import Covered
 from playground.explain.hang.sources import Line
 from playground.explain.lines import Lines
 from playground.tap import Call, Observer, observing
@@ -108,6 +109,9 @@ class Meter(Observer):
         self.thread = ThreadState()
         self.calls: dict[int, Issued] = {}
         """By number."""
+        self.covered = {on_gpu: Covered() for on_gpu in (False, True)}
+        """The waits that are counted, by the host's clock and by the GPU's."""
+        self.one_at_a_time = threading.Lock()
         self.backwards: list[list[Call]] = []
         """The asynchronous calls in each backward pass under way."""
         log.set(BEGAN, time.monotonic())
@@ -171,7 +175,14 @@ class Meter(Observer):
     def add_wait(self, issued: Issued, end: Moment) -> None:
         """Add what a call that blocks has waited."""
         end = max(self.clock.seconds(end), issued.carried)
-        self.log.add(issued.row, WAITED, max(0.0, end - self.clock.seconds(issued.start)))
+        self.add_waited(issued.row, self.clock.seconds(issued.start), end, issued.on_gpu)
+
+    def add_waited(self, row: int, start: float, end: float, on_gpu: bool) -> None:
+        """Add what of this time is not counted yet: torch waits for several calls at once, as for
+        the broadcasts of buffers of different types."""
+        with self.one_at_a_time:
+            seconds = self.covered[on_gpu].add(start, end)
+        self.log.add(row, WAITED, seconds)
 
     def done(self, calls: Sequence[Call]) -> None:
         for call in calls:
@@ -196,13 +207,16 @@ class Meter(Observer):
         if not ended or start is None:
             return
         end, row = self.clock.now(ended[0].on_gpu), self.find_row(f"{calls[0].name}.wait")
-        self.clock.settle(end, lambda: self.add_async(ended, row, start, end))
+        on_gpu = ended[0].on_gpu
+        self.clock.settle(end, lambda: self.add_async(ended, row, start, end, on_gpu=on_gpu))
         self.stand_still(0, 0.0)
 
-    def add_async(self, ended: Sequence[Issued], row: int, start: Moment, end: Moment) -> None:
+    def add_async(
+        self, ended: Sequence[Issued], row: int, start: Moment, end: Moment, *, on_gpu: bool = False
+    ) -> None:
         """Add what the program has waited for calls, from `start` to `end`."""
         began = self.clock.seconds(start)
-        self.log.add(row, WAITED, max(0.0, self.clock.seconds(end) - began))
+        self.add_waited(row, began, self.clock.seconds(end), on_gpu)
         for issued in ended:
             self.add_hidden(issued, began)
 
@@ -244,7 +258,8 @@ class Meter(Observer):
         ]
         # a thread of the backend's may be late to tell the last
         over = max(ends) if len(ends) == len(calls) else self.clock.seconds(end)
-        self.log.add(calls[-1].row, WAITED, max(0.0, min(over, self.clock.seconds(end)) - began))
+        until = min(over, self.clock.seconds(end))
+        self.add_waited(calls[-1].row, began, until, calls[-1].on_gpu)
         for issued in calls:
             self.add_hidden(issued, began)
 

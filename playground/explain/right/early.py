@@ -88,6 +88,10 @@ class EarlyTeller:
             self.told |= {(found.rule, found.ranks): time.monotonic() for found in new}
             click.echo(tell_all(new), err=True)
 
+    def is_told(self, found: Finding) -> bool:
+        """Whether this was told, a moment ago or before."""
+        return (found.rule, found.ranks) in self.told
+
     def is_recent(self, found: Finding) -> bool:
         """Whether this was told a moment ago."""
         told = self.told.get((found.rule, found.ranks))

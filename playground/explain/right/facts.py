@@ -325,8 +325,8 @@ class RankFacts:
     overwritten: list[Overwritten] = field(default_factory=list)
     rates: list[Rates] = field(default_factory=list)
     unowned: list[str] = field(default_factory=list)
-    """Parameters of wrapped models that had a gradient and no optimizer when the program had
-    ended."""
+    """Parameters of wrapped models that had a gradient and no optimizer, at three looks at least,
+    and that were the same at all of them. Written when the program has ended."""
     has_restored: bool = False
     """Whether `load_state_dict` of a module was called."""
     has_loader: bool = False

@@ -16,11 +16,11 @@ def find_untrained(facts: Sequence[RankFacts]) -> Iterator[Finding]:
 
     Probable: in all steps that were looked at, and in three at least, no parameter of an optimizer
     of torch's has a gradient, although one requires it and backward passes came before each step;
-    and when the program has ended, they are what they were at the last of these. (Their loss may
-    come later.) A hint: it has not ended. Unknown: they have gradients on another rank; a step
-    calls a closure; the optimizer is not torch's (it may find gradients elsewhere); events are not
-    known whole. Source: the documentation of `torch.optim.Optimizer`, which steps with the
-    gradients of the parameters that it was given.
+    the first step at which one has is looked at, whatever its number. (Their loss may come later
+    than the last step.) A hint: the program has not ended. Unknown: they have gradients on another
+    rank; a step calls a closure; the optimizer is not torch's (it may find gradients elsewhere);
+    events are not known whole. Source: the documentation of `torch.optim.Optimizer`, which steps
+    with the gradients of the parameters that it was given.
     """
     found: dict[tuple[str, str], list[tuple[RankFacts, Look]]] = {}
     trained = {
@@ -34,14 +34,14 @@ def find_untrained(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             if len(looks) < LEAST_LOOKS or not all(map(is_without_gradients, looks)):
                 continue
             key = looks[0].optimizer.kind, rank.where(looks[0].line)
-            if key not in trained and (rank.state != ENDED or stayed(rank, looks[-1])):
+            if key not in trained:
                 found.setdefault(key, []).append((rank, looks[0]))
     for (kind, where), seen in found.items():
         name = kind.rpartition(".")[2]
         yield Finding(
             rule="O1-nograd",
             level=PROBABLE if all(rank.state == ENDED for rank, _ in seen) else HINT,
-            what=f"{name} steps, and none of its parameters ever has a gradient",
+            what=f"{name} steps, and none of its parameters has a gradient at any step",
             ranks=tuple(rank.rank for rank, _ in seen),
             since=min(look.step for _, look in seen),
             where=where,
@@ -50,15 +50,6 @@ def find_untrained(facts: Sequence[RankFacts]) -> Iterator[Finding]:
             fix="make the optimizer of the parameters of the model that is trained, after it was "
             "copied, moved or sharded",
         )
-
-
-def stayed(rank: RankFacts, last: Look) -> bool:
-    """Whether the parameters are at the end what they were at this look: it was at the last step,
-    or they are still there."""
-    if len(rank.steps.get(last.optimizer.number, [])) == last.step + 1:
-        return True
-    names = last.optimizer.parameters
-    return all(rank.final.get(name) == found for name, found in zip(names, last.after, strict=True))
 
 
 def looks_by_optimizer(rank: RankFacts) -> Mapping[int, list[Look]]:
@@ -144,10 +135,11 @@ def is_summed_again(looks: Mapping[int, Look], place: int) -> bool:
 def find_unowned(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """O2-unowned: the parameters that get gradients have an optimizer.
 
-    A hint: when the program has ended on all ranks, parameters of a wrapped model have a gradient,
-    and no optimizer that was ever seen to step has them on any rank, while one of torch's has
-    others of the model. (They may be updated by hand.) Unknown: gradients were set to None; no
-    optimizer has a parameter of the model. Source: as for O1-nograd.
+    A hint: when the program has ended on all ranks, parameters of a wrapped model had gradients at
+    the end of all backward passes that were looked at, and of three at least, stayed what they
+    were, and no optimizer that has made a step has them on any rank, while one of torch's has
+    others of the model. (An optimizer of theirs may step later.) Unknown: no optimizer has a
+    parameter of the model. Source: as for O1-nograd.
     """
     if any(each.unknown or each.state != ENDED for each in facts):
         return
@@ -172,13 +164,13 @@ def find_unowned(facts: Sequence[RankFacts]) -> Iterator[Finding]:
         yield Finding(
             rule="O2-unowned",
             level=HINT,
-            what=f"parameters get gradients and no optimizer: {', '.join(found[:3])}{more} of the "
-            f"model that DistributedDataParallel wraps",
+            what=f"{', '.join(found[:3])}{more} of the model that DistributedDataParallel wraps "
+            "get gradients, and no optimizer has them",
             ranks=tuple(model.ranks),
             since=0,
             where=facts[0].where(next(owned[name] for name in names if name in owned).line),
-            why="the optimizer was made of other parameters of the model, and nothing clears or "
-            "uses these gradients",
-            fix="give the optimizer all parameters of the model, or set requires_grad to False "
-            "for those that are not trained",
+            why="the optimizer was made of other parameters of the model: these gradients are "
+            "computed and averaged for nothing",
+            fix="give these parameters to the optimizer, too, or set their requires_grad to False "
+            "before the model is wrapped",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from playground.base.ranks import name_ranks
 from playground.explain.right.facts import RankFacts
@@ -13,8 +13,9 @@ from playground.ui.units import plural
 WIDTH = 80
 
 
-def tell(finding: Finding) -> str:
-    """What, on which ranks, since when, why and where, and what to do."""
+def tell(finding: Finding, *, is_told: bool = False) -> str:
+    """What, on which ranks, since when, why and where, and what to do; the first sentence alone of
+    what is told already."""
     since = f", since step {finding.since}" if finding.since >= 0 else ""
     if finding.equal_at >= 0:
         since = f", first seen at step {finding.since}, equal at step {finding.equal_at}"
@@ -25,20 +26,29 @@ def tell(finding: Finding) -> str:
         f"Why: {finding.why}{where}.",
         f"To fix it: {finding.fix}.",
     )
-    return "\n".join(textwrap.fill(each, WIDTH, break_on_hyphens=False) for each in sentences)
+    shown = (f"{sentences[0]} See above.",) if is_told else sentences
+    return "\n".join(textwrap.fill(each, WIDTH, break_on_hyphens=False) for each in shown)
 
 
+NEVER_SEEN = (
+    "what is printed or logged, such as a metric of one rank's samples; how large the loss is"
+)
 HIDING = "replicas that drift apart hide other mistakes: run it again when this is fixed"
 
 
-def tell_all(findings: Sequence[Finding], facts: Sequence[RankFacts] = ()) -> str:
-    """All findings; with the facts, also what was looked at and what is unknown."""
-    parts = [*map(tell, findings)]
+def tell_all(
+    findings: Sequence[Finding],
+    facts: Sequence[RankFacts] = (),
+    is_told: Callable[[Finding], bool] = lambda finding: False,
+) -> str:
+    """All findings, those shorter that are told already; with the facts, also what was looked at
+    and what was not."""
+    parts = [tell(each, is_told=is_told(each)) for each in findings]
     if not parts:
         steps = sum(len(each.looks) for each in facts)
         seen = f"{count_steps(facts)} were compared" if steps else "no optimizer made a step"
         parts = [textwrap.fill(f"playground: nothing wrong was seen: {seen}", WIDTH)]
-    if any(finding.rule.startswith("D") for finding in findings):
+    if any(each.rule.startswith("D") and not is_told(each) for each in findings):
         parts.append(textwrap.fill(f"playground: {HIDING}.", WIDTH))
     if facts:
         looks = "\n".join(textwrap.fill(each, WIDTH) for each in say_looks(facts))
@@ -55,8 +65,7 @@ def say_looks(facts: Sequence[RankFacts]) -> Iterator[str]:
         files=sum(len(each.files) for each in facts),
     )
     yield f"looked at: {', '.join(counts)}"
-    if unknown := explain_unknown(facts):
-        yield f"not looked at: {'; '.join(unknown)}"
+    yield f"not looked at: {'; '.join([*explain_unknown(facts), NEVER_SEEN])}"
 
 
 def count_steps(facts: Sequence[RankFacts]) -> str:

@@ -43,6 +43,11 @@ class CheckedByRank0(Checked):
     verdicts: list[bool]
     """Rank 0 adds whether something certainly is wrong."""
 
+    @cached_property
+    def teller(self) -> EarlyTeller:
+        """It tells nothing before it has begun."""
+        return EarlyTeller(self.folder, self.env.size, SHARE_IN_A_RANK)
+
     def __call__(self, rank: int, size: int, *args: Any) -> Any:
         has_failed = True
         try:
@@ -58,25 +63,17 @@ class CheckedByRank0(Checked):
                 self.gather(folder, has_failed=has_failed)
             finally:  # torchrun may end this rank meanwhile, as another one was killed
                 if rank == 0:
-                    self.verdicts.append(show(read_ranks(folder, size), self.mode, self.is_known))
+                    self.verdicts.append(show(read_ranks(folder, size), self.mode, self.teller))
 
     def gather(self, folder: Path, *, has_failed: bool) -> None:
         """Bring the logs of all ranks into the folder of rank 0."""
         GATHER(folder, self.env, has_failed=has_failed)
-
-    def is_known(self, found: Finding) -> bool:
-        """Whether this was told a moment ago."""
-        return False
 
 
 @dataclass(frozen=True, repr=False)
 class CheckedOnOneHost(CheckedByRank0):
     """The same if all ranks write into one folder, also those that are killed: rank 0 tells what is
     certain while the program runs, too."""
-
-    @cached_property
-    def teller(self) -> EarlyTeller:
-        return EarlyTeller(self.folder, self.env.size, SHARE_IN_A_RANK)
 
     def __call__(self, rank: int, size: int, *args: Any) -> Any:
         if rank:
@@ -88,9 +85,6 @@ class CheckedOnOneHost(CheckedByRank0):
         if self.env.rank == 0:
             await_ends(folder, self.env.size, LIMIT_OF_FAILED if has_failed else LIMIT)
             self.teller.stop()
-
-    def is_known(self, found: Finding) -> bool:
-        return self.teller.is_recent(found)
 
 
 def checked(world: CommandWorld, mode: str) -> Around:
@@ -127,7 +121,7 @@ def told(folder: Path, size: int, mode: str, verdicts: list[bool]) -> Iterator[N
             yield
     finally:
         facts = read_ranks(folder_of_last_start(folder), size)
-        verdicts.append(show(facts, mode, teller.is_recent))
+        verdicts.append(show(facts, mode, teller))
 
 
 def enter_folder(stack: contextlib.ExitStack) -> Path | None:
@@ -164,12 +158,10 @@ def find_mistakes_of(folder: Path, size: int) -> list[Finding]:
     return find_mistakes(read_ranks(folder_of_last_start(folder), size))
 
 
-def show(
-    facts: list[RankFacts], mode: str, is_known: Callable[[Finding], bool] = lambda found: False
-) -> bool:
-    """Tell what is wrong, on stderr, but for what is known unless hints are told, too. Returns
-    whether something certainly is wrong, a missing wait on a simulated GPU included: the GPU has
-    told of that."""
+def show(facts: list[RankFacts], mode: str, teller: EarlyTeller) -> bool:
+    """Tell what is wrong, on stderr: of what the teller has told, the first sentence, and nothing
+    of what it has told a moment ago unless hints are told, too. Returns whether something certainly
+    is wrong, a missing wait on a simulated GPU included: the GPU has told of that."""
     is_unordered = any(each.races for each in facts)
     try:
         found = find_mistakes(facts)
@@ -178,9 +170,9 @@ def show(
         click.echo(f"playground: the check for silent mistakes has failed ({why})", err=True)
         return is_unordered
     if mode == HINTS:
-        click.echo(tell_all(found, facts), err=True)
-    elif new := [each for each in found if each.level is not HINT and not is_known(each)]:
-        click.echo(tell_all(new), err=True)
+        click.echo(tell_all(found, facts, teller.is_told), err=True)
+    elif new := [each for each in found if each.level is not HINT and not teller.is_recent(each)]:
+        click.echo(tell_all(new, is_told=teller.is_told), err=True)
     is_wrong = is_unordered or any(each.is_certain for each in found)
     if mode == STRICT and not is_wrong and any(each.level is not HINT for each in found):
         click.echo(f"\n{NOT_CERTAIN}", err=True)

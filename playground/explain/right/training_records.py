@@ -121,6 +121,8 @@ class Stepping:
     pending: Pending | None = None
     depth: int = 0
     """How many backward passes its step is in."""
+    has_trained: bool = False
+    """Whether a parameter of it had a gradient at a step."""
 
     @property
     def is_next_looked_at(self) -> bool:

@@ -50,6 +50,7 @@ from playground.explain.right.fingerprint import (
 from playground.explain.right.log import (
     ENDED,
     FINAL,
+    LEAST_LOOKS,
     LOOK,
     OVERWRITTEN,
     RATES,
@@ -113,6 +114,9 @@ class TrainingWatcher(Watcher):
         self.large: dict[tuple[str, int, int], int] = {}
         """How often a call as large as the largest parameter, or a load, was made, by operation,
         size and line."""
+        self.unowned: dict[str, list[int | None]] = {}
+        """Fingerprints of the parameters of wrapped models that no optimizer has, by name: one for
+        each backward pass that left a gradient, of those that were looked at."""
         self.handles = [
             register_optimizer_step_pre_hook(self.before_step),
             register_optimizer_step_post_hook(self.after_step),
@@ -197,6 +201,18 @@ class TrainingWatcher(Watcher):
                     params = parameters_of(optimizer)
                     known.raw = [print_of_gradient(param) for param in params]
                     known.raw_values = values_of_gradients(params)
+            if self.optimizers:
+                self.look_at_unowned()
+
+    def look_at_unowned(self) -> None:
+        """Which parameters of wrapped models have a gradient and no optimizer: before the program
+        clears it, and while the model is alive."""
+        owned = {id(each) for optimizer in self.optimizers for each in parameters_of(optimizer)}
+        for param, name in self.names.list_alive():
+            if id(param) in owned:
+                self.unowned.pop(name, None)
+            elif param.grad is not None:
+                self.unowned.setdefault(name, []).append(find_fingerprint(param))
 
     def look_at_next(self, operation: str, size: int) -> None:
         """This may make models equal: look at the next step, at the first time on a line, the
@@ -280,7 +296,8 @@ class TrainingWatcher(Watcher):
         if rates != known.rates:
             self.tell_rates(known, rates)
         params = parameters_of(optimizer)
-        if known.is_next_looked_at or self.was_written(known, params):
+        begins = begins_to_train(known, params)
+        if known.is_next_looked_at or begins or self.was_written(known, params):
             known.pending = self.read_look(optimizer, known, params)
 
     def tell_rates(self, known: Stepping, rates: list[float]) -> None:
@@ -442,9 +459,8 @@ class TrainingWatcher(Watcher):
                 if self.names.find(each) is None:
                     found[f"{known.number}/{place}"] = find_fingerprint(each)
         self.notes.log.tell(FINAL, *found.items())
-        owned = {id(each) for optimizer in self.optimizers for each in parameters_of(optimizer)}
-        for param, name in self.names.list_alive():
-            if param.grad is not None and id(param) not in owned:
+        for name, prints in self.unowned.items():
+            if len(prints) >= LEAST_LOOKS and len({*prints}) == 1:  # else something writes it
                 self.notes.log.tell(UNOWNED, name)
 
     def finish(self, state: int) -> None:
@@ -498,6 +514,15 @@ def describe(event: Seen, names: Sequence[str]) -> tuple[object, ...]:
 
 def places_of(some: Set[str], names: Sequence[str]) -> list[int]:
     return [place for place, name in enumerate(names) if name in some] if some else []
+
+
+def begins_to_train(known: Stepping, params: Sequence[Any]) -> bool:
+    """Whether a parameter of an optimizer has a gradient at a step, for the first time. Such a step
+    is looked at, so that there was none at any step if no look has one."""
+    if known.has_trained:
+        return False
+    known.has_trained = any(param.grad is not None for param in params)
+    return known.has_trained
 
 
 def drops_out(model: nn.Module) -> bool:

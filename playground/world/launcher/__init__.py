@@ -18,4 +18,5 @@ standstill       tells of a run that stands still without proof
 
 output           output of ranks, byte for byte
 rounds           lines of several ranks in rounds
+notices          what several ranks tell alike
 """

@@ -16,9 +16,11 @@ from typing import Any
 
 from playground.base import process_checks
 from playground.base.errors import PlaygroundError, Preempted, UsageError
+from playground.base.host import SIMULATED_GPUS
 from playground.world import backends
 from playground.world.launcher import fork_client, forked_process, pool
 from playground.world.launcher.ending import dismiss, interrupt, stop
+from playground.world.launcher.notices import OutputWithNotices, WorldWithNotices
 from playground.world.launcher.output import (
     EVERY_RANK,
     end_lines,
@@ -205,15 +207,17 @@ def run_world(
     """Have one world do the work; return its results, in rank order. However it ends, none of its
     ranks is left."""
     ranks: list[RankHandle] = []
-    rounds = None
+    rounds = notices = None
     grace = GRACE
+    if os.environ.get(SIMULATED_GPUS) and config.bare and config.output == EVERY_RANK:
+        notices = WorldWithNotices(size)
     try:
         if config.may_be_kept:
             ranks = pool.take(size, config.backend)
         elif config.output == ROUNDS:
             rounds = WorldInRounds(size, partial(has_ended, ranks))
         if not ranks:
-            start(ranks, size, config, rounds)
+            start(ranks, size, config, rounds, notices)
         results = carry_out(work, ranks, config, notice)
         if config.may_be_kept and pool.keep(ranks):
             ranks = []  # those are the pool's
@@ -234,6 +238,8 @@ def run_world(
         finally:
             if rounds:
                 rounds.pass_on(all_lines=True)
+            if notices:
+                notices.pass_on(all_notices=True)
             end_lines()
 
 
@@ -273,6 +279,7 @@ def start(
     size: int,
     config: LaunchConfig,
     rounds: WorldInRounds | None = None,
+    notices: WorldWithNotices | None = None,
 ) -> None:
     """Start the ranks of a new world, each added to `ranks` as soon as there is something to be
     stopped."""
@@ -289,6 +296,8 @@ def start(
                 ranks.append(handle)
                 if rounds:
                     handle.outputs[0] = OutputInRounds(handle.outputs[0], rounds)
+                if notices:
+                    handle.outputs[-1] = OutputWithNotices(handle.outputs[-1], notices)
             # the last, as they have most to do before they ask it for anything
             ranks[0].store_process = StoreProcess(listener, ranks[0].process.own_server)
     finally:
