@@ -378,14 +378,18 @@ def test_a_command_of_ours_is_known_by_its_words(line: str, words: list[str]) ->
     assert [*words_of_ours(line.split())] == words
 
 
-def test_several_runs_are_listed_one_to_a_line(
+def test_several_runs_are_listed_one_to_a_line_and_of_ranks_of_one_world_one(
     run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = Box(0, 1, "a world")
     box.begin_program()
-    own = View(os.getpid(), box.file)
-    monkeypatch.setattr(page, "find_boxes", lambda _: [own])
-    monkeypatch.setattr(page, "list_processes", lambda: [11, 12])
+    other = Box(0, 1, "another world")
+    other.begin_program()
+    own, of_other = (View(os.getpid(), each.file) for each in (box, other))
+    boxes = {11: own, 12: of_other, 13: of_other}
+    monkeypatch.setattr(page, "find_boxes", lambda pids: [boxes[pid] for pid in pids])
+    monkeypatch.setattr(page, "list_family", lambda pid: [pid])
+    monkeypatch.setattr(page, "list_processes", lambda: [11, 12, 13])
     monkeypatch.setattr(page, "find_command", lambda _: "run -n 4 " + "--long " * 20)
     told = run_cli("why").err
     assert not too_wide(told, 80), told
@@ -442,3 +446,31 @@ def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[.
         process.kill()
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "has started no ranks" in result.err
+
+
+PAGE = Path(str(page.__file__)).with_name("README.md")
+
+
+def test_the_page_s_script_is_told_of_as_the_page_shows(
+    run_cli: Run, fork_program: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of torchrun with `-m playground run` differs in its command alone."""
+    text = PAGE.read_text(encoding="utf-8")
+    [script] = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    by_run, by_torchrun, alone = re.findall(
+        r"^\$ python -m playground why 4711\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    program = fork_program("playground", "run", "-n", 3, "train.py")
+    wait_for_ranks_in("barrier", program.pid, 2)
+    told = run_cli("why", program.pid).out
+
+    def form(each: str) -> str:
+        answer = each[each.index("rank 0 is in") :]
+        return re.sub(r" +", " ", re.sub(r"\d+\.\d s", "0.5 s", answer))
+
+    assert form(told) == form(by_run) == form(by_torchrun)
+    stacks = [["train.py:6 in save", "train.py:9 in <module>"], *[["train.py:10 in <module>"]] * 2]
+    assert "\n".join(describe_stacks(Stacks(dict(enumerate(stacks)), {}))) in alone
+    assert "rank 0 (process 14376) sleeps (a timer)\n" in alone

@@ -122,11 +122,16 @@ def find_run() -> int:
     """The process of the one run of `python -m playground` that this user has ranks of. Raises
     `UsageError` if there are none, or several."""
     known = {pid: find_command(pid) for pid in list_processes()}
-    runs = {
-        pid: command
-        for pid, command in sorted(known.items())
-        if command and any(box.world and not box.has_ended for box in find_boxes(list_family(pid)))
-    }
+    runs, told_of = dict[int, str](), set[object]()
+    for pid, command in sorted(known.items()):
+        worlds = {
+            box.world
+            for box in (find_boxes(list_family(pid)) if command else ())
+            if box.world and not box.has_ended
+        }
+        if worlds - told_of:  # not of each rank that torchrun has started
+            runs[pid] = command
+        told_of |= worlds
     if len(runs) == 1:
         return next(iter(runs))
     if runs:
