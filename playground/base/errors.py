@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from playground.base.ranks import group_alike, name_ranks
+from playground.base.wrapping import wrap_sentence
 
 if TYPE_CHECKING:
     from playground.explain.hang.wording import Diagnosis
@@ -140,14 +141,19 @@ class RankTimeout(PlaygroundError):
         self.timeout = timeout
         self.stacks = stacks
 
-    def __str__(self) -> str:
+    @property
+    def headline(self) -> str:
         named = [rank for rank, stack in self.stacks.items() if stack == UNHEARD]
         why = UNHEARD.strip(" ()")
         if len(named) in (0, len(self.stacks)):
             named, why = [*self.stacks], "a hang, or a timeout too short for the work"
         who = f"{name_ranks(named)} of {self.size}"
-        head = f"no sign of life for {self.timeout:g} s from {who}: {why}"
-        return join_paragraphs(head, self.diagnosis, format_stacks(self.stacks))
+        return f"no sign of life for {self.timeout:g} s from {who}: {why}"
+
+    def __str__(self) -> str:
+        return join_paragraphs(
+            wrap_sentence(self.headline), self.diagnosis, format_stacks(self.stacks)
+        )
 
 
 class Deadlock(RankTimeout):
@@ -161,6 +167,10 @@ class Deadlock(RankTimeout):
         super().__init__(size, timeout, stacks)
         self.args = size, timeout, stacks, diagnosis
         self.diagnosis: Diagnosis = diagnosis
+
+    @property
+    def headline(self) -> str:
+        return str(self).partition("\n")[0]
 
     def __str__(self) -> str:
         return str(self.diagnosis)

@@ -10,9 +10,10 @@ from html import escape
 from math import prod
 
 from playground.base.ranks import format_ranks, group_alike, name_ranks
+from playground.base.wrapping import WIDTH
 from playground.explain.hang import MAKE_DDP, Doing, Kind, Operation
 from playground.explain.hang.wait_graph import find_width
-from playground.explain.hang.wording import WIDTH, Diagnosis
+from playground.explain.hang.wording import Diagnosis
 from playground.explain.right.report import tell as tell_mistake
 from playground.play.world import Run
 from playground.ui.tables import RANK_COLUMN, Table, numbers

@@ -16,11 +16,7 @@ _OTHERS = {
     "first": CODE / "lessons" / "first.ipynb",
     "house": CODE / "README.md",
 }
-TEXTS = {
-    file: name
-    for name, file in ({"index": ROOT / "README.md"} | CHAPTERS | _OTHERS).items()
-    if name != "why"  # its text is that of `break`, which gives the page its name
-}
+TEXTS = {file: name for name, file in ({"index": ROOT / "README.md"} | CHAPTERS | _OTHERS).items()}
 """The page of each text."""
 LESSON_FILES = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in ROWS}
 """The chapter beside which the file of a lesson's program is shown."""

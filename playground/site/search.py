@@ -11,7 +11,7 @@ from playground.base.errors import PlaygroundError
 SYMPTOMS = {
     "hang stuck stand deadlock freez frozen timeout": (
         ("failures.html#where-to-look-first", "no progress"),
-        ("break.html#ask-a-run-that-hangs", ""),
+        ("why.html#why-ask-a-run-that-hangs", ""),
         ("break.html#break-programs-that-go-wrong-and-how-to-fix-them", "A distributed program"),
         ("failures.html#which-line-is-it", ""),
     ),

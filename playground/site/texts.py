@@ -12,7 +12,6 @@ TOOL_PAGES = {
     tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md")
     for tool in TOOLS.values()
 }
-TOOL_PAGES["why"] = TOOL_PAGES["break"]
 NEXT_TO_THEM = {
     page.stem: page
     for chapter in [*LESSON_PAGES.values(), *TOOL_PAGES.values()]

@@ -156,15 +156,15 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
 
 
 def describe_loss(watch: PeerWatch) -> PlaygroundError:
-    """The loss that is known to this rank, in one line; why, and a deadlock whole, on the first
-    that is left."""
+    """The loss that is known to this rank, in one line; why, on the first that is left; a deadlock
+    on rank 0 alone."""
     loss, rank, size = watch.loss, watch.env.rank, watch.env.size
     assert loss
     if loss.deadlock and rank == 0:
         return Deadlock(size, 0.0, {}, loss.deadlock)
     words = str(loss)
     if loss.deadlock:
-        words = f"ends with the others: {loss.reason}"
+        words = "ends with the others"
     elif rank in loss.ranks:
         words = f"was given up by the others: {loss.reason}"
     failed = PeerDisconnected(rank, size, words)

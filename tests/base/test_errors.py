@@ -22,6 +22,7 @@ from playground.base.errors import (
     StoreFailed,
     UsageError,
 )
+from playground.base.wrapping import wrap_sentence
 from playground.explain.hang import Kind
 from playground.explain.hang.wording import Diagnosis
 
@@ -42,7 +43,7 @@ ERRORS: list[tuple[PlaygroundError, int, str]] = [
     (
         RankTimeout(3, 2.5, STACKS),
         1,
-        "no sign of life for 2.5 s from rank 2 of 3: no answer: stopped, or inside C code that "
+        "no sign of life for 2.5 s from rank 2 of 3: no answer: stopped, or\ninside C code that "
         "holds the GIL\nrank 0 stands at:\ntrain.py:1 in step\nrank 2 stands at:\n" + UNHEARD,
     ),
     (Deadlock(2, 0.5, {}, DIAGNOSIS), 1, str(DIAGNOSIS)),
@@ -57,7 +58,8 @@ def test_it_says_what_has_happened_here_and_in_another_process(
 ) -> None:
     for each in (error, pickle.loads(pickle.dumps(error))):
         assert type(each) is type(error)
-        assert (each.exit_code, str(each), each.headline) == (code, text, text.split("\n")[0])
+        assert (each.exit_code, str(each)) == (code, text)
+        assert f"{text}\n".startswith(f"{wrap_sentence(each.headline)}\n")
         assert type(each).__module__ == "playground"
 
 

@@ -581,7 +581,7 @@ def test_search_finds_titles_before_texts(show: Callable[..., Browser]) -> None:
     [
         ("my training hangs", "failures.html#where-to-look-first", "break.html"),
         ("hang", "failures.html#where-to-look-first", "break.html"),
-        ("stuck", "failures.html#where-to-look-first", "break.html#ask-a-run-that-hangs"),
+        ("stuck", "failures.html#where-to-look-first", "why.html#why-ask-a-run-that-hangs"),
         ("why is it so slow", "failures.html#it-may-only-be-slow", "see.html"),
         ("loss is nan", "failures.html#exercise-not-a-number", "break-nan.html"),
         ("nan", "failures.html#exercise-not-a-number", "break-nan.html"),

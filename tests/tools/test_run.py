@@ -671,6 +671,9 @@ def test_a_run_in_silence_ends_at_its_timeout(save: Save, run_it: Ran) -> None:
 
 def test_dry_says_what_would_be_run_and_what_would_fail(save: Save, run_it: Ran) -> None:
     save("import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('ran')")
+    ran = run_it("--dry", "train.py")
+    assert "2 checks of its text (own gpu, set order): nothing found\n" in ran.out
+    save("import torch.distributed as dist\ndist.init_process_group('gloo')  # not on a GPU yet\n")
     ran = run_it("--dry", "-n", 3, "--restarts", 2, "train.py", "--lr", "a b")
     line = "torchrun --nproc-per-node 3 --max-restarts 2 train.py --lr 'a b'"
     assert (ran.code, ran.err) == (0, "")

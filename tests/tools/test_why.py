@@ -17,6 +17,7 @@ import pytest
 from fixtures import Fork, Run
 from processes import ENOUGH
 from programs import SCRIPT, ForkedProgram
+from widths import too_wide
 
 from playground.explain.hang import Doing
 from playground.explain.hang.box import Box, View, find_boxes
@@ -24,7 +25,16 @@ from playground.explain.hang.box_format import ANSWERS
 from playground.explain.hang.workers import list_workers
 from playground.tools.why import page
 from playground.tools.why.family import list_family
-from playground.tools.why.page import tell_more
+from playground.tools.why.page import tell_more, words_of_ours
+from playground.tools.why.stacks import (
+    MAY_NOT,
+    Stacks,
+    describe_stacks,
+    dump,
+    find_py_spy,
+    parse_dump,
+    read_stacks,
+)
 from playground.tools.why.unrecorded import describe_activity
 
 STANDS_STILL = """
@@ -188,7 +198,8 @@ def start_agent(
 def test_of_a_plain_script_under_torchrun_it_says_who_is_waited_for_and_what_tells_more(
     run_cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that computes is told from one that waits."""
+    """A rank that computes is told from one that waits. Without py-spy, its command is told."""
+    monkeypatch.setattr(page, "find_py_spy", lambda: None)
     with start_agent(tmp_path, TRAIN, "train.py", "--lr", "0.1") as (agent, (first, second)):
         elsewhere = run_cli("why", agent.pid)
         monkeypatch.chdir(tmp_path)
@@ -203,13 +214,82 @@ def test_of_a_plain_script_under_torchrun_it_says_who_is_waited_for_and_what_tel
     ]
     run = "python -m playground run -n 2 train.py --lr 0.1"
     assert f"cd {tmp_path} && {run}\n" in elsewhere.out
-    assert lines[-1] == f"for rank 1's stack: py-spy dump --pid {second} (pip install py-spy)"
+    loop = f"for pid in {first} {second}; do py-spy dump --pid $pid; done"
+    assert lines[-1].endswith(f"pip install py-spy, beside python, and ask again; or {loop}")
     assert f"start it by: {run}\n" in there.out
     assert "python -m playground doctor train.py --lr 0.1\n" in there.out
     assert "probably" not in there.out
-    assert there.out.endswith(f"py-spy dump --pid {first} (pip install py-spy)\n")
+    assert there.out.endswith(f"for pid in {first}; do py-spy dump --pid $pid; done\n")
     seen = json.loads(document.out)["unrecorded"]
-    assert seen[1] == {"rank": 1, "process": int(second), "does": "computes"}
+    assert seen[1] == {"rank": 1, "process": int(second), "does": "computes", "stack": []}
+
+
+def frame(file: str, line: int, name: str) -> dict[str, object]:
+    return {"name": name, "filename": file, "line": line}
+
+
+TORCH = "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py"
+IN_LIBRARY = frame("/opt/python/lib/python3.12/threading.py", 9, "run")
+EVALUATES = [
+    frame(TORCH, 1794, "_call_impl"), frame("/home/ada/eval.py", 38, "evaluate"),
+    frame("/home/ada/eval.py", 70, "main"), frame("/home/ada/eval.py", 77, "<module>"), IN_LIBRARY,
+]  # fmt: skip
+MEETS = [frame(TORCH, 9, "barrier"), frame("/home/ada/eval.py", 73, "main"), *EVALUATES[3:]]
+
+
+def test_of_what_py_spy_prints_the_lines_of_the_program_are_told_once_for_equal_ranks() -> None:
+    def lines_of(frames: list[dict[str, object]]) -> list[str]:
+        threads = [
+            {"os_thread_id": 5, "frames": [IN_LIBRARY]},
+            {"os_thread_id": 4, "frames": frames},
+        ]
+        return parse_dump(json.dumps(threads), 4)
+
+    stacks = [lines_of(each) for each in (EVALUATES, MEETS, MEETS, [IN_LIBRARY])]
+    assert stacks[0] == ["eval.py:38 in evaluate", "eval.py:70 in main", "eval.py:77 in <module>"]
+    told = describe_stacks(Stacks(dict(enumerate(stacks)), {4: MAY_NOT}))
+    assert told[:3] == [
+        "  rank 0: eval.py:38 in evaluate, called in main :70",
+        "  ranks 1-2: eval.py:73 in main",
+        "  rank 3: in no line of the program",
+    ]
+    assert told[3].startswith("  rank 4: py-spy may not look at ranks: the system refuses it")
+
+
+PY_SPY = """#!{python}
+import sys
+said = {{"9": "Permission Denied: Try running again", "8": "no process 8\\nStack backtrace:"}}
+if "--nonblocking" in sys.argv and sys.argv[-1] == "7":
+    sys.exit("it moves")
+if sys.argv[-1] in said:
+    sys.exit(said[sys.argv[-1]])
+frame = dict(name="main", filename="/home/ada/eval.py", line=73)
+pid = int(sys.argv[-1])
+print([dict(os_thread_id=pid, frames=[frame])].__repr__().replace("'", '"'))
+"""
+
+
+def test_what_py_spy_may_not_read_is_said_and_what_moves_is_paused(tmp_path: Path) -> None:
+    """By a program that answers as py-spy does."""
+    program = tmp_path / "py-spy"
+    program.write_text(PY_SPY.format(python=sys.executable))
+    program.chmod(0o755)
+    pids = {0: 6, 1: 7, 2: 8, 3: 9}
+    assert dump(str(program), pids, "--nonblocking").found == {0: ["eval.py:73 in main"]}
+    stacks = read_stacks(str(program), pids)
+    assert stacks.found == {rank: ["eval.py:73 in main"] for rank in (0, 1)}
+    assert stacks.errors == {2: "py-spy: no process 8", 3: MAY_NOT}
+
+
+@pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed (pip install py-spy)")
+def test_py_spy_tells_the_line_of_each_rank_or_that_the_system_refuses_it(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    with start_agent(tmp_path, TRAIN, "train.py") as (agent, _):
+        told = run_cli("why", agent.pid).out
+    is_told = re.search(r"^  rank 0: train\.py:[67] in <module>$", told, re.MULTILINE)
+    assert is_told or "the system refuses it" in told, told
+    assert "pip install py-spy" not in told
 
 
 def test_a_rank_under_torchrun_that_has_met_nobody_is_not_said_to_compute(
@@ -229,16 +309,91 @@ def test_of_ranks_of_torchrun_that_start_or_will_keep_a_flight_recorder_it_says_
     words = ["-m", "playground", "run", "train.py"]
     with start_agent(tmp_path, TRAIN, *words) as (agent, (first, _)):
         told = [(pid, run_cli("why", pid)) for pid in (agent.pid, first)]
-    waits = "import sys; sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", waits, "torchrun", "train.py"], stdin=subprocess.PIPE
-    ) as torchrun:
+    with start_waiting(tmp_path, "torchrun", "") as torchrun:
         told.append((torchrun.pid, run_cli("why", torchrun.pid)))
-        torchrun.communicate()
     for pid, each in told:
         said = f"playground: the ranks of process {pid} are starting: ask again\n"
         assert (each.code, each.out) == (2, "")
         assert each.err.endswith(said.removeprefix("playground: ")), each.err
+
+
+@contextmanager
+def start_waiting(
+    folder: Path, name: str, does: str, *words: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A process of a script of this name, that has done what the text says, and waits."""
+    (folder / name).write_text(
+        f"import os, sys, time\n{does}\nprint(1, flush=True)\nsys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-u", "-X", "dev", folder / name, *words], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.communicate()
+
+
+HAS_HAD_RANKS = """
+if not os.fork():
+    while time.process_time() < 0.5: pass
+    os._exit(1)
+os.wait()
+"""
+
+
+def test_of_a_torchrun_whose_ranks_have_ended_it_says_that_there_are_none_any_more(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    with start_waiting(tmp_path, "torchrun", HAS_HAD_RANKS, "train.py") as torchrun:
+        told = run_cli("why", torchrun.pid)
+    assert (told.code, told.out) == (2, "")
+    assert f"process {torchrun.pid} has no ranks any more: what it prints" in told.err
+
+
+def test_a_run_that_starts_is_known_by_its_command(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    with start_waiting(tmp_path, "playground", "", "run", "-n", "3", "train.py") as process:
+        told = run_cli("why", process.pid)
+    assert (told.code, told.out) == (2, "")
+    assert f"the run of process {process.pid} is starting: ask again" in told.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("python -m playground run train.py", ["run", "train.py"]),
+        ("python3 -u -X dev -m playground why", ["why"]),
+        ("python /venv/bin/playground run -n 3 train.py", ["run", "-n", "3", "train.py"]),
+        ("python train.py -m playground run", []),
+        ("python -m playgrounds run", []),
+        ("vim", []),
+    ],
+)
+def test_a_command_of_ours_is_known_by_its_words(line: str, words: list[str]) -> None:
+    assert [*words_of_ours(line.split())] == words
+
+
+def test_several_runs_are_listed_one_to_a_line_and_of_ranks_of_one_world_one(
+    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(0, 1, "a world")
+    box.begin_program()
+    other = Box(0, 1, "another world")
+    other.begin_program()
+    own, of_other = (View(os.getpid(), each.file) for each in (box, other))
+    boxes = {11: own, 12: of_other, 13: of_other}
+    monkeypatch.setattr(page, "find_boxes", lambda pids: [boxes[pid] for pid in pids])
+    monkeypatch.setattr(page, "list_family", lambda pid: [pid])
+    monkeypatch.setattr(page, "list_processes", lambda: [11, 12, 13])
+    monkeypatch.setattr(page, "find_command", lambda _: "run -n 4 " + "--long " * 20)
+    told = run_cli("why").err
+    assert not too_wide(told, 80), told
+    assert [line.split()[:2] for line in told.splitlines()[-2:]] == [["11", "run"], ["12", "run"]]
 
 
 WAITS_FOR_WORKER = """
@@ -276,10 +431,13 @@ def test_a_rank_that_waits_for_a_worker_of_its_loader_is_told_with_that_worker(
         told = run_cli("why", program.pid).out
     said = " ".join(told.split())
     [rank] = [box.pid for box in find_boxes(list_family(program.pid)) if box.read().rank == 0]
-    [worker] = re.findall(r"waits for a DataLoader worker \(process (\d+)\), which sleeps", said)
+    place = rf"{SCRIPT}\.py:10 \(its loop: {SCRIPT}\.py:16\)"
+    [worker] = re.findall(
+        rf"waits for a DataLoader worker \(process (\d+)\), which sleeps at {place}", said
+    )
     assert int(worker) in list_workers(rank)
     assert re.search(rf"^0 +waits for a worker .+ {SCRIPT}\.py:16 in run$", told, re.MULTILINE)
-    assert told.endswith("num_workers=0 shows the line at which the worker stands\n")
+    assert told.endswith("look at what the worker does there: the others wait for its rank\n")
 
 
 def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[..., Any]) -> None:
@@ -288,3 +446,31 @@ def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[.
         process.kill()
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "has started no ranks" in result.err
+
+
+PAGE = Path(str(page.__file__)).with_name("README.md")
+
+
+def test_the_page_s_script_is_told_of_as_the_page_shows(
+    run_cli: Run, fork_program: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of torchrun with `-m playground run` differs in its command alone."""
+    text = PAGE.read_text(encoding="utf-8")
+    [script] = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    by_run, by_torchrun, alone = re.findall(
+        r"^\$ python -m playground why 4711\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    program = fork_program("playground", "run", "-n", 3, "train.py")
+    wait_for_ranks_in("barrier", program.pid, 2)
+    told = run_cli("why", program.pid).out
+
+    def form(each: str) -> str:
+        answer = each[each.index("rank 0 is in") :]
+        return re.sub(r" +", " ", re.sub(r"\d+\.\d s", "0.5 s", answer))
+
+    assert form(told) == form(by_run) == form(by_torchrun)
+    stacks = [["train.py:6 in save", "train.py:9 in <module>"], *[["train.py:10 in <module>"]] * 2]
+    assert "\n".join(describe_stacks(Stacks(dict(enumerate(stacks)), {}))) in alone
+    assert "rank 0 (process 14376) sleeps (a timer)\n" in alone

@@ -191,6 +191,22 @@ def test_a_tensor_of_another_rank_s_gpu_has_a_cure() -> None:
     assert find_cure(RuntimeError("Expected all tensors to be on the same device")) == ""
 
 
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "cure"),
+    [
+        ("2", "1", "2 ranks, 1 simulated GPU: --gpus 2"),
+        ("8", "4", "8 ranks, 4 simulated GPUs: --gpus 8"),
+        ("2", "4", nccl.TAKE_OWN_GPU),
+    ],
+)
+def test_more_ranks_than_gpus_are_told_with_their_numbers(
+    ranks: str, gpus: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    monkeypatch.setenv(SIMULATED_GPUS, gpus)
+    assert find_cure(RuntimeError("CUDA error: invalid device ordinal\nGPU device may be")) == cure
+
+
 def test_an_implementation_that_hides_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, said in (("ProcessGroupNCCL", False), ("ProcessGroupNCCL2", True)):
         monkeypatch.setattr(type(NCCL), "implementation", lambda self, name=name: name)

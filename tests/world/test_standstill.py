@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from random_programs import receive, run
+from random_programs import collective, receive, run
 
 from playground import launch
 from playground.base.process_status import process_status
@@ -117,7 +117,28 @@ def test_of_a_rank_that_waits_for_a_worker_it_is_told_how_to_find_its_line(
     stands.tell(found)
     said = " ".join(caplog.text.split())
     assert f"rank 1 waits for {worker} (train.py:9) while rank 0 is in recv from rank 1" in said
-    assert said.endswith(": num_workers=0 shows the line at which the worker stands")
+    assert said.endswith(": py-spy dump --pid 12 (pip install py-spy) shows the line of the worker")
+    heard = diagnose([waits, replace(where, worker_line="data.py:16 in __getitem__")])
+    assert heard
+    stands = standstill.StandstillWatch([], was_patient=True)
+    stands.tell(heard)
+    said = " ".join(caplog.text.split())
+    assert f"rank 1 waits for {worker} at data.py:16 (its loop: train.py:9) while rank 0" in said
+    assert said.endswith(": look at what the worker does there: the others wait for its rank")
+
+
+def test_of_several_ranks_that_are_in_the_program_the_cure_speaks_of_several(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waits, *stragglers = run([collective("barrier", 3)], [], [])
+    states = [waits, *(replace(each, doing=Doing.IN_PROGRAM) for each in stragglers)]
+    found = diagnose(states)
+    assert found
+    assert found.sentence == "ranks 1-2 are in the program while rank 0 is in barrier (train.py:1)"
+    assert found.cure == "look at what those ranks do there: the others wait for them"
+    stands = standstill.StandstillWatch([], was_patient=True)
+    stands.tell(found)
+    assert "look at" not in caplog.text
 
 
 def await_file(file: Path) -> None:

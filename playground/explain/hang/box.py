@@ -456,15 +456,16 @@ class View(LogReader):
         does not say so in time."""
         return find_line(self.ask_for_stack())
 
-    def ask_for_stack(self) -> list[str]:
+    def ask_for_stack(self, child: int | None = None) -> list[str]:
         """The frames of the main thread as Python prints them, from the innermost one at least to
-        the program's first; empty if the rank does not say so in time."""
+        the program's first; empty if the rank does not say so in time. Those of a `child` that it
+        has forked, which answers in the rank's flight recorder."""
         start = os.fstat(self.file).st_size
         if not self.read_header()[ANSWERS]:
             return []
         deadline = time.monotonic() + ANSWER_TIMEOUT
         with contextlib.suppress(OSError):  # it has ended since, or is another user's
-            os.kill(self.pid, QUESTION)
+            os.kill(child or self.pid, QUESTION)
             while time.monotonic() < deadline:
                 time.sleep(0.005)
                 text = self.read_bytes(start, os.fstat(self.file).st_size).decode()
@@ -546,12 +547,16 @@ def find_in(things: Sequence[str], number: int) -> str:
 
 
 def find_line(frames: Iterable[str]) -> str:
-    """The program's first line among these of a stack, as Python prints them; those that are not
-    whole do not count."""
+    """The program's first line among these of a stack; empty if there is none."""
+    return next(find_lines(frames), "")
+
+
+def find_lines(frames: Iterable[str]) -> Iterator[str]:
+    """The program's lines among these of a stack, as Python prints them; those that are not whole
+    do not count."""
     for frame in frames:
         if (found := FRAME.match(frame)) and is_program(found[1]):
-            return printable(f"{Path(found[1]).name}:{found[2]} in {found[3]}")
-    return ""
+            yield printable(f"{Path(found[1]).name}:{found[2]} in {found[3]}")
 
 
 def find_boxes(pids: Iterable[int]) -> Iterator[View]:

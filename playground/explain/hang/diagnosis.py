@@ -16,6 +16,7 @@ from playground.explain.hang.differences import (
     find_cure,
     find_first_difference,
     find_strays,
+    group_of,
     note_difference,
     note_surplus,
 )
@@ -60,7 +61,7 @@ from playground.explain.hang.wording import (
     has_called,
     shorten,
 )
-from playground.explain.hang.workers import WITHOUT_WORKERS
+from playground.explain.hang.workers import find_cure_of_worker
 
 LATE = {
     Doing.DEAD: Kind.LOST,
@@ -69,6 +70,8 @@ LATE = {
     Doing.NOT_SEEN: Kind.UNSEEN,
 }
 """The kind of the diagnosis if others wait for such a rank."""
+STRAGGLERS = "look at what those ranks do there: the others wait for them"
+"""The cure of stragglers, where there are several."""
 JOINS = "whether other processes join that world"
 
 
@@ -361,7 +364,9 @@ def describe(
     found = compose(kind, culprits, parties, draw_states(graph, with_unseen=True), unknown)
     waits = sorted(graph.waits.items())
     edges = tuple((one, tuple(sorted(wait.missing))) for one, wait in waits)
-    return replace(found, waits=edges, cure=find_cure_here(graph, kind, other, rank))
+    return replace(
+        found, waits=edges, cure=find_cure_here(graph, kind, found.culprits, other, rank)
+    )
 
 
 def list_parties(
@@ -389,13 +394,22 @@ def list_parties(
     return parties
 
 
-def find_cure_here(graph: WaitGraph, kind: Kind, other: int, rank: int | None) -> str:
+def find_cure_here(
+    graph: WaitGraph, kind: Kind, culprits: Sequence[int], other: int, rank: int | None
+) -> str:
     """The cure where `rank` waits for `other`: that of the kind, unless the lines tell more."""
-    if kind == Kind.BESIDE_DDP:
-        calls = {one: wait.operation for one, wait in graph.waits.items()}
+    if kind in (Kind.BESIDE_DDP, Kind.COLLECTIVES):
+        group = group_of(graph.waits[other if rank is None else rank].operation.channel)
+        calls = {
+            one: wait.operation
+            for one, wait in graph.waits.items()
+            if group_of(wait.operation.channel) == group
+        }
         return find_cure(kind, calls, graph.states.values())
     if kind == Kind.STRAGGLER and graph.states[other].worker:
-        return WITHOUT_WORKERS
+        return find_cure_of_worker(graph.states[other])
+    if kind == Kind.STRAGGLER and culprits[1:]:
+        return STRAGGLERS
     if kind == Kind.ENDED and rank is not None:
         if graph.waits[rank].operation.kind != COLLECTIVE:
             return UNANSWERED.format(rank=rank, other=other)
@@ -440,7 +454,11 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
             return Predicate(f"{state.end} in {what}", f"{of_several(state.end)} in {what}", line)
         return Predicate(f"is in {what}", f"are in {what}", line, wait.operation.name)
     if state.worker:
-        return Predicate(f"waits for {state.worker}", f"wait for {state.worker}", state.line)
+        at = f" at {state.worker_line.partition(' in ')[0]}" if state.worker_line else ""
+        return Predicate(
+            f"waits for {state.worker}{at}", f"wait for {state.worker}{at}", state.line,
+            about_line="its loop: " if at else "",
+        )  # fmt: skip
     one, several = ACTS.get(state.doing) or (state.end, of_several(state.end))
     if state.operations and state.doing == Doing.FINISHED and not state.line:
         last = state.operations[-1]

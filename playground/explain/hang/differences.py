@@ -10,11 +10,14 @@ Source: ProcessGroupGloo's nextTag() and ProcessGroupNCCL's seqCollective_ (torc
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from playground.base.ranks import name_ranks
+from playground.base.wrapping import wrap_sentence
 from playground.explain.hang.states import (
     BACKWARD,
     BUCKETS,
@@ -51,16 +54,16 @@ from playground.explain.hang.wording import (
     has_called,
     join_parties,
     shorten,
-    wrap_sentence,
 )
 
 ORDERED = COLLECTIVE, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
 """The channels whose calls a group counts together. The other collectives meet in the store."""
-UNSHARED_BESIDE_DDP = (
-    "{ranks} {call} {name} ({line}), {others} {do} not: is it under a condition on the rank? If "
-    "not, have ranks unequal numbers of batches, or does one leave the loop early?"
+UNSHARED_CALL = (
+    "{ranks} {call} {name} ({place}), {others} {do} not: is it under a condition on the rank? If "
+    "not, {otherwise}"
 )
-"""The cure where a call from a line that the others have not called from meets DDP's."""
+"""The cure where a call from a line that the others have not called from meets another call."""
+UNEQUAL_STEPS = "have ranks unequal numbers of batches, or does one leave the loop early?"
 MOST_EXTRA = 64
 """Largest number of calls of one rank that are looked for among those of another."""
 Group = tuple[tuple[int, ...], int]
@@ -231,23 +234,87 @@ def compose_difference(first: Difference, states: Iterable[RankState], table: st
 
 
 def find_cure(kind: Kind, met: Mapping[int, Operation], states: Iterable[RankState]) -> str:
-    """The cure. Where a call of some ranks meets DDP's on others, and those have never called from
-    its line, it may be under a condition; if they have, it has come too early."""
-    own = [rank for rank, one in met.items() if one.name not in OF_DDP]
-    others = sorted(met.keys() - {*own})
-    call = met[own[0]] if own else None
-    if kind != Kind.BESIDE_DDP or call is None or not call.line:
+    """The cure. Where different calls meet, and one is from a line that the other ranks have never
+    called from, it may be under a condition; if they have, it has come too early. Of several such
+    calls, the program comes to the first one first."""
+    if kind not in (Kind.BESIDE_DDP, Kind.COLLECTIVES):
         return kind.cure
-    known = [state for state in states if state.rank in met]
-    lines = {one.line for state in known if state.rank in others for one in state.operations}
-    if call.line in lines:
-        return explain_counts(known) or kind.cure
-    callers = [rank for rank in own if met[rank].line == call.line]
-    return explain_counts(known) or UNSHARED_BESIDE_DDP.format(
-        ranks=name_ranks(callers), call="call" if callers[1:] else "calls", name=call.name,
-        line=shorten(call.line.partition(" in ")[0], 24),
+    known = {state.rank: state for state in states if state.rank in met}
+    by_counts = explain_counts(known.values()) if kind == Kind.BESIDE_DDP else ""
+    unshared = find_unshared_calls(met, known)
+    if by_counts or not unshared:
+        return by_counts or kind.cure
+    paths = {rank: find_path(met[rank], known[rank]) for rank in known}
+    callers = unshared[0]
+    for each in unshared[1:]:
+        if comes_before(paths[each[0]], paths[callers[0]]):
+            callers = each
+        elif kind == Kind.COLLECTIVES and not find_fork(paths[each[0]], paths[callers[0]]):
+            return kind.cure  # nothing tells which of them the others have left out
+    others = sorted(known.keys() - {*callers})
+    is_early = kind == Kind.BESIDE_DDP or len(unshared) == 1
+    return UNSHARED_CALL.format(
+        ranks=name_ranks(callers), call="call" if callers[1:] else "calls",
+        name=met[callers[0]].name, place=describe_place(paths[callers[0]], paths[others[0]]),
         others=name_ranks(others), do="do" if others[1:] else "does",
+        otherwise=UNEQUAL_STEPS if is_early else Kind.COLLECTIVES.cure,
     )  # fmt: skip
+
+
+def find_unshared_calls(
+    met: Mapping[int, Operation], known: Mapping[int, RankState]
+) -> list[list[int]]:
+    """The ranks of each call from a line that the others have not called from: calls of the program
+    before those of DDP, then those of fewer ranks first."""
+    calls: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted(known):
+        calls.setdefault((met[rank].name, met[rank].line), []).append(rank)
+    found = [
+        (name in OF_DDP, len(callers), callers)
+        for (name, line), callers in calls.items()
+        if line
+        and len(calls) > 1
+        and not any(
+            one.line == line
+            for rank, state in known.items()
+            if rank not in callers
+            for one in state.operations
+        )
+    ]
+    return [callers for _, _, callers in sorted(found)]
+
+
+def find_path(call: Operation, state: RankState) -> list[str]:
+    """The program's lines that lead to a call, the outermost first: its own at least."""
+    names = [os.path.basename(line) for line in (call.line, *state.stack[:1])]
+    is_there = len({*names}) == 1 and len(names) > 1
+    return [*state.stack[::-1]] if is_there else [call.line]
+
+
+def find_fork(one: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
+    """Where two paths lead apart, if that is in the same function."""
+    lines = next((pair for pair in zip(one, other, strict=False) if len({*pair}) > 1), None)
+    functions = {re.sub(r":\d+ in ", " in ", os.path.basename(line)) for line in lines or ()}
+    return lines if len(functions) == 1 and " in " in functions.pop() else None
+
+
+def comes_before(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether a path leads to an earlier line of the function in which another goes on."""
+    fork = find_fork(one, other)
+    numbers = [int(line.partition(" in ")[0].rpartition(":")[2]) for line in fork or ()]
+    return bool(numbers) and numbers[0] < numbers[1]
+
+
+def describe_place(path: Sequence[str], other: Sequence[str]) -> str:
+    """The line of a call, and that by which its path leads apart from another: "eval.py:39, called
+    in main :71"."""
+    place = shorten(path[-1].partition(" in ")[0], 24)
+    fork = find_fork(path, other)
+    if fork is None or fork[0] == path[-1]:
+        return place
+    file, _, number = fork[0].partition(" in ")[0].rpartition(":")
+    by = f":{number}" if os.path.basename(place).startswith(f"{file}:") else f"{file}:{number}"
+    return f"{place}, called in {fork[0].partition(' in ')[2]} {by}"
 
 
 def find_first_difference(states: Iterable[RankState]) -> Difference | None:

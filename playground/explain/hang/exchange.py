@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
+import threading
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from playground.base.untrusted import unpickle
 from playground.explain.hang.activity import Activity, compare, look
-from playground.explain.hang.box import LATEST, Box, View
+from playground.explain.hang.box import LATEST, Box, View, find_lines
 from playground.explain.hang.diagnosis import diagnose
 from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge
@@ -99,7 +102,8 @@ class Exchange:
         besides = compare(activity, activity)
         if activity and activity.waits is not None:
             state = suppose_wait(state, activity.waits)
-        return replace(state, may_act=state.may_act or besides.may_act, moves=besides.moves)
+        may_act = state.may_act or besides.may_act
+        return replace(state, may_act=may_act, moves=besides.moves, stack=list_own_lines())
 
     def collect(self) -> list[RankState]:
         """The states of all ranks: those without a report are in the program."""
@@ -117,3 +121,9 @@ class Exchange:
         states = [self.state() if one.rank == self.rank else one for one in self.collect()]
         states = [replace(state, may_act=state.may_act or UNASKED) for state in states]
         return diagnose(states) or find_mismatch(states)
+
+
+def list_own_lines() -> tuple[str, ...]:
+    """The program's lines on the stack of this process's main thread, the innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return (*find_lines(traceback.format_stack(frame)[::-1]),) if frame else ()

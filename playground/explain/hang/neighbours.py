@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from playground.explain.hang.activity import BETWEEN_LOOKS
-from playground.explain.hang.box import View, find_line
+from playground.explain.hang.box import View
 from playground.explain.hang.box_format import CAPACITY
 from playground.explain.hang.diagnosis import diagnose
 from playground.explain.hang.exchange import Exchange
 from playground.explain.hang.standstill import StandstillWatch
 from playground.explain.hang.states import UNASKED, Doing, RankState
 from playground.explain.hang.wording import Diagnosis
-from playground.explain.hang.workers import describe_worker
+from playground.explain.hang.workers import add_place
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ def complete(state: RankState, told: RankState, box: View) -> RankState:
     """The state that a rank's flight recorder shows, with where it is if it is in no operation, and
     with what it has `told` of what else acts in it, if it is still there."""
     if state.doing == Doing.IN_PROGRAM:
-        stack = box.ask_for_stack()
-        state = replace(state, line=find_line(stack), worker=describe_worker(stack, box.pid))
+        state = add_place(state, box.ask_for_stack(), box.pid, box)
     if (state.doing, state.counts) != (told.doing, told.counts):
         return replace(state, may_act=UNASKED)
     return replace(state, may_act=told.may_act, moves=told.moves)

@@ -26,10 +26,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from playground.base.process_status import process_status
+from playground.base.wrapping import wrap_sentence
 from playground.explain.hang.activity import RUNNABLE
 from playground.explain.hang.box import View
+from playground.explain.hang.diagnosis import STRAGGLERS
 from playground.explain.hang.states import Kind
-from playground.explain.hang.wording import Diagnosis, wrap_sentence
+from playground.explain.hang.wording import Diagnosis
 
 LIMIT = 8.0
 """Seconds after which a standstill is told that is probably a deadlock."""
@@ -138,6 +140,6 @@ class StandstillWatch:
         if is_probable:
             said = f"no rank has made progress for {stood}; the run goes on\n{found}"
         else:
-            more = "" if found.cure == found.kind.cure else f": {found.cure}"
+            more = "" if found.cure in (found.kind.cure, STRAGGLERS) else f": {found.cure}"
             said = wrap_sentence(f"for {stood}, {' '.join(found.sentence.split())}{more}")
         self.say(f"playground: {said}")

@@ -276,8 +276,12 @@ class RankState:
     """How many operations it has called so far, by channel. Complete, unlike `operations`."""
     line: str = ""
     """Where the program stands, if known."""
+    stack: tuple[str, ...] = ()
+    """The program's lines on its stack, the innermost first, if they are known."""
     worker: str = ""
     """Whom it waits for there, if that is a worker of its DataLoader."""
+    worker_line: str = ""
+    """Where that worker stands, if known."""
     since: float = 0.0
     """Seconds since its last progress: since the operation it is in was called, or the last one was
     over, or since its world began. 0 if that is not known."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from playground.base.ranks import format_ranks, group_alike, name_ranks
+from playground.base.wrapping import WIDTH, wrap_sentence
 from playground.explain.hang.states import (
     COLLECTIVE,
     OF_DDP,
@@ -32,10 +33,8 @@ UNLIKE = Kind.SHAPES, Kind.DTYPES
 """Kinds of difference in which every rank may have another value: all are told."""
 MOST_PARTIES = 8
 """Most parties that a sentence tells of."""
-WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
-"""Columns: of a text, and the most of each cell of a table if there is no room for more."""
-PREFIX = "playground: "
-"""What most often stands before a sentence in its line."""
+WIDTHS = 12, 26, 7, 17, 10
+"""Columns: the most of each cell of a table if there is no room for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,11 +206,6 @@ def join_parties(parties: Sequence[tuple[Sequence[int], Predicate]], between: st
         some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks
     )
     return between.join([first, *([" and ".join(others)] if others else [])])
-
-
-def wrap_sentence(sentence: str) -> str:
-    """Lines of `WIDTH` columns; the first leaves room for `PREFIX`."""
-    return textwrap.fill(sentence, WIDTH, initial_indent=PREFIX).removeprefix(PREFIX)
 
 
 def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:

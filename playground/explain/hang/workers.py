@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from playground.base.process_status import list_processes, process_status, read_wait
-from playground.explain.hang.box import FRAME
+from playground.explain.hang.box import FRAME, QUESTION, View, find_line, find_lines
+from playground.explain.hang.states import RankState
 
 OF_TORCH = re.compile(r"/torch/")
 IN_LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
@@ -20,7 +22,45 @@ NAME = "pt_data_worker"
 IDLE = re.compile("poll")
 """In the function of the kernel in which a worker waits that has nothing to do."""
 WITHOUT_WORKERS = "num_workers=0 shows the line at which the worker stands"
-"""The cure where the others wait for a rank that waits for its worker."""
+"""The cure where the others wait for a rank that waits for one of several workers."""
+UNHEARD_WORKER = "py-spy dump --pid {pid} (pip install py-spy) shows the line of the worker"
+"""That where they wait for one that does not say where it stands."""
+HEARD_WORKER = "look at what the worker does there: the others wait for its rank"
+"""That where it does."""
+OF_ONE = re.compile(r"a DataLoader worker \(process (\d+)\)")
+
+
+def add_place(state: RankState, stack: Sequence[str], pid: int, box: View | None) -> RankState:
+    """The state of a rank, process `pid`, with where it is by its stack, and if that is in the loop
+    of a DataLoader, with the worker that it waits for, and where that one is."""
+    worker = describe_worker(stack, pid)
+    one = OF_ONE.match(worker)
+    answers = box is not None and one is not None and takes_questions(int(one[1]))
+    return replace(
+        state,
+        line=find_line(stack),
+        stack=(*find_lines(stack),),
+        worker=worker,
+        worker_line=find_line(box.ask_for_stack(int(one[1]))) if answers and box and one else "",
+    )
+
+
+def takes_questions(pid: int) -> bool:
+    """Whether a process handles the signal by which a rank is asked for its stack: a worker that a
+    rank has forked does, as the rank. Source: proc_pid_status(5)"""
+    with contextlib.suppress(OSError):  # it has ended
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+        return bool(found and int(found[1], 16) >> (QUESTION - 1) & 1)
+    return False
+
+
+def find_cure_of_worker(state: RankState) -> str:
+    """The cure where the others wait for a rank that waits for its worker."""
+    if state.worker_line:
+        return HEARD_WORKER
+    one = OF_ONE.match(state.worker)
+    return UNHEARD_WORKER.format(pid=one[1]) if one else WITHOUT_WORKERS
 
 
 def describe_worker(stack: Iterable[str], pid: int) -> str:

@@ -16,12 +16,14 @@ import click
 from playground.base.errors import UsageError
 from playground.base.process_status import list_processes, process_status
 from playground.base.untrusted import printable
+from playground.base.wrapping import WIDTH
 from playground.explain.hang import UNASKED, Doing, RankState, diagnosis
-from playground.explain.hang.box import View, find_boxes, find_line, is_box
-from playground.explain.hang.wording import WIDTH
-from playground.explain.hang.workers import describe_worker
+from playground.explain.hang.box import View, find_boxes, is_box
+from playground.explain.hang.wording import shorten
+from playground.explain.hang.workers import add_place
 from playground.tools import TOOLS
 from playground.tools.why.family import list_family
+from playground.tools.why.stacks import find_py_spy, read_stacks
 from playground.tools.why.unrecorded import (
     BETWEEN_LOOKS,
     describe_ranks,
@@ -34,6 +36,9 @@ MOST_WHOLE = 3
 """As many worlds are told of in full. Of each of more, there is a line."""
 TORCHRUN = "torchrun", "torch.distributed.run"
 """The ends of a word in the command line of a torchrun."""
+OF_A_RANK = 20
+"""Hundredths of a second of processor time that a rank uses at least; what else torchrun starts
+uses less."""
 NOT_FORMED = "no rank has formed a process group, or called an operation of one"
 
 
@@ -42,9 +47,19 @@ def find_worlds(pid: int) -> list[list[View]]:
     has not finished; of those on this host. Raises `UsageError` if there is none."""
     worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
     if not worlds:
-        if find_command(pid):
+        unrecorded = [*find_unrecorded(pid)]
+        if any(rank.is_ours for rank in unrecorded):
+            raise UsageError(f"the ranks of process {pid} are starting: ask again")
+        command = find_command(pid)
+        if command.partition(" ")[0] == "run":
+            raise UsageError(f"the run of process {pid} is starting: ask again")
+        if command:
             raise UsageError(f"process {pid} has no ranks yet: if it starts some, ask again")
-        if any(rank.is_ours for rank in find_unrecorded(pid)) or is_torchrun(pid):
+        if is_torchrun(pid) and not unrecorded and has_had_ranks(pid):
+            raise UsageError(
+                f"process {pid} has no ranks any more: what it prints says how they ended"
+            )
+        if is_torchrun(pid):
             raise UsageError(f"the ranks of process {pid} are starting: ask again")
         raise UsageError(
             f"process {pid} has started no ranks that may be looked at: start a script by "
@@ -64,14 +79,24 @@ def has_boxes(pid: int) -> bool:
 
 
 def find_command(pid: int) -> str:
-    """The words after `python -m playground` with which this user has started process `pid`; empty
-    for any other process."""
+    """The words after `python -m playground`, or `playground`, with which this user has started
+    process `pid`; empty for any other process."""
     with contextlib.suppress(OSError):  # it has ended since
         if os.stat(f"/proc/{pid}").st_uid == os.getuid():
-            words = read_words(pid)
-            if words[1:3] == ["-m", "playground"]:
-                return shlex.join(words[3:])
+            return shlex.join(words_of_ours(read_words(pid)))
     return ""
+
+
+def words_of_ours(words: Sequence[str]) -> Sequence[str]:
+    """What follows `python -m playground`, or the script `playground`, in a command line; nothing
+    in any other."""
+    at = 1
+    while at < len(words) and words[at].startswith("-") and words[at] != "-m":
+        at += 2 if words[at] in ("-X", "-W") else 1  # an option of Python's
+    if [*words[at : at + 2]] == ["-m", "playground"]:
+        return words[at + 2 :]
+    is_ours = bool(words[at:]) and os.path.basename(words[at]) == "playground"
+    return words[at + 1 :] if is_ours else ()
 
 
 def is_torchrun(pid: int) -> bool:
@@ -79,6 +104,12 @@ def is_torchrun(pid: int) -> bool:
     with contextlib.suppress(OSError):  # it has ended since
         return any(word.endswith(TORCHRUN) for word in read_words(pid))
     return False
+
+
+def has_had_ranks(pid: int) -> bool:
+    """Whether children of process `pid` have ended that used as much processor time as a rank does.
+    Source: proc_pid_stat(5)"""
+    return sum(map(int, process_status(pid)[13:15])) >= OF_A_RANK
 
 
 def read_words(pid: int) -> list[str]:
@@ -91,16 +122,21 @@ def find_run() -> int:
     """The process of the one run of `python -m playground` that this user has ranks of. Raises
     `UsageError` if there are none, or several."""
     known = {pid: find_command(pid) for pid in list_processes()}
-    runs = {
-        pid: command
-        for pid, command in sorted(known.items())
-        if command and any(box.world and not box.has_ended for box in find_boxes(list_family(pid)))
-    }
+    runs, told_of = dict[int, str](), set[object]()
+    for pid, command in sorted(known.items()):
+        worlds = {
+            box.world
+            for box in (find_boxes(list_family(pid)) if command else ())
+            if box.world and not box.has_ended
+        }
+        if worlds - told_of:  # not of each rank that torchrun has started
+            runs[pid] = command
+        told_of |= worlds
     if len(runs) == 1:
         return next(iter(runs))
     if runs:
-        told = " or ".join(f"{pid} ({printable(command)})" for pid, command in runs.items())
-        raise UsageError(f"there are several runs: give the PID of one, {told}")
+        told = (shorten(f"  {pid}  {printable(command)}", WIDTH) for pid, command in runs.items())
+        raise UsageError("\n".join(("there are several runs: give the PID of one", *told)))
     raise UsageError("no run of yours has ranks now: give the PID of a program")
 
 
@@ -118,9 +154,8 @@ def look_twice(boxes: Sequence[View]) -> list[RankState]:
 
 def locate(state: RankState, box: View) -> RankState:
     """The state of a rank that is in the program, with where it is."""
-    stack = box.ask_for_stack()
-    worker = describe_worker(stack, box.pid)
-    return replace(state, may_act=UNASKED, line=find_line(stack), worker=worker)
+    state = replace(state, may_act=UNASKED)
+    return add_place(state, box.ask_for_stack(), box.pid, box)
 
 
 def tell_world(states: Sequence[RankState]) -> str:
@@ -195,7 +230,8 @@ def command(session: Session, pid: int | None) -> None:
     PID, in the one `python -m playground` of yours that has ranks. The run goes on undisturbed.
 
     Not seen from here: ranks on other hosts. Of a script that torchrun alone has started, it says
-    which ranks compute, and the commands that tell more. The exit code is 0 if it answers, whatever
+    which ranks compute, at which line each is if py-spy is installed, and the commands that tell
+    more. The exit code is 0 if it answers, whatever
     the answer is, and 2 if there are no ranks to be asked.
     """
     pid = pid or find_run()
@@ -204,12 +240,16 @@ def command(session: Session, pid: int | None) -> None:
     unrecorded = [*find_unrecorded(pid)]
     if unrecorded and not any(rank.is_ours for rank in unrecorded) and not has_boxes(pid):
         acts = describe_ranks(unrecorded)
+        pids = {int(rank.environ["RANK"]): rank.pid for rank in unrecorded}
+        program = find_py_spy()
+        stacks = read_stacks(program, pids) if program else None
+        known = stacks.found if stacks else {}
         seen = [
-            {"rank": int(rank.environ["RANK"]), "process": rank.pid, "does": act}
-            for rank, act in zip(unrecorded, acts, strict=True)
+            {"rank": rank, "process": pid, "does": act, "stack": known.get(rank, [])}
+            for (rank, pid), act in zip(pids.items(), acts, strict=True)
         ]
         document = {"worlds": [], "unrecorded": seen}
-        text = describe_unrecorded(unrecorded, acts)
+        text = describe_unrecorded(unrecorded, acts, stacks)
         click.echo(to_document(document) if session.run.as_json else text)
         return
     views = find_worlds(pid)

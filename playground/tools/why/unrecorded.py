@@ -12,6 +12,7 @@ from pathlib import Path
 
 from playground.base.process_status import process_status, read_wait
 from playground.tools.why.family import list_family
+from playground.tools.why.stacks import Stacks, describe_stacks
 
 BETWEEN_LOOKS = 0.3
 """Seconds: a rank that makes no progress meanwhile stands still."""
@@ -49,9 +50,11 @@ def find_unrecorded(pid: int) -> Iterator[UnrecordedRank]:
                 yield UnrecordedRank(member, environ, words[words[0] == "-u" :])
 
 
-def describe_unrecorded(ranks: Sequence[UnrecordedRank], acts: Sequence[str]) -> str:
-    """What is seen from outside of such ranks, each with what it does, and the commands that tell
-    more."""
+def describe_unrecorded(
+    ranks: Sequence[UnrecordedRank], acts: Sequence[str], stacks: Stacks | None
+) -> str:
+    """What is seen from outside of such ranks, each with what it does, and where it is, if py-spy
+    is there to tell; and the commands that tell more."""
     seen = [
         f"rank {rank.environ['RANK']} (process {rank.pid}) {act}"
         for rank, act in zip(ranks, acts, strict=True)
@@ -59,6 +62,8 @@ def describe_unrecorded(ranks: Sequence[UnrecordedRank], acts: Sequence[str]) ->
     late = find_late(ranks, acts)
     if late:
         seen.append(f"the others probably wait for rank {late.environ['RANK']}")
+    if stacks:
+        seen += ["where they are, by py-spy:", *describe_stacks(stacks)]
     first = ranks[0]
     words = shlex.join(first.words)
     folder = os.path.realpath(f"/proc/{first.pid}/cwd")
@@ -69,9 +74,12 @@ def describe_unrecorded(ranks: Sequence[UnrecordedRank], acts: Sequence[str]) ->
     ]
     if first.words[0] != "-m":
         ways.append(f"to examine the script: {there}python -m playground doctor {words}")
-    stack = f"py-spy dump --pid {(late or first).pid} (pip install py-spy)"
-    whose = f"rank {late.environ['RANK']}" if late else "a rank"
-    ways.append(f"for {whose}'s stack: {stack}")
+    if stacks is None:
+        pids = " ".join(str(rank.pid) for rank in ranks)
+        loop = f"for pid in {pids}; do py-spy dump --pid $pid; done"
+        ways.append(
+            f"for the line of each: pip install py-spy, beside python, and ask again; or {loop}"
+        )
     return "\n".join(["torchrun alone gives a script no flight recorder", *seen, *ways])
 
 

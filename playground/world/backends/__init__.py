@@ -58,11 +58,8 @@ def explain_shared_device(error: BaseException) -> str:
 
 def find_cure(error: BaseException) -> str:
     """What to do about an error of a backend; empty if that is not known."""
-    for backend in BACKENDS.values():
-        for pattern, cure in backend.cures.items():
-            if re.search(pattern, str(error)):
-                return cure
-    return ""
+    cures = (backend.find_cure(str(error)) for backend in BACKENDS.values())
+    return next(filter(None, cures), "")
 
 
 def backend_of(group: Any = None) -> Backend:

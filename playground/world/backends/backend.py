@@ -69,6 +69,11 @@ class Backend:
     """Errors of torch 2.13 to 2.15 for an operation that this backend does not support (regular
     expressions)."""
 
+    def find_cure(self, error: str) -> str:
+        """What to do about an error with this message; empty if that is not known."""
+        found = (cure for pattern, cure in self.cures.items() if re.search(pattern, error))
+        return next(found, "")
+
     def check(self, local_ranks: int, joined: bool = False) -> str:
         """A notice for the user about `local_ranks` ranks on this machine, usually empty.
 

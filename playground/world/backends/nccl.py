@@ -79,6 +79,11 @@ class Nccl(Backend):
     })  # fmt: skip
     refusals = (*Backend.refusals, "requires a group with a CPU-capable backend")
 
+    def find_cure(self, error: str) -> str:
+        if "invalid device ordinal" in error:
+            return cure_missing_gpu(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return super().find_cure(error)
+
     def check(self, local_ranks: int, joined: bool = False) -> str:
         """As in `Backend`. Refused: a torch without NCCL, no GPU, and more ranks than GPUs
         where NCCL is too old to share one."""
@@ -236,3 +241,16 @@ def last_error() -> str:
 
 def format_version(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
+
+
+def cure_missing_gpu(ranks: int) -> str:
+    """What to do in one of so many ranks of a host that has asked for a GPU which is not there."""
+    import torch
+
+    simulated = count_simulated_gpus()
+    gpus = simulated or torch.cuda.device_count()
+    if ranks <= gpus:
+        return TAKE_OWN_GPU
+    kind = "simulated GPU" if simulated else "GPU"
+    cure = f"--gpus {ranks}" if simulated else f"start {gpus} on this host"
+    return f"{ranks} ranks, {gpus} {kind}{'s' if gpus != 1 else ''}: {cure}"

@@ -18,7 +18,7 @@ from playground.explain.hang.differences import find_mismatch
 from playground.explain.hang.judge import Judge
 from playground.explain.hang.streams import suppose_wait
 from playground.explain.hang.wording import Diagnosis
-from playground.explain.hang.workers import describe_worker
+from playground.explain.hang.workers import add_place
 from playground.world.launcher.rank_handle import RankHandle
 
 INTERVAL = 0.25
@@ -163,7 +163,7 @@ class Examiner:
         """The states, with where the ranks are by these stacks."""
         told = [stacks.get(state.rank, "").splitlines(keepends=True)[::-1] for state in states]
         return [
-            replace(state, line=find_line(stack), worker=describe_worker(stack, rank.process.pid))
+            add_place(state, stack, rank.process.pid, rank.box)
             for state, stack, rank in zip(states, told, self.ranks, strict=True)
         ]
 

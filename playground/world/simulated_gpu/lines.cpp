@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <climits>
+#include <sstream>
 #include <unordered_map>
+#include <utility>
 
 namespace {
 
@@ -120,4 +122,14 @@ std::string text_of(const Place& place) {
 
 bool is_known_to_python() {
   return !python().PyGILState_GetThisThreadState || python().PyGILState_GetThisThreadState();
+}
+
+std::string wrapped(const std::string& text) {
+  std::istringstream words(text);
+  std::string all, line, word;
+  while (words >> word) {
+    if (!line.empty() && line.size() + 1 + word.size() > 80) all += std::exchange(line, "") + "\n";
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return all + line + "\n";
 }

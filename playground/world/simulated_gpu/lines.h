@@ -16,5 +16,8 @@ Place find_place();
 // "train.py:12". Takes Python's lock.
 std::string text_of(const Place& place);
 
+// A message in lines of 80 columns.
+std::string wrapped(const std::string& text);
+
 // Whether the calling thread has run Python.
 bool is_known_to_python();

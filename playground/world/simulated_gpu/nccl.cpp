@@ -122,8 +122,10 @@ bool receive_message(ncclComm* comm, int peer, const Header& expected, void* dat
   Header header;
   if (!read_all(comm, comm->from[peer], &header, sizeof header)) return false;
   if (!(header == expected)) {
-    fprintf(stderr, "simulated NCCL: rank %d has %s, and rank %d has %s: both wait for ever, where NCCL may also give wrong values\n",
-            comm->rank, describe(expected).c_str(), peer, describe(header).c_str());
+    const std::string text = "simulated NCCL: rank " + std::to_string(comm->rank) + " has " + describe(expected) + ", and rank " +
+                             std::to_string(peer) + " has " + describe(header) +
+                             ": both wait for ever, where NCCL may also give wrong values";
+    fputs(wrapped(text).c_str(), stderr);
     return hang(comm);
   }
   return read_all(comm, comm->from[peer], data, header.bytes);

@@ -9,14 +9,12 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <sstream>
 #include <tuple>
 #include <utility>
 
 namespace {
 
 const size_t MOST = 100, MOST_KEPT = 10'000;  // races that a process tells, and of which it knows what they were
-const size_t WIDTH = 80;                      // columns
 
 struct Mark {
   Work work;
@@ -113,17 +111,6 @@ std::string fix_of(const Race& race, const std::string& later, const std::string
   if (race.later == "the host") return "To fix it, call torch.cuda.synchronize() before " + later + ".";
   if (race.earlier.starts_with("nccl")) return "To fix it, call wait() of the Work of " + earlier + " before " + later + ", in the same stream.";
   return "To fix it, call torch.cuda.current_stream().wait_stream(s) before " + later + ", where s is the stream of " + earlier + ".";
-}
-
-// In lines of 80 columns.
-std::string wrapped(const std::string& text) {
-  std::istringstream words(text);
-  std::string all, line, word;
-  while (words >> word) {
-    if (!line.empty() && line.size() + 1 + word.size() > WIDTH) all += std::exchange(line, "") + "\n";
-    line += (line.empty() ? "" : " ") + word;
-  }
-  return all + line + "\n";
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ from random_programs import (
 from widths import too_wide
 
 from playground.base.untrusted import unpickle
+from playground.base.wrapping import PREFIX, wrap_sentence
 from playground.explain.hang import NEW_GROUP, Doing, Kind, Operation, RankState
 from playground.explain.hang.diagnosis import diagnose, explain_failure
 from playground.explain.hang.differences import find_mismatch
@@ -39,12 +40,12 @@ from playground.explain.hang.states import (
     UNUSED,
     Channel,
 )
-from playground.explain.hang.wording import PREFIX, wrap_sentence
 
 UNPROVED = (Kind.STRAGGLER, Kind.RUNNING, Kind.UNWAITED, Kind.UNWAITED_RECEIVE)
 SUM, BARRIER = collective("all_reduce"), collective("barrier")
 ROOT_0, ROOT_1 = collective("broadcast", peer=0), collective("broadcast", peer=1)
 SUM_3, BARRIER_3, GROUP_3 = (collective(name, 3) for name in ("all_reduce", "barrier", NEW_GROUP))
+BACKWARD_3 = collective(BACKWARD, 3)
 SUM_4, BARRIER_4, BACKWARD_4, GROUP_4 = (
     collective(name, 4) for name in ("all_reduce", "barrier", BACKWARD, NEW_GROUP)
 )
@@ -569,6 +570,60 @@ def test_a_call_that_meets_ddp_s_is_under_a_condition_or_has_come_too_early() ->
     for found in (diagnose(states), find_mismatch(states)):
         assert found
         assert (found.kind, found.cure) == (Kind.BESIDE_DDP, Kind.BESIDE_DDP.cure)
+
+
+METRIC, MEETING = "train.py:39 in evaluate", "train.py:74 in main"
+
+
+@pytest.mark.parametrize(
+    ("calls", "stacks", "cure"),
+    [
+        (
+            [(SUM_3, METRIC), (BARRIER_3, MEETING), (BARRIER_3, MEETING)],
+            [(METRIC, "train.py:71 in main"), (MEETING,), (MEETING,)],
+            "rank 0 calls all_reduce (train.py:39, called in main :71), ranks 1-2 do not: is it "
+            "under a condition on the rank? If not, call the same collectives in the same order on "
+            "all ranks of the group",
+        ),
+        (
+            [(BARRIER_3, MEETING), (SUM_3, METRIC), (SUM_3, METRIC)],
+            [(MEETING,), *[(METRIC, "eval.py:5 in check", "train.py:75 in main")] * 2],
+            "rank 0 calls barrier (train.py:74), ranks 1-2 do not: is it under a condition on the "
+            "rank? If not, call the same collectives in the same order on all ranks of the group",
+        ),
+        (
+            [(BARRIER_3, METRIC), (SUM_3, MEETING), (SUM_3, MEETING)],
+            [(METRIC,), (MEETING,), (MEETING,)],
+            Kind.COLLECTIVES.cure,
+        ),
+        (
+            [(replace(BACKWARD_3, name=BUFFERS), METRIC), *[(BARRIER_3, MEETING)] * 2],
+            [(METRIC, "model.py:3 in step", "train.py:70 in main"), (MEETING,), (MEETING,)],
+            "rank 0 calls DDP's forward (train.py:39, called in main :70), ranks 1-2 do not: is it "
+            "under a condition on the rank? If not, have ranks unequal numbers of batches, or does "
+            "one leave the loop early?",
+        ),
+    ],
+)
+def test_of_two_calls_that_meet_the_one_that_comes_first_is_under_a_condition(
+    calls: list[tuple[Operation, str]], stacks: list[tuple[str, ...]], cure: str
+) -> None:
+    """By the lines of the function in which the ranks' paths lead apart."""
+    states = [
+        replace(
+            state,
+            operations=(one := replace(state.operations[0], line=line),),
+            waits_for=one,
+            stack=stack,
+        )
+        for state, (_, line), stack in zip(
+            run(*([call] for call, _ in calls)), calls, stacks, strict=True
+        )
+    ]
+    found = diagnose(states)
+    assert found
+    assert found.cure == cure
+    assert not too_wide(str(found), 80)
 
 
 EPOCH, ALONE = [(BACKWARD_2, 23)] * 2, [(BACKWARD_2, 29)] * 3
