@@ -435,6 +435,7 @@ def test_every_exercise_has_its_parts() -> None:
         assert len(exercise.hints) == 3
         assert "\nUse: " in exercise.task
         assert {*exercise.forbidden} <= {*MESSAGES, *COLLECTIVES}
+        assert exercise.forbidden or "Not here:" not in exercise.task
         assert exercise.title.partition(": ")[2]
         assert max(map(len, exercise.solution.splitlines())) <= 80
         assert ("NotImplementedError" in exercise.stub) == (exercise.kind != FIND)
