@@ -251,13 +251,22 @@ def test_mistakes_that_do_the_same_everywhere_are_both_named() -> None:
     [
         (
             "ring-traffic",
-            {"2 * (ranks - 1),": "ranks - 1,", '"root_bytes": (': '"root_bytes": 2 * ('},
+            {"2 * (ranks - 1)": "(ranks - 1)", '"root_bytes": (': '"root_bytes": 2 * ('},
             "Probably: one phase only: each rank has one sum, and an all-gather has to follow",
         ),
         (
             "bytes-held",
-            {"2 * whole + 2 * shard": "whole + 3 * shard"},
-            "Probably: gradients sharded a stage too early, or: 2 + 2 + 12 bytes are for bfloat16",
+            {"2 * whole + 2 * shard": "whole + 3 * shard", " 4 * shard": " whole + 2 * shard"},
+            "Probably: ZeRO-1 as ZeRO-2: it shards the optimizer's state alone",
+        ),
+        (
+            "token-traffic",
+            {
+                "(sum(rows[r]) - rows[r][r])": "sum(rows[r])",
+                "(arrived[r] - rows[r][r])": "arrived[r]",
+                "[out[r] + back[r] for r in ranks]": "out",
+            },
+            "Probably: what stays is sent, too: rows for a rank's own experts do not leave it",
         ),
         (
             "gated-mlp",
