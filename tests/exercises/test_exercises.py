@@ -45,6 +45,7 @@ from playground.exercises.exercise import (
     Mistake,
     Place,
 )
+from playground.exercises.failures.judges import stuck
 from playground.exercises.layouts import Layout, compare, cost_of
 from playground.exercises.limits import solving
 from playground.exercises.mistakes import NAMED, attempt_mistake
@@ -638,14 +639,29 @@ def test_what_a_batch_costs_is_what_its_task_says() -> None:
     ):
         assert f"\n{row}\n" in exercise.task
     for setting, words in (
-        ('"gpus": 128, "sequences": 500', "batch: 500 is no power of two"),
-        ('"gpus": 4, "sequences": 512', "batch: 4 GPUs: the task has 8 to 512"),
-        ('"gpus": 256, "sequences": 128', "batch: more GPUs than sequences: 256 and 128"),
+        ('"gpus": 128, "sequences": 500', "sequences: 500 is no power of two"),
+        ('"gpus": 100, "sequences": 1000', "gpus: 100 is no power of two"),
+        ('"gpus": 4, "sequences": 512', "gpus: 4: the task has 8 to 512"),
+        ('"gpus": 256, "sequences": 128', "gpus: 256 for 128 sequences"),
         ('"gpus": 64, "sequences": 512', " of 24 hours"),
         ('"gpus": 512, "sequences": 1024', " times the cheapest"),
     ):
         asked = exercise.solution.replace('"gpus": 128, "sequences": 512', setting)
         assert words in "\n".join(tell_lines(judge(exercise, asked)))
+
+
+def test_what_cannot_be_computed_is_told_of_what_is_to_be_chosen() -> None:
+    exercise = CATALOGUE["fit-in-memory"]
+    asked = exercise.solution.replace('"microbatch": 2', '"microbatch": 3')
+    assert tell_lines(judge(exercise, asked))[1] == (
+        "  microbatch: 128 sequences, no multiple of 64 replicas x 3 in a microbatch = 192"
+    )
+
+
+def test_no_number_of_steps_is_right_for_the_data_of_the_report_and_for_other_data() -> None:
+    for seed in (*range(50), 9616):
+        first, other = (max(map(int, re.findall(r"\d+", case.about))) for case in stuck(0, 4, seed))
+        assert first != other
 
 
 LAYOUTS = [
