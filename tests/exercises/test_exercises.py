@@ -20,9 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fixtures import Run, Worlds
 
-from playground.exercises import check, mistakes as mistakes_module, verdict as verdict_module
+from playground.exercises import (
+    calls,
+    check,
+    mistakes as mistakes_module,
+    verdict as verdict_module,
+)
 from playground.exercises.attempt import Attempt, Solution, attempt
 from playground.exercises.changes import patch
 from playground.exercises.exercise import (
@@ -47,7 +53,7 @@ from playground.exercises.exercise import (
 )
 from playground.exercises.failures.judges import stuck
 from playground.exercises.layouts import Layout, compare, cost_of
-from playground.exercises.limits import solving
+from playground.exercises.limits import LOGGED, leave_out, solving
 from playground.exercises.mistakes import NAMED, attempt_mistake
 from playground.exercises.observation import Failure, explain_digits
 from playground.exercises.repair import CULPRIT
@@ -770,7 +776,7 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
         ),
         (
             "print('before'); dist.recv(tensor, rank ^ 1)", DEADLOCK,
-            "printed: rank 0: before   printed: rank 1: before",
+            "printed: rank 0: before            rank 1: before",
         ),
         pytest.param(
             "print('before')\n    while True: pass", LOOP, "of computing   printed: before",
@@ -818,6 +824,69 @@ def test_ranks_in_silence_wait_for_each_other_only_in_calls_that_wait(
     for rank in range(2):
         made.take(rank, {"at": Place(operation, 1 - rank, 7)})
     assert made.find_standstill().status == status
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {0: ("float64", 8), 1: ("float32", 8), 2: ("float64", 8)},
+            " in all_reduce: its tensors differ in dtype: float64 on ranks 0, 2, float32 on rank 1",
+        ),
+        (
+            {0: ("float64", 8), 1: ("float64", 6), 2: ("float64", 8)},
+            " in all_reduce: its tensors differ in size: 8 on ranks 0, 2, 6 on rank 1",
+        ),
+        (
+            dict.fromkeys(range(3), ("float64", 8)),
+            " in all_reduce; do its tensors have the same size and dtype on all ranks?",
+        ),
+    ],
+)
+def test_a_rank_that_gloo_has_aborted_is_told_with_its_line_and_with_what_differs(
+    given: dict[int, tuple[str, int]], told: str
+) -> None:
+    made = Attempt(3)
+    for rank, each in given.items():
+        made.take(rank, {"at": Place("all_reduce", None, 7), "given": each})
+    failure = made.describe_killed(1, "was killed by SIGABRT")
+    assert (failure.rank, failure.line) == (1, 7)
+    assert failure.words == f"was killed by SIGABRT{told}"
+    assert made.describe_killed(1, "exited with code 3").words == "exited with code 3"
+
+
+def test_a_call_reports_what_it_is_given() -> None:
+    def put(output: torch.Tensor, tensor: torch.Tensor) -> None: ...
+
+    heard = list[Event]()
+    record = Transcript("swap.py", 2, ())
+    with hearing(heard.append):
+        calls.call(record, put, torch.ones(4), tensor=torch.ones(2, dtype=torch.int64))
+    assert heard[0]["given"] == ("int64", 2)
+
+
+def test_an_error_that_torch_has_logged_is_shown_once_without_the_time() -> None:
+    logged = "[rank0]:[F1130 19:19:30.335037606 ProcessGroupGloo.cpp:1583] Check failed: (2 vs. 3)."
+    words = LOGGED.sub("", f"RuntimeError: {logged}")
+    assert words == "RuntimeError: Check failed: (2 vs. 3)."
+    assert leave_out(f"mine\n{logged} \n", words) == "mine"
+
+
+def test_what_a_simulated_gpu_prints_is_shown_in_whole_sentences() -> None:
+    said = (
+        "simulated GPU: rank 0: a wait is missing: the host at\nmine.py:18 uses a float32 tensor. "
+        "Nothing orders it\nafter aten::copy_ at mine.py:16. To fix it,\ncall "
+        "torch.cuda.synchronize() before\nmine.py:18.\n"
+    )
+    record = Transcript("mine.py", 1, ())
+    os.write(record.printed, f"before\n{said}after\n".encode())
+    printed = record.read_written()
+    assert printed == (
+        "before\nsimulated GPU: rank 0: a wait is missing: the host at mine.py:18 uses a float32 "
+        "tensor. Nothing orders it after aten::copy_ at mine.py:16.\nafter\n"
+    )
+    verdict = Verdict(exercise="swap", file="swap.py", status=FAIL, world=2, printed="one\ntwo")
+    assert tell_lines(verdict)[1:] == ["  printed: one", "           two"]
 
 
 def test_the_call_that_is_the_answer_is_a_short_cut_and_the_task_says_so() -> None:
