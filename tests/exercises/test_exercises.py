@@ -978,6 +978,40 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert Workbook(folder).state(COLUMN) == "begun"
 
 
+NOTE_ALL = """
+import sys
+from pathlib import Path
+from playground.exercises.exercise import CATALOGUE
+from playground.exercises.workbook import Workbook
+work = Workbook(Path())
+print("ready", flush=True)
+sys.stdin.read()
+for name in sys.argv[1:]:
+    work.note(CATALOGUE[name], "a digest")
+"""
+
+
+def test_what_passes_in_several_processes_at_once_is_all_noted(folder: Path) -> None:
+    names, pipe = [*CATALOGUE], subprocess.PIPE
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", NOTE_ALL, *names[first::8]],
+            cwd=folder, stdin=pipe, stdout=pipe, text=True,
+        )
+        for first in range(8)
+    ]  # fmt: skip
+    for each in running:
+        assert each.stdout
+        assert each.stdout.readline() == "ready\n"
+    for each in running:
+        assert each.stdin
+        each.stdin.close()
+    for each in running:
+        with each:
+            assert each.wait() == 0
+    assert {*Workbook(folder).passed} == {*names}
+
+
 def test_a_file_that_is_another_program_is_told(folder: Path, run_cli: Run) -> None:
     (folder / "swap.py").write_text("print('both send first')\n")
     told = " ".join(run_cli("exercise", "swap").out.split())
