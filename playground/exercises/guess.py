@@ -153,24 +153,23 @@ def guess_by_messages(observed: Mapping[int, Observation], wrong: Wrong) -> str:
 
 
 def guess_by_numbers(wrong: Wrong, pairs: Wrong, size: int, root_of: Callable[[Leaf], str]) -> str:
-    """What all wrong numbers have in common, if nothing else is wrong. `pairs`: what ranks hold and
-    should hold, right or wrong."""
-    if any(mine.kind == "str" for _, mine, _ in wrong):
-        return ""
+    """What all wrong numbers have in common. `pairs`: what ranks hold and should hold, right or
+    wrong."""
     numbers = [(value, due) for value, due in numbers_in(wrong) if not is_close(value, due)]
     if not numbers:
         return ""
+    has_words = any(mine.kind == "str" for _, mine, _ in wrong)  # which say more than a ratio
     for name, slip in FIXED.items():
-        if is_explained_by(slip, numbers, size):
+        if is_explained_by(slip, numbers, size) and not has_words:
             return name
     roots = {root_of(due) for _, _, due in wrong}
     alike = [*numbers_in([each for each in pairs if root_of(each[2]) in roots])]
     is_whole = all(mine.kind.startswith(("int", "uint")) for _, mine, _ in wrong)
     for name, slip in (RATIOS if is_whole else RATIOS_OF_FLOATS).items():
-        if is_explained_by(slip, alike, size):
+        if is_explained_by(slip, alike, size) and not has_words:
             return name
     differences = {value - due for value, due in numbers}
-    if {mine.kind for _, mine, _ in wrong} == {"int"} and len(differences) == 1:
+    if {mine.kind for _, mine, _ in wrong} - {"str"} == {"int"} and len(differences) == 1:
         is_large = all(due >= LEAST_OFF for _, due in numbers)
         is_row = len({due for _, due in numbers}) > 1 and {a - b for a, b in alike} == differences
         return ONE_OFF.get(int(differences.pop()), "") if is_large or is_row else ""
