@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from playground.base.errors import PlaygroundError, RankFailed, RankTimeout
-from playground.base.ranks import name_ranks
+from playground.base.ranks import group_alike, name_ranks
 from playground.base.remote import remote
 from playground.exercises.exercise import (
     AWAITS,
@@ -77,6 +77,8 @@ class Attempt:
         """By case and rank."""
         self.at: dict[int, Place] = {}
         """Where each rank is: in the operation that it called last."""
+        self.given: dict[int, tuple[str, int]] = {}
+        """The dtype and the number of elements of what each rank gave its last operation."""
         self.written: tuple[str, ...] = ()
         """The keys that ranks had written to a store when they waited for others."""
         self.groups: dict[int, list[tuple[int, ...]]] = {}
@@ -106,6 +108,7 @@ class Attempt:
         """A report. Raises `Ended` for one that ends the check."""
         if "at" in event:
             self.at[rank] = event["at"]
+            self.given[rank] = event.get("given", ("", 0))
             self.printed[rank] = event.get("printed", self.printed.get(rank, ""))
         elif "observed" in event:
             self.observed.setdefault(event["case"], {})[rank] = event["observed"]
@@ -142,6 +145,30 @@ class Attempt:
             for line in text.splitlines()[-1:]
         ]
         return Failure(status=DEADLOCK, ranks=tuple(ranks), printed="\n".join(lines))
+
+    def describe_killed(self, rank: int, reason: str) -> Failure:
+        """The failure of a rank whose process has ended, in the operation that it called last. gloo
+        aborts where tensors that meet there differ in size or dtype."""
+        place = self.at.get(rank, RETURNED)
+        if "SIGABRT" not in reason or not place.line:
+            return Failure(status=ERROR, rank=rank, words=reason)
+        together = {
+            other
+            for other, at in self.at.items()
+            if (other == place.peer and at.peer == rank) or (at == place and place.peer is None)
+        }
+        told = (
+            f"{reason} in {place.name}; do its tensors have the same size and dtype on all ranks?"
+        )
+        for item, what in enumerate(("dtype", "size")):
+            by_rank = group_alike(
+                {other: self.given.get(other, ("", 0))[item] for other in together | {rank}}
+            )
+            if len(by_rank) > 1:
+                each = ", ".join(f"{has} on {name_ranks(ranks)}" for has, ranks in by_rank.items())
+                told = f"{reason} in {place.name}: its tensors differ in {what}: {each}"
+                break
+        return Failure(status=ERROR, rank=rank, words=told, line=place.line)
 
     def find_missing(self, cases: Sequence[object]) -> Failure | None:
         """A rank that has returned without having been observed in all cases. `cases`: how many
@@ -221,9 +248,7 @@ def attempt(
     except RankTimeout:  # a rank that computes without end has reported it
         failure = made.find_standstill()
     except RankFailed as error:
-        ask = "; do tensors that meet in a message or a collective have the same size and dtype?"
-        words = f"{error.reason}{ask * ('SIGABRT' in error.reason)}"
-        killed = Failure(status=ERROR, rank=error.rank, words=words)
+        killed = made.describe_killed(error.rank, error.reason)
         failure = Failure(status=BLOCKED, words=error.headline) if error.traceback else killed
     except PlaygroundError as error:
         failure = Failure(status=BLOCKED, words=error.headline)

@@ -49,7 +49,7 @@ def send(
 ) -> Any:
     """`send`, and `isend`, which sends a copy."""
     peer, is_async = world_rank(group, dst, group_dst), real.__name__ == "isend"
-    with record.within(real.__name__, peer, blocks=not is_async) as line:
+    with record.within(real.__name__, peer, not is_async, [tensor]) as line:
         copy = fill(tensor.detach().clone() if is_async and tensor.is_contiguous() else tensor)
         held = tensor.detach().clone() if is_async else tensor
         work = real(copy, dst, group, tag, group_dst)
@@ -69,7 +69,7 @@ def recv(
 ) -> Any:
     """`recv`, and `irecv`, which receives a copy."""
     peer, is_async = world_rank(group, src, group_src), real.__name__ == "irecv"
-    with record.within(real.__name__, peer, blocks=not is_async) as line:
+    with record.within(real.__name__, peer, not is_async, [tensor]) as line:
         copy = fill(torch.empty_like(tensor) if is_async and tensor.is_contiguous() else tensor)
         result = real(copy, src, group, tag, group_src)
     if is_async:
@@ -88,7 +88,7 @@ def all_reduce(
     async_op: bool = False,
 ) -> Any:
     record.actions.reduced.append(tensor.numel())
-    with record.within("all_reduce", blocks=not async_op) as line:
+    with record.within("all_reduce", None, not async_op, [tensor]) as line:
         if not async_op:
             return real(tensor, op, group)
         copy, held = tensor.detach().clone(), tensor.detach().clone()
@@ -106,7 +106,8 @@ def new_group(record: Transcript, real: Any, ranks: Any = None, *args: Any, **kw
 
 def call(record: Transcript, real: Any, *args: Any, **kwargs: Any) -> Any:
     """A collective that only counts."""
-    with record.within(real.__name__, blocks=not kwargs.get("async_op")):
+    given = *args, *kwargs.values()
+    with record.within(real.__name__, None, not kwargs.get("async_op"), given):
         return real(*args, **kwargs)
 
 

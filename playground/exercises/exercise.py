@@ -243,7 +243,8 @@ class Exercise:
         """Functions of torch.distributed that would be the answer; all others may be used."""
         if self.kind in (PREDICT, CHOOSE):
             return (*MESSAGES, *COLLECTIVES)
-        return tuple(re.findall(r"`dist\.(\w+)`", self.task.partition("Not here: ")[2]))
+        _, *after = re.split(r"\bNot here:\s", self.task)
+        return tuple(re.findall(r"`dist\.(\w+)`", "".join(after)))
 
     @property
     def hints(self) -> tuple[str, ...]:

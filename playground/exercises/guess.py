@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from playground.base.ranks import name_ranks
 from playground.exercises.exercise import AWAITS, RETURNED, Place
 from playground.exercises.observation import (
+    OWN,
     RESULT,
     Leaf,
     Observation,
@@ -23,23 +24,32 @@ Wrong = Sequence[tuple[int, Leaf, Leaf]]
 """Rank, what it holds and what it should hold, of all that is wrong."""
 
 ZEROS = "nothing is written there: it holds zeros"
-SLIPS: dict[str, Callable[[float, int], float]] = {
+Slip = Callable[[float, int], float]
+"""What makes each wrong number of the one that is due, on so many ranks."""
+FIXED: dict[str, Slip] = {
     ZEROS: lambda due, size: 0,
+    "not a number: what is empty is divided, or exp() overflows": lambda due, size: math.nan,
+}
+RATIOS: dict[str, Slip] = {
     "counted twice": lambda due, size: 2 * due,
     "the wrong sign": lambda due, size: -due,
 }
-SLIPS_OF_FLOATS: dict[str, Callable[[float, int], float]] = {
+RATIOS_OF_FLOATS: dict[str, Slip] = {
     "the sum in place of the mean": lambda due, size: due * size,
     "divided by the number of ranks once too often": lambda due, size: due / size,
-    "not a number: what is empty is divided, or exp() overflows": lambda due, size: math.nan,
-}
-"""What makes each wrong number of the one that is due, on so many ranks; of whole numbers there are
-no means."""
+} | RATIOS
+"""A ratio is in all numbers, or it is none; of whole numbers there are no means."""
+ONE_OFF = {1: "one too many", -1: "one too few"}
+LEAST_OFF = 3
+"""A number of which one too many or too few is told. Of a smaller one that may be chance, unless
+several numbers are all one off."""
 UNTOUCHED = "nothing is written into the tensor: it holds what was given"
 SIGNS = {
     r"no rank -?\d+ in a world": "a neighbour beyond the first or the last rank",
     r"Pair is not connected.*\[none\]": "a rank sends to itself, or receives from itself",
-    r"[Ss]plit|same size|SIGABRT|size mismatch|must match|Check failed: \w*[Ss]hape": (
+    "tensors differ in": "",
+    "SIGABRT": "two tensors that meet differ in size or dtype",
+    r"[Ss]plit|same size|size mismatch|must match|Check failed: \w*[Ss]hape": (
         "two tensors, or a slice and a tensor, differ in size"
     ),
     "storage of size 0": "a tensor is used whose memory has been freed",
@@ -50,7 +60,7 @@ SIGNS = {
 LEFT_OUT = "a share is left out"
 SHARES = {
     "twice$": "a share is added twice",
-    "in it, ": "a share of another rank in the place of one",
+    "in it, ": "one rank's values are where another rank's should be",
     "missing$": LEFT_OUT,
     "in it$": "a share of another rank is in it",
 }
@@ -81,8 +91,16 @@ def guess_by_places(at: Mapping[int, Place], size: int) -> str:
     )
 
 
-def guess_by_values(observed: Mapping[int, Observation]) -> str:
-    """What explains all that is wrong in a case; empty if nothing does."""
+def root_of_leaf(leaf: Leaf) -> str:
+    """Where it is, without its place in a list: grad, of grad[1]."""
+    return leaf.where.partition("[")[0]
+
+
+def guess_by_values(
+    observed: Mapping[int, Observation], root_of: Callable[[Leaf], str] = root_of_leaf
+) -> str:
+    """What explains all that is wrong in a case; empty if nothing does. `root_of`: what one ratio
+    is in all numbers of."""
     pairs = [
         (rank, *pair)
         for rank, seen in observed.items()
@@ -94,11 +112,11 @@ def guess_by_values(observed: Mapping[int, Observation]) -> str:
     if all(mine.kind == "NoneType" for _, mine, _ in wrong):
         is_said = all(mine.where in ("", RESULT) for _, mine, _ in wrong)
         return "" if is_said else "nothing is left there"
+    # a tensor of its own that is wrong may come of what was returned, and not the other way
+    wrong = [each for each in wrong if each[2].where != OWN] or wrong
     if any(mine.where != due.where for _, mine, due in wrong):
         return ""
-    if kinds := {
-        f"{mine.kind} in the place of {due.kind}" for _, mine, due in wrong if mine.kind != due.kind
-    }:
+    if kinds := {describe_kinds(mine, due) for _, mine, due in wrong if mine.kind != due.kind}:
         return kinds.pop() if len(kinds) == 1 else "values of other types"
     if more := [
         math.prod(mine.shape) - math.prod(due.shape)
@@ -114,7 +132,7 @@ def guess_by_values(observed: Mapping[int, Observation]) -> str:
         return guess_by_messages(observed, wrong)
     if any(seen.is_shared for seen in observed.values()):
         return "one tensor for all: they are the same memory"
-    numbers = guess_by_numbers(wrong, len(observed))
+    numbers = guess_by_numbers(wrong, pairs, len(observed), root_of)
     if numbers == ZEROS and all(mine.kind in ("int", "float") for _, mine, _ in wrong):
         return describe_zeros(observed, {mine.where for _, mine, _ in wrong})
     return numbers or guess_by_order(wrong) or guess_by_shares(observed, wrong)
@@ -134,26 +152,47 @@ def guess_by_messages(observed: Mapping[int, Observation], wrong: Wrong) -> str:
     return f"its own values came back: {name_ranks(senders)} sent what {had} just received"
 
 
-def guess_by_numbers(wrong: Wrong, size: int) -> str:
-    numbers = [
-        (mine.kind, value, due_value)
-        for _, mine, due in wrong
-        for value, due_value in zip(mine.values, due.values, strict=True)
-        if isinstance(value, (int, float))
-        and isinstance(due_value, (int, float))
-        and not is_close(value, due_value)
-    ]
+def guess_by_numbers(wrong: Wrong, pairs: Wrong, size: int, root_of: Callable[[Leaf], str]) -> str:
+    """What all wrong numbers have in common. `pairs`: what ranks hold and should hold, right or
+    wrong."""
+    numbers = [(value, due) for value, due in numbers_in(wrong) if not is_close(value, due)]
     if not numbers:
         return ""
-    is_whole = all(kind.startswith(("int", "uint")) for kind, _, _ in numbers)
-    for name, slip in (SLIPS if is_whole else SLIPS_OF_FLOATS | SLIPS).items():
-        if all(is_close(float(value), float(slip(due, size))) for _, value, due in numbers):
+    has_words = any(mine.kind == "str" for _, mine, _ in wrong)  # which say more than a ratio
+    for name, slip in FIXED.items():
+        if is_explained_by(slip, numbers, size) and not has_words:
             return name
-    if {kind for kind, _, _ in numbers} == {"int"} and {
-        value - due for _, value, due in numbers
-    } in ({1}, {-1}):
-        return "one too many" if numbers[0][1] > numbers[0][2] else "one too few"
+    roots = {root_of(due) for _, _, due in wrong}
+    alike = [*numbers_in([each for each in pairs if root_of(each[2]) in roots])]
+    is_whole = all(mine.kind.startswith(("int", "uint")) for _, mine, _ in wrong)
+    for name, slip in (RATIOS if is_whole else RATIOS_OF_FLOATS).items():
+        if is_explained_by(slip, alike, size) and not has_words:
+            return name
+    differences = {value - due for value, due in numbers}
+    if {mine.kind for _, mine, _ in wrong} - {"str"} == {"int"} and len(differences) == 1:
+        is_large = all(due >= LEAST_OFF for _, due in numbers)
+        is_row = len({due for _, due in numbers}) > 1 and {a - b for a, b in alike} == differences
+        return ONE_OFF.get(int(differences.pop()), "") if is_large or is_row else ""
     return ""
+
+
+def numbers_in(pairs: Wrong) -> Iterator[tuple[float, float]]:
+    """What is held and what is due, of all numbers in these."""
+    for _, mine, due in pairs:
+        for value, due_value in zip(mine.values, due.values, strict=False):
+            if isinstance(value, (int, float)) and isinstance(due_value, (int, float)):
+                yield value, due_value
+
+
+def is_explained_by(slip: Slip, numbers: Iterable[tuple[float, float]], size: int) -> bool:
+    return all(is_close(float(value), float(slip(due, size))) for value, due in numbers)
+
+
+def describe_kinds(mine: Leaf, due: Leaf) -> str:
+    """A value of another type than the one that is due."""
+    if mine.kind[-1].isdigit() and due.kind in ("int", "float"):
+        return "a tensor in the place of a number: `.item()`"
+    return f"{mine.kind} in the place of {due.kind}"
 
 
 def describe_zeros(observed: Mapping[int, Observation], places: set[str]) -> str:
@@ -209,11 +248,13 @@ def has_moved(mine: Leaf, due: Leaf, size: int) -> bool:
 
 
 def is_own_result(observed: Mapping[int, Observation]) -> bool:
-    """Whether the same is due on all ranks, and no two hold the same."""
+    """Whether the same is due on all ranks, all are wrong, and no two hold the same."""
     ranks = list(observed.values())
     if len(ranks) < 2 or any(
         find_difference(seen.expected, ranks[0].expected) for seen in ranks[1:]
     ):
+        return False
+    if not all(find_difference(seen.held, seen.expected) for seen in ranks):
         return False
     others = [(one, other) for place, one in enumerate(ranks) for other in ranks[:place]]
     return all(find_difference(one.held, other.held) for one, other in others)

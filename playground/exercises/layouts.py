@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -35,19 +35,23 @@ def cost_of(layout: Layout, task: TrainingTask) -> Cost:
     return costs.cost_of(shape, layout.zero, task, layout.microbatch, recompute=recompute)
 
 
-def find_fault(layout: Layout, task: TrainingTask) -> str:
-    """Why a layout is none for this model and cluster; empty if it is one."""
+def find_fault(
+    layout: Layout, task: TrainingTask, names: Container[str] = ("dp",)
+) -> dict[str, str]:
+    """Why a layout is none for this model and cluster, by what is to be chosen otherwise; empty if
+    it is one. `names`: the choices."""
     dp, pp, tp = layout.dp, layout.pp, layout.tp
     if dp * pp * tp != task.gpus:
-        return f"{dp} x {pp} x {tp} = {dp * pp * tp} ranks for {task.gpus} GPUs"
+        return {"ranks": f"{dp} x {pp} x {tp} = {dp * pp * tp} ranks for {task.gpus} GPUs"}
     if task.layers % pp:
-        return f"{task.layers} layers in {pp} stages"
+        return {"ranks": f"{task.layers} layers in {pp} stages"}
     if task.sequences % (dp * layout.microbatch):
         least = f"{dp} replicas x {layout.microbatch} in a microbatch = {dp * layout.microbatch}"
-        return f"{task.sequences} sequences, no multiple of {least}"
+        chosen = "ranks" if "dp" in names else "microbatch"
+        return {chosen: f"{task.sequences} sequences, no multiple of {least}"}
     if layout.recompute not in (0, 1):
-        return f"recompute {layout.recompute}, which is 0 or 1"
-    return "" if layout.zero in STAGES else f"ZeRO has no stage {layout.zero}"
+        return {"recompute": f"{layout.recompute}, which is 0 or 1"}
+    return {} if layout.zero in STAGES else {"zero": f"ZeRO has no stage {layout.zero}"}
 
 
 def layouts(task: TrainingTask, choices: Mapping[str, tuple[int, ...]]) -> Iterator[Layout]:
@@ -69,15 +73,16 @@ def choose(about: str, task: TrainingTask, choices: Mapping[str, tuple[int, ...]
     costed = {layout: cost_of(layout, task) for layout in layouts(task, choices)}
     fitting = {layout: cost for layout, cost in costed.items() if cost.held <= task.memory}
     best = min(fitting, key=lambda layout: fitting[layout].step)
-    right = {"memory": "fits", "ranks": "fits", "step": "within 5 % of the fastest"}
+    right = dict.fromkeys(("answer", "memory", "ranks", "microbatch", "recompute", "zero"), "fits")
+    right["step"] = "within 5 % of the fastest"
 
     def run(function: Callable[[], Any]) -> object:
         answer = function()
         if not isinstance(answer, dict) or {*answer} != {*choices}:
-            return right | {"ranks": f"the answer's keys are to be {', '.join(choices)}"}
+            return right | {"answer": f"its keys are to be {', '.join(choices)}"}
         layout = new_layout(answer, task)
-        if fault := find_fault(layout, task):
-            return right | {"ranks": fault}
+        if fault := find_fault(layout, task, choices):
+            return right | fault
         mine = cost_of(layout, task)
         notes[:] = [*compare(mine, fitting[best])]
         if mine.held > task.memory:

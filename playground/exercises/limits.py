@@ -27,6 +27,8 @@ ASLEEP = 20.0
 BUSY = 0.01
 """The share of a tick that a process computes at least if it is not asleep: a busy machine may not
 give it more."""
+LOGGED = re.compile(r"\[rank\d+\]:\[\w+ [\d:.]+ [\w.]+:\d+\] ?")
+"""The time and place before a line that torch's C++ logs."""
 IMPORTING = 20
 """How many times the deadline an import may take."""
 
@@ -91,6 +93,12 @@ def solving(record: Transcript) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
+def leave_out(printed: str, words: str) -> str:
+    """What is printed, without the lines that the words of an error have, too."""
+    lines = LOGGED.sub("", printed).splitlines()
+    return "\n".join(line for line in lines if line.strip() not in words)
+
+
 def end_by_error(record: Transcript, error: BaseException) -> NoReturn:
     """End the check with what the solution has raised, and the last of its lines that it was on."""
     stack = traceback.extract_tb(error.__traceback__)
@@ -102,6 +110,6 @@ def end_by_error(record: Transcript, error: BaseException) -> NoReturn:
         words = QUIT if record.is_debugged else BREAKPOINT
     else:
         first = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-        words = re.sub(r" at 0x\w+", "", first)  # which differs from run to run
-    line, printed = (lines or [0])[-1], record.read_printed()
+        words = re.sub(r" at 0x\w+", "", LOGGED.sub("", first))  # which differs from run to run
+    line, printed = (lines or [0])[-1], leave_out(record.read_printed(), words)
     end_check(status=status, words=words, line=line, printed=printed)

@@ -25,6 +25,7 @@ from playground.exercises.attempt import (
 from playground.exercises.exercise import DEADLOCK, FAIL, FIND, PREDICT, Exercise, Mistake
 from playground.exercises.file_checks import NOT_WRITTEN
 from playground.exercises.guess import (
+    RATIOS_OF_FLOATS,
     UNTOUCHED,
     guess_by_places,
     guess_by_values,
@@ -33,6 +34,7 @@ from playground.exercises.guess import (
 from playground.exercises.observation import (
     SENDS_TOO_MUCH,
     Failure,
+    Leaf,
     Observation,
     count_elements,
     find_difference,
@@ -42,6 +44,11 @@ from playground.exercises.observation import (
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER
 PROBABLY = "probably: "
 AS_BEFORE = "as before: your change makes no difference to the result"
+Held = Mapping[int, Sequence[Leaf]]
+"""What a prediction holds, by case."""
+VARYING = re.compile(r"no rank \d+|(?<=SIGABRT).*")
+"""What differs from run to run in the words of an error: which rank is the first to send to one
+that is not there, and where others are when a rank is aborted."""
 ALL_THEY_DID, RESULTS, FIRST_RESULT = range(3)
 """By what two worlds are compared: by all that their ranks did, by the results, by those of the
 first case that failed."""
@@ -130,15 +137,12 @@ def find_probable(
     )
     if same_results:
         return name_probable(found, same_results)
-    if guess := guess_mistake(solution, made, found):
-        return replace(found, mistake=f"{PROBABLY}{guess}")
-    if solution.exercise.kind == PREDICT and not same_first:
-        rows = {mistake: find_same_rows(made, other) for mistake, other in tried.items()}
-        most = max((len(same) for same in rows.values() if found.where in same), default=0)
-        same_first = [
-            mistake for mistake, same in rows.items() if found.where in same and len(same) == most
-        ]
-    return name_probable(found, same_first) if same_first else found
+    if solution.exercise.kind == PREDICT and (rows := find_by_rows(made, found, tried)):
+        return name_probable(found, rows)
+    guess = guess_mistake(solution, made, found)
+    if same_first and (not guess or guess in RATIOS_OF_FLOATS):
+        return name_probable(found, same_first)
+    return replace(found, mistake=f"{PROBABLY}{guess}") if guess else found
 
 
 def guess_mistake(solution: Solution, made: Attempt, failure: Failure) -> str:
@@ -146,7 +150,10 @@ def guess_mistake(solution: Solution, made: Attempt, failure: Failure) -> str:
     if failure.status == DEADLOCK:
         return guess_by_places(made.at, made.size)
     if failure.status == FAIL:
-        guess = guess_by_values(made.observed.get(made.case, {}))
+        observed = made.observed.get(made.case, {})
+        # a ratio is in all rows of a prediction, or it is none
+        is_prediction = solution.exercise.kind == PREDICT
+        guess = guess_by_values(observed, *[lambda leaf: ""] * is_prediction)
         return (guess == UNTOUCHED and describe_rebound(solution)) or guess
     return guess_by_words(failure.words)
 
@@ -197,33 +204,59 @@ def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
         return False
     if status == DEADLOCK:
         return one.places == other.places
-    # which rank is the first to send to one that is not there differs from run to run
     if status != FAIL:
-        words = {re.sub(r"no rank \d+", "", each.words) for each in (one.failure, other.failure)}
-        return len(words) == 1
+        return len({VARYING.sub("", each.words) for each in (one.failure, other.failure)}) == 1
     cases = one.observed.keys() & other.observed.keys()
     if by == FIRST_RESULT:
         cases &= {one.case}
     return all(is_alike_in_case(one, other, case, by) for case in cases)
 
 
+def find_by_rows(made: Attempt, found: Failure, tried: Mapping[Mistake, Attempt]) -> list[Mistake]:
+    """The mistakes that explain the row in which a prediction is wrong first, and the most others:
+    none that a row contradicts, which is right where the mistake makes it wrong."""
+    rows = {leaf.where for seen in made.observed.values() for leaf in seen[0].expected}
+    right = rows - find_wrong_rows(made)
+    same = {
+        mistake: find_same_rows(made, other)
+        for mistake, other in tried.items()
+        if not right & find_wrong_rows(other)
+    }
+    most = max((len(each) for each in same.values() if found.where in each), default=0)
+    return [each for each, places in same.items() if found.where in places and len(places) == most]
+
+
 def find_same_rows(one: Attempt, other: Attempt) -> set[str]:
     """The rows in which two predictions are the same, in all cases."""
     mine, theirs = (
-        {
-            (case, leaf.where): leaf
-            for case, observed in each.observed.items()
-            for leaf in observed[0].held
-        }
+        {case: observed[0].held for case, observed in each.observed.items()}
         for each in (one, other)
     )
-    differ = {
-        place
+    rows = {leaf.where for held in mine.values() for leaf in held}
+    return rows - find_differing(mine, theirs)
+
+
+def find_wrong_rows(made: Attempt) -> set[str]:
+    """The rows in which a prediction is wrong, in one of the cases."""
+    held, expected = (
+        {case: getattr(observed[0], name) for case, observed in made.observed.items()}
+        for name in ("held", "expected")
+    )
+    return find_differing(held, expected)
+
+
+def find_differing(one: Held, other: Held) -> set[str]:
+    """The rows in which two predictions of the same cases differ."""
+    mine, theirs = (
+        {(case, leaf.where): leaf for case, leaves in each.items() for leaf in leaves}
+        for each in (one, other)
+    )
+    return {
+        place[1]
         for place in mine.keys() | theirs.keys()
         if not (place in mine and place in theirs)
         or find_difference([mine[place]], [theirs[place]])
     }
-    return {row for _, row in mine} - {row for _, row in differ}
 
 
 def is_alike_in_case(one: Attempt, other: Attempt, case: int, by: int) -> bool:

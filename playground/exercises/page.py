@@ -58,6 +58,8 @@ EMPTY_LINES = re.compile(r"\n([ \t]*\n){2,}")
 NOT_BEGUN = "core"
 MARKS = {"begun": "…", "changed": "~", "passed": "✓", NOT_BEGUN: "•"}
 """The states of an exercise, in the list, and those of the core that are not begun."""
+LEGEND = {"changed": "changed since it passed"}
+"""What is said of states that take more than their name."""
 
 
 class Name(click.Choice[str]):
@@ -121,7 +123,9 @@ def show_list(work: Workbook, lesson: str | None, wide: bool) -> None:
             shown = f"{MARKS.get(state, ' ')} {each.name}"
             table.add(shown, each.grade, each.minutes, each.kind, task)
     last = next((each for each in reversed(chosen) if each.name in work.passed), chosen[0])
-    legend = "  ".join(f"{mark} {state}" for state, mark in MARKS.items() if state in seen)
+    legend = "  ".join(
+        f"{mark} {LEGEND.get(state, state)}" for state, mark in MARKS.items() if state in seen
+    )
     terminal.say(table, wide=wide)
     terminal.say(
         *filter(None, [legend and f"  {legend}"]), "", *tell_progress(work, last, work.name)

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn
@@ -30,10 +30,23 @@ MAX_CALLS, SHOWN = 2000, 1000
 """Calls of torch.distributed in one case, and bytes printed that are shown."""
 OF_OURS = re.compile(rf" at {re.escape(str(FOLDER))}/\S+?:\d+")
 """A line of the check's own, in what a simulated GPU prints."""
+CURE = "To fix it, "
+"""Before the last sentence of what a simulated GPU says of a missing wait."""
+MISSING_WAIT = re.compile(
+    r"^simulated GPU: (?:rank \d+: )?a wait is missing: .*?To\s+fix\s+it,.*?(?:\.\n|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+"""What it says, in several lines."""
 TICK = 0.5
 """Seconds between two looks at a solution that runs."""
 TAKEN = 1.0
 """Seconds that the parent has to end a rank whose report ends the check."""
+
+
+def join_missing_wait(said: re.Match[str]) -> str:
+    """What a simulated GPU says of a missing wait in one line, without the cure: that is the
+    task."""
+    return f"{' '.join(said[0].split()).partition(CURE)[0].strip()}\n"
 
 
 def stop(words: str, line: int, printed: str = "") -> NoReturn:
@@ -47,6 +60,16 @@ def end_check(**event: object) -> NoReturn:
     report(**event)
     threading.Event().wait(TAKEN)
     os._exit(1)
+
+
+def describe_given(name: str, given: Iterable[object]) -> tuple[str, int] | None:
+    """The dtype and the number of elements of the last tensor that an operation is given: its
+    input. That of an all_to_all need not have as many on each rank."""
+    tensors = [each for each in given if isinstance(each, torch.Tensor)]
+    if not tensors:
+        return None
+    elements = 0 if name.startswith("all_to_all") else tensors[-1].numel()
+    return str(tensors[-1].dtype).removeprefix("torch."), elements
 
 
 @dataclass
@@ -103,7 +126,8 @@ class Transcript:
     def read_written(self) -> str:
         """As `read_printed`, without what the stream still holds: for a signal's handler, which may
         have come while something was printed."""
-        return OF_OURS.sub("", os.pread(self.printed, SHOWN, 0).decode(errors="replace"))
+        text = os.pread(self.printed, SHOWN, 0).decode(errors="replace")
+        return OF_OURS.sub("", MISSING_WAIT.sub(join_missing_wait, text))
 
     def line(self, frame: FrameType | None = None) -> int:
         """The line of the solution that is running; 0 if none is."""
@@ -133,9 +157,15 @@ class Transcript:
             )
 
     @contextlib.contextmanager
-    def within(self, name: str, peer: int | None = None, blocks: bool = True) -> Iterator[int]:
-        """In an operation. If it never ends, the parent knows where this rank is. Returns the line
-        of its call."""
+    def within(
+        self,
+        name: str,
+        peer: int | None = None,
+        blocks: bool = True,
+        given: Iterable[object] = (),
+    ) -> Iterator[int]:
+        """In an operation. If it never ends, the parent knows where this rank is, and if it ends
+        the process, what it was given. Returns the line of its call."""
         line = self.line()
         self.actions.calls += 1
         if self.actions.calls > MAX_CALLS:
@@ -143,7 +173,8 @@ class Transcript:
             stop(words, line, self.read_printed())
         self.forbid(name, line)
         printed = self.read_printed()
-        report(at=Place(name, peer, line), **({"printed": printed} if printed else {}))
+        about = {"given": describe_given(name, given), "printed": printed}
+        report(at=Place(name, peer, line), **{key: each for key, each in about.items() if each})
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
         self.thread.depth = getattr(self.thread, "depth", 0) + 1

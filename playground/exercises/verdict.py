@@ -36,6 +36,8 @@ from playground.exercises.observation import (
 from playground.exercises.repair import CULPRIT
 from playground.ui.units import plural
 
+SHOWN_LINES = 3
+"""Lines that are shown of what a solution printed."""
 ANOTHER_RANK = "the rank at fault is another"
 
 
@@ -200,5 +202,8 @@ def tell_lines(verdict: Verdict) -> list[str]:
     if verdict.words and not verdict.ranks:
         lines.append(f"  {tell_words(verdict, verdict.rank, verdict.line)}")
     lines += [f"  {line}" for line in verdict.ranks]
-    lines += [f"  printed: {line}" for line in verdict.printed.splitlines()[:3]]
+    printed = verdict.printed.splitlines()[:SHOWN_LINES]
+    lines += [
+        f"  {' ' * 9 if number else 'printed: '}{each}" for number, each in enumerate(printed)
+    ]
     return lines + notes

@@ -7,6 +7,8 @@ overwritten.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import inspect
 import itertools
 import json
@@ -20,7 +22,7 @@ from pathlib import Path
 import click
 
 from playground.base.errors import UsageError
-from playground.base.files import replacing
+from playground.base.files import replacing, writing
 from playground.base.untrusted import expect_dict, parse_json, printable
 from playground.exercises.attempt import Solution
 from playground.exercises.exercise import (
@@ -80,25 +82,30 @@ class Workbook:
     def note(self, exercise: Exercise, digest: str) -> None:
         """Note that this solution has passed."""
         self.passed[exercise.name] = digest
-        self.write("exercises", self.passed)
+        self.write("exercises", exercise, digest)
 
     def note_hint(self, exercise: Exercise, number: int) -> None:
         """Note which hint was shown last."""
         self.hints[exercise.name] = number
-        self.write("hints", self.hints)
+        self.write("hints", exercise, number)
 
-    def write(self, name: str, values: dict[str, object]) -> None:
-        """Write the part of a file that is about this folder. Where that cannot be, say so: a
-        verdict or a hint is shown all the same."""
+    def write(self, name: str, exercise: Exercise, value: object) -> None:
+        """Write what a file says of an exercise in this folder. Other processes write there, too:
+        what they have written stays. Where that cannot be, say so: a verdict or a hint is shown all
+        the same."""
         file = progress_file(name)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            known = read_progress_file(name) | {self.name: values}
-            with (
-                replacing(file, f"{file.stem}.{os.getpid()}.new") as descriptor,
-                open(descriptor, "w", encoding="utf-8", closefd=False) as new,
-            ):
-                new.write(f"{json.dumps(known, indent=1)}\n")
+            with writing(file.with_suffix(".lock"), append=True) as lock:
+                with contextlib.suppress(OSError):  # this disk has no locks
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                known = read_progress_file(name)
+                known[self.name] = self.read(name) | {exercise.name: value}
+                with (
+                    replacing(file, f"{file.stem}.{os.getpid()}.new") as descriptor,
+                    open(descriptor, "w", encoding="utf-8", closefd=False) as new,
+                ):
+                    new.write(f"{json.dumps(known, indent=1)}\n")
         except OSError as error:
             what_to_do = "set XDG_STATE_HOME to a folder"
             click.echo(
@@ -166,7 +173,7 @@ class Workbook:
             ) from None
         if exercise.kind == FIND:
             self.seeds[exercise.name] = seed_of(text)
-            self.write("seeds", self.seeds)
+            self.write("seeds", exercise, seed_of(text))
             words += f"{file.name} fails, and its check says how: the report. "
         verb = "Repair" if exercise.kind == FIND else "Complete"
         return f"{words}{verb} {file.name} in this folder."

@@ -20,9 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fixtures import Run, Worlds
 
-from playground.exercises import check, mistakes as mistakes_module, verdict as verdict_module
+from playground.exercises import (
+    calls,
+    check,
+    mistakes as mistakes_module,
+    verdict as verdict_module,
+)
 from playground.exercises.attempt import Attempt, Solution, attempt
 from playground.exercises.changes import patch
 from playground.exercises.exercise import (
@@ -45,8 +51,9 @@ from playground.exercises.exercise import (
     Mistake,
     Place,
 )
+from playground.exercises.failures.judges import stuck
 from playground.exercises.layouts import Layout, compare, cost_of
-from playground.exercises.limits import solving
+from playground.exercises.limits import LOGGED, leave_out, solving
 from playground.exercises.mistakes import NAMED, attempt_mistake
 from playground.exercises.observation import Failure, explain_digits
 from playground.exercises.repair import CULPRIT
@@ -251,13 +258,22 @@ def test_mistakes_that_do_the_same_everywhere_are_both_named() -> None:
     [
         (
             "ring-traffic",
-            {"2 * (ranks - 1),": "ranks - 1,", '"root_bytes": (': '"root_bytes": 2 * ('},
+            {"2 * (ranks - 1)": "(ranks - 1)", '"root_bytes": (': '"root_bytes": 2 * ('},
             "Probably: one phase only: each rank has one sum, and an all-gather has to follow",
         ),
         (
             "bytes-held",
-            {"2 * whole + 2 * shard": "whole + 3 * shard"},
-            "Probably: gradients sharded a stage too early, or: 2 + 2 + 12 bytes are for bfloat16",
+            {"2 * whole + 2 * shard": "whole + 3 * shard", " 4 * shard": " whole + 2 * shard"},
+            "Probably: ZeRO-1 as ZeRO-2: it shards the optimizer's state alone",
+        ),
+        (
+            "token-traffic",
+            {
+                "(sum(rows[r]) - rows[r][r])": "sum(rows[r])",
+                "(arrived[r] - rows[r][r])": "arrived[r]",
+                "[out[r] + back[r] for r in ranks]": "out",
+            },
+            "Probably: what stays is sent, too: rows for a rank's own experts do not leave it",
         ),
         (
             "gated-mlp",
@@ -435,6 +451,7 @@ def test_every_exercise_has_its_parts() -> None:
         assert len(exercise.hints) == 3
         assert "\nUse: " in exercise.task
         assert {*exercise.forbidden} <= {*MESSAGES, *COLLECTIVES}
+        assert exercise.forbidden or "Not here:" not in exercise.task
         assert exercise.title.partition(": ")[2]
         assert max(map(len, exercise.solution.splitlines())) <= 80
         assert ("NotImplementedError" in exercise.stub) == (exercise.kind != FIND)
@@ -556,13 +573,13 @@ def test_a_repair_of_another_program_is_none(exercise: Exercise) -> None:
 
 
 def test_a_program_to_be_repaired_stays_what_it_is(folder: Path, run_cli: Run) -> None:
-    stuck = CATALOGUE["stuck"]
+    program = CATALOGUE["stuck"]
     assert "stuck.py fails, and its check says how" in run_cli("exercise", "stuck").out
     text = (folder / "stuck.py").read_text()
     seed = int(text.partition("SEED = ")[2].partition("\n")[0])
-    assert text == replace(stuck, seed=seed).stub
+    assert text == replace(program, seed=seed).stub
     shown = run_cli("solution", "stuck", "--give-up").out
-    assert shown == CULPRIT.sub("RANK = None", replace(stuck, seed=seed).solution)
+    assert shown == CULPRIT.sub("RANK = None", replace(program, seed=seed).solution)
     (folder / "stuck.py").write_text(text.replace(f"SEED = {seed}", f"SEED = {seed + 1}"))
     told = f"SEED is no longer {seed}: this is another program; write {seed} again, or begin again"
     assert told in " ".join(run_cli("check", "stuck").out.split())
@@ -575,7 +592,7 @@ def test_a_program_to_be_repaired_stays_what_it_is(folder: Path, run_cli: Run) -
         ),
         (text.replace("SEED = ", "seed = "), "there is no line SEED = … in it; begin again: "),
     ):
-        verdict = judge(stuck, changed)
+        verdict = judge(program, changed)
         assert (verdict.status, verdict.passed) == (ERROR, ())
         assert words in verdict.words
 
@@ -628,14 +645,29 @@ def test_what_a_batch_costs_is_what_its_task_says() -> None:
     ):
         assert f"\n{row}\n" in exercise.task
     for setting, words in (
-        ('"gpus": 128, "sequences": 500', "batch: 500 is no power of two"),
-        ('"gpus": 4, "sequences": 512', "batch: 4 GPUs: the task has 8 to 512"),
-        ('"gpus": 256, "sequences": 128', "batch: more GPUs than sequences: 256 and 128"),
+        ('"gpus": 128, "sequences": 500', "sequences: 500 is no power of two"),
+        ('"gpus": 100, "sequences": 1000', "gpus: 100 is no power of two"),
+        ('"gpus": 4, "sequences": 512', "gpus: 4: the task has 8 to 512"),
+        ('"gpus": 256, "sequences": 128', "gpus: 256 for 128 sequences"),
         ('"gpus": 64, "sequences": 512', " of 24 hours"),
         ('"gpus": 512, "sequences": 1024', " times the cheapest"),
     ):
         asked = exercise.solution.replace('"gpus": 128, "sequences": 512', setting)
         assert words in "\n".join(tell_lines(judge(exercise, asked)))
+
+
+def test_what_cannot_be_computed_is_told_of_what_is_to_be_chosen() -> None:
+    exercise = CATALOGUE["fit-in-memory"]
+    asked = exercise.solution.replace('"microbatch": 2', '"microbatch": 3')
+    assert tell_lines(judge(exercise, asked))[1] == (
+        "  microbatch: 128 sequences, no multiple of 64 replicas x 3 in a microbatch = 192"
+    )
+
+
+def test_no_number_of_steps_is_right_for_the_data_of_the_report_and_for_other_data() -> None:
+    for seed in (*range(50), 9616):
+        first, other = (max(map(int, re.findall(r"\d+", case.about))) for case in stuck(0, 4, seed))
+        assert first != other
 
 
 LAYOUTS = [
@@ -669,8 +701,8 @@ def test_a_choice_s_task_has_the_numbers_that_are_costed(
 @pytest.mark.usefixtures("_strangers_share_worlds")
 def test_the_page_of_the_exercises_shows_what_a_check_shows() -> None:
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
-    stuck, traffic = CATALOGUE["stuck"], CATALOGUE["ring-traffic"]
-    for verdict in (judge(stuck, stuck.stub), judge(traffic, traffic.mistakes[0].text, 2)):
+    program, traffic = CATALOGUE["stuck"], CATALOGUE["ring-traffic"]
+    for verdict in (judge(program, program.stub), judge(traffic, traffic.mistakes[0].text)):
         assert "\n".join(tell_lines(verdict)) in page
 
 
@@ -744,7 +776,7 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
         ),
         (
             "print('before'); dist.recv(tensor, rank ^ 1)", DEADLOCK,
-            "printed: rank 0: before   printed: rank 1: before",
+            "printed: rank 0: before            rank 1: before",
         ),
         pytest.param(
             "print('before')\n    while True: pass", LOOP, "of computing   printed: before",
@@ -792,6 +824,69 @@ def test_ranks_in_silence_wait_for_each_other_only_in_calls_that_wait(
     for rank in range(2):
         made.take(rank, {"at": Place(operation, 1 - rank, 7)})
     assert made.find_standstill().status == status
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {0: ("float64", 8), 1: ("float32", 8), 2: ("float64", 8)},
+            " in all_reduce: its tensors differ in dtype: float64 on ranks 0, 2, float32 on rank 1",
+        ),
+        (
+            {0: ("float64", 8), 1: ("float64", 6), 2: ("float64", 8)},
+            " in all_reduce: its tensors differ in size: 8 on ranks 0, 2, 6 on rank 1",
+        ),
+        (
+            dict.fromkeys(range(3), ("float64", 8)),
+            " in all_reduce; do its tensors have the same size and dtype on all ranks?",
+        ),
+    ],
+)
+def test_a_rank_that_gloo_has_aborted_is_told_with_its_line_and_with_what_differs(
+    given: dict[int, tuple[str, int]], told: str
+) -> None:
+    made = Attempt(3)
+    for rank, each in given.items():
+        made.take(rank, {"at": Place("all_reduce", None, 7), "given": each})
+    failure = made.describe_killed(1, "was killed by SIGABRT")
+    assert (failure.rank, failure.line) == (1, 7)
+    assert failure.words == f"was killed by SIGABRT{told}"
+    assert made.describe_killed(1, "exited with code 3").words == "exited with code 3"
+
+
+def test_a_call_reports_what_it_is_given() -> None:
+    def put(output: torch.Tensor, tensor: torch.Tensor) -> None: ...
+
+    heard = list[Event]()
+    record = Transcript("swap.py", 2, ())
+    with hearing(heard.append):
+        calls.call(record, put, torch.ones(4), tensor=torch.ones(2, dtype=torch.int64))
+    assert heard[0]["given"] == ("int64", 2)
+
+
+def test_an_error_that_torch_has_logged_is_shown_once_without_the_time() -> None:
+    logged = "[rank0]:[F1130 19:19:30.335037606 ProcessGroupGloo.cpp:1583] Check failed: (2 vs. 3)."
+    words = LOGGED.sub("", f"RuntimeError: {logged}")
+    assert words == "RuntimeError: Check failed: (2 vs. 3)."
+    assert leave_out(f"mine\n{logged} \n", words) == "mine"
+
+
+def test_what_a_simulated_gpu_prints_is_shown_in_whole_sentences() -> None:
+    said = (
+        "simulated GPU: rank 0: a wait is missing: the host at\nmine.py:18 uses a float32 tensor. "
+        "Nothing orders it\nafter aten::copy_ at mine.py:16. To fix it,\ncall "
+        "torch.cuda.synchronize() before\nmine.py:18.\n"
+    )
+    record = Transcript("mine.py", 1, ())
+    os.write(record.printed, f"before\n{said}after\n".encode())
+    printed = record.read_written()
+    assert printed == (
+        "before\nsimulated GPU: rank 0: a wait is missing: the host at mine.py:18 uses a float32 "
+        "tensor. Nothing orders it after aten::copy_ at mine.py:16.\nafter\n"
+    )
+    verdict = Verdict(exercise="swap", file="swap.py", status=FAIL, world=2, printed="one\ntwo")
+    assert tell_lines(verdict)[1:] == ["  printed: one", "           two"]
 
 
 def test_the_call_that_is_the_answer_is_a_short_cut_and_the_task_says_so() -> None:
@@ -883,6 +978,40 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert Workbook(folder).state(COLUMN) == "begun"
 
 
+NOTE_ALL = """
+import sys
+from pathlib import Path
+from playground.exercises.exercise import CATALOGUE
+from playground.exercises.workbook import Workbook
+work = Workbook(Path())
+print("ready", flush=True)
+sys.stdin.read()
+for name in sys.argv[1:]:
+    work.note(CATALOGUE[name], "a digest")
+"""
+
+
+def test_what_passes_in_several_processes_at_once_is_all_noted(folder: Path) -> None:
+    names, pipe = [*CATALOGUE], subprocess.PIPE
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", NOTE_ALL, *names[first::8]],
+            cwd=folder, stdin=pipe, stdout=pipe, text=True,
+        )
+        for first in range(8)
+    ]  # fmt: skip
+    for each in running:
+        assert each.stdout
+        assert each.stdout.readline() == "ready\n"
+    for each in running:
+        assert each.stdin
+        each.stdin.close()
+    for each in running:
+        with each:
+            assert each.wait() == 0
+    assert {*Workbook(folder).passed} == {*names}
+
+
 def test_a_file_that_is_another_program_is_told(folder: Path, run_cli: Run) -> None:
     (folder / "swap.py").write_text("print('both send first')\n")
     told = " ".join(run_cli("exercise", "swap").out.split())
@@ -919,7 +1048,10 @@ def test_the_list_fits_a_narrow_terminal(
     assert [*counted] == [*dict.fromkeys(each.lesson for each in ALL)]
     assert (counted["p2p"], counted["hello"]) == ("2 of 5", "0 of 3")
     assert f"2 of {len(ALL)} passed in" in shown
-    assert [each in shown for each in ("… begun", "~ changed", "✓ passed", "• core")] == [True] * 4
+    assert [
+        each in " ".join(shown.split())
+        for each in ("… begun", "~ changed since it passed", "✓ passed", "• core")
+    ] == [True] * 4
     assert "\n\n\n" not in run_cli("exercise", "fit-the-stages").out
     assert "the formulas of mesh, and" in " ".join(run_cli("exercise", "fit-in-memory").out.split())
     one = run_cli("exercise", "p2p", "--wide").out

@@ -3,7 +3,7 @@ comes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from playground.exercises.cases import UNEVEN, Case, Cases, counting, predict
 from playground.lessons.experts import lesson
+from playground.tap import Call, Observer, observing
 from playground.world.rendezvous.agreement import all_gather_object
 
 WIDTH, K = 2, 2
@@ -49,7 +50,30 @@ def dispatch(rank: int, size: int, seed: int) -> Cases:
         arrived = torch.cat([each.rows_for(rank) for each in ranks])
         rows = mine.tokens.repeat_interleave(K, 0)
         most = rows.numel() + 16 * size  # the second is for numbers of rows
-        yield Case(about, (rows, mine.owners.flatten()), arrived, is_coded=False, most_moved=most)
+        given = rows, mine.owners.flatten()
+        run = partial(send_rows, rank, size, *given)
+        yield Case(about, given, arrived, run=run, is_coded=False, most_moved=most)
+
+
+class EqualParts(Observer):
+    """Refuses to divide numbers of rows among more ranks than it has: gloo sends nothing then, and
+    what arrives is undefined."""
+
+    def begun(self, call: Call) -> None:
+        is_divided = call.name == "all_to_all_single" and not call.args[3]  # the input's splits
+        if is_divided and len(call.inputs[0]) < len(call.ranks):
+            raise ValueError("fewer numbers than ranks are divided among them")
+
+
+def send_rows(
+    rank: int,
+    size: int,
+    rows: torch.Tensor,
+    owners: torch.Tensor,
+    function: Callable[..., object],
+) -> object:
+    with observing(EqualParts()):
+        return function(rank, size, rows, owners)
 
 
 def combine(rank: int, size: int, seed: int) -> Cases:

@@ -123,14 +123,14 @@ def train(gpus: int, sequences: int) -> dict[str, float]:
     }
 
 
-def find_fault(gpus: int, sequences: int) -> str:
-    """The rule of the task that a choice breaks; empty if it breaks none."""
-    for number, name, choices in ((gpus, "GPUs", GPUS), (sequences, "sequences", SEQUENCES)):
+def find_fault(gpus: int, sequences: int) -> dict[str, str]:
+    """The rule of the task that a choice breaks, by the choice; empty if it breaks none."""
+    for number, name, choices in ((gpus, "gpus", GPUS), (sequences, "sequences", SEQUENCES)):
         if number not in choices:
             is_power = number > 0 and not number & (number - 1)
-            limits = f"{number} {name}: the task has {choices[0]} to {choices[-1]:,}"
-            return limits if is_power else f"{number} is no power of two"
-    return f"more GPUs than sequences: {gpus} and {sequences}" if gpus > sequences else ""
+            limits = f"{number}: the task has {choices[0]} to {choices[-1]:,}"
+            return {name: limits if is_power else f"{number} is no power of two"}
+    return {"gpus": f"{gpus} for {sequences} sequences"} if gpus > sequences else {}
 
 
 def choose_batch(rank: int, size: int, seed: int) -> Cases:
@@ -142,16 +142,17 @@ def choose_batch(rank: int, size: int, seed: int) -> Cases:
     }
     in_time = [cost for cost in costed.values() if cost["hours"] <= DAY / 3600]
     best = min(in_time, key=lambda cost: cost["GPU hours"])
-    right = {"batch": "fits", "time": "within a day", "price": "within 5 % of the cheapest"}
+    right = {"answer": "fits", "gpus": "fits", "sequences": "fits"}
+    right |= {"time": "within a day", "price": "within 5 % of the cheapest"}
     notes: list[str] = []
 
     def run(function: Callable[[], Any]) -> object:
         answer = function()
         if not isinstance(answer, dict) or {*answer} != {"gpus", "sequences"}:
-            return right | {"batch": "the answer's keys are to be gpus, sequences"}
+            return right | {"answer": "its keys are to be gpus, sequences"}
         gpus, sequences = int(answer["gpus"]), int(answer["sequences"])
         if fault := find_fault(gpus, sequences):
-            return right | {"batch": fault}
+            return right | fault
         mine = costed[gpus, sequences]
         notes[:] = [f"{'':24}{'chosen':>10}{'cheapest':>10}"]
         notes.extend(f"{name:24}{mine[name]:10.2f}{best[name]:10.2f}" for name in mine)

@@ -42,13 +42,17 @@ def own_share(rank: int, size: int, seed: int) -> Cases:
             average_gradients(size, [(elements,)]),
         )
         each = -(-elements // size)
+        sent = ", and the shards are sent after it" * (size > 1)
         start = torch.arange(elements) % 7 + 2.0  # a step from zeros would show
         parameters, actions, stepped = start.clone(), Actions(), list[tuple[int, int]]()
         yield Case(
             f"{elements} parameters",
             (parameters, gradient, partial(step, actions, stepped)),
             held=partial(describe_step, size, start, parameters, actions, stepped),
-            expected={"what the step has subtracted": mean, "step": f"called for {each} elements"},
+            expected={
+                "what the step has subtracted": mean,
+                "step": f"called for {each} elements{sent}",
+            },
             most_moved=2 * (size - 1) * each,
             actions=actions,
         )
@@ -74,10 +78,13 @@ def describe_step(
     stepped: list[tuple[int, int]],
 ) -> dict[str, object]:
     lengths = ", ".join(str(length) for length, _ in stepped) or "no"
-    is_last = size > 1 and bool(stepped) and stepped[-1][1] == actions.calls
+    calls = stepped[-1][1] if stepped else 0
+    sent = ", and the shards are sent after it"
+    if calls == actions.calls:
+        sent = f", and nothing is sent after it ({plural(calls, 'call')} before it)"
     return {
         "what the step has subtracted": start - parameters,
-        "step": f"called for {lengths} elements{', and nothing is sent after it' * is_last}",
+        "step": f"called for {lengths} elements{sent * (size > 1)}",
     }
 
 

@@ -11,7 +11,7 @@ def gather_free(
 ) -> None:
     """Let `layer` have its weight only while forward or backward needs it.
 
-    `shard` is this rank's part of the weight, whose elements are in rank order.
+    `shard` is flat: this rank's part of `weight.view(-1)`, in rank order.
     Between its uses, and now, the storage of `layer.weight` has 0 bytes.
     """
     storage = layer.weight.untyped_storage()

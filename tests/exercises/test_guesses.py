@@ -1,0 +1,127 @@
+"""What is guessed of a failure: nothing that another rank or another value contradicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from playground.exercises.guess import guess_by_values
+from playground.exercises.observation import OWN, RESULT, Leaf, Observation
+
+SUM = "the sum in place of the mean"
+SHARE = "divided by the number of ranks once too often"
+
+
+def leaf(where: str, *values: object, kind: str = "float32") -> Leaf:
+    return Leaf(where, kind, (len(values),), values)
+
+
+def number(where: str, value: object) -> Leaf:
+    return Leaf(where, type(value).__name__, (), (value,))
+
+
+def observe(*pairs: tuple[Leaf, Leaf], is_coded: bool = False) -> Observation:
+    """A rank that holds the first of each pair, where the second is due."""
+    return Observation(
+        about="a case",
+        held=tuple(mine for mine, _ in pairs), expected=tuple(due for _, due in pairs),
+        is_coded=is_coded, sent=(), received=(0, 0), most=None, moved=0, most_moved=None,
+        problems=(), printed="",
+    )  # fmt: skip
+
+
+def guess(*ranks: Observation) -> str:
+    return guess_by_values(dict(enumerate(ranks)))
+
+
+def grads(*values: float) -> tuple[tuple[Leaf, Leaf], ...]:
+    """Gradients of one element, where 2.0 is due in each."""
+    return tuple(
+        (leaf(f"grad[{at}]", each), leaf(f"grad[{at}]", 2.0)) for at, each in enumerate(values)
+    )
+
+
+def test_a_ratio_is_on_all_ranks() -> None:
+    right, half = (observe((number(RESULT, each), number(RESULT, 0.8))) for each in (0.8, 0.4))
+    assert guess(half, half) == SHARE
+    assert guess(right, half) == ""
+
+
+def test_a_ratio_is_in_all_elements_and_in_all_items_of_a_list() -> None:
+    assert guess(*[observe(*grads(4.0, 4.0))] * 2) == SUM
+    assert guess(*[observe(*grads(2.0, 4.0))] * 2) == ""
+    kept = leaf("parameter[0]", 1.0)
+    assert guess(*[observe(*grads(4.0, 4.0), (kept, kept))] * 2) == SUM
+
+
+def test_a_ratio_of_a_prediction_is_in_all_of_its_rows() -> None:
+    rows = {name: (number(name, 8), number(name, 4)) for name in ("sent", "held")}
+    right = number("held", 4), number("held", 4)
+    twice, once = observe(*rows.values()), observe(rows["sent"], right)
+    assert [guess_by_values({0: each}, lambda leaf: "") for each in (twice, once)] == [
+        "counted twice",
+        "",
+    ]
+
+
+def test_a_number_is_not_guessed_of_where_words_are_wrong_too() -> None:
+    zeros, words = (leaf("subtracted", 0.0), leaf("subtracted", 3.0)), ("no step", "one step")
+    said = number("step", words[0]), number("step", words[1])
+    assert guess(observe(zeros), observe(zeros)) == "nothing is written there: it holds zeros"
+    assert guess(observe(zeros, said), observe(zeros, said)) == ""
+
+
+@pytest.mark.parametrize(
+    ("held", "due", "told"),
+    [(5, 4, "one too many"), (3, 4, "one too few"), (1, 2, ""), (2, 1, "")],
+)
+def test_one_too_many_is_not_guessed_of_small_numbers(held: int, due: int, told: str) -> None:
+    one = observe((number("size", held), number("size", due)))
+    assert guess(one, one) == ("counted twice" if held == 2 * due else told)
+
+
+def test_one_too_many_is_guessed_of_small_numbers_that_are_all_one_off() -> None:
+    pairs = [(number(f"ranks[{at}]", at + 1), number(f"ranks[{at}]", at)) for at in range(2)]
+    node = number("node", 0)
+    assert guess(observe(*pairs)) == "one too many"
+    size = number("size", 1), number("size", 2)
+    assert guess(observe((node, node), size), observe((node, number("node", 1)), size)) == ""
+
+
+def test_a_result_of_its_own_is_on_each_rank() -> None:
+    one, other, right = (
+        observe((leaf(RESULT, each), leaf(RESULT, 7.0))) for each in (1.0, 3.0, 7.0)
+    )
+    assert guess(one, other) == "each rank has a result of its own"
+    assert guess(right, other) == ""
+
+
+def test_a_tensor_is_told_from_a_number() -> None:
+    tensor = Leaf(RESULT, "float32", (), (0.8,))
+    one = observe((tensor, number(RESULT, 0.8)))
+    assert guess(one, one) == "a tensor in the place of a number: `.item()`"
+    text = observe((number(RESULT, "2"), number(RESULT, 2)))
+    assert guess(text, text) == "str in the place of int"
+
+
+def test_own_values_come_back_also_where_the_own_tensor_was_changed_on_the_way() -> None:
+    ones, tens = leaf(RESULT, 1, kind="int64"), leaf(RESULT, 10, kind="int64")
+    own = [replace(each, where=OWN) for each in (ones, tens)]
+    first = replace(
+        observe((ones, tens), (own[0], own[0]), is_coded=True), given=(ones,), received=(0, 1)
+    )
+    second = replace(
+        observe((ones, ones), (own[0], own[1]), is_coded=True), given=(tens,), received=(1, 0)
+    )
+    assert guess(first, second) == (
+        "its own values came back: rank 1 sent what it had just received"
+    )
+
+
+def test_values_of_another_rank_are_told() -> None:
+    one, other = (
+        observe((leaf("", mine, kind="int64"), leaf("", due, kind="int64")), is_coded=True)
+        for mine, due in ((1, 10), (100, 1))
+    )
+    assert guess(one, other, other) == "one rank's values are where another rank's should be"
