@@ -14,6 +14,10 @@ has to do, and nothing is changed. Begin with `plan`.
     data     each rank's share of a batch, another order in each epoch
     batches  shares of batches that no plain DataLoader makes
     model    the wrapper
-    results  what one rank prints and saves, what ranks add up, what they read
+    seeds    what all ranks have to draw alike, and what each draws apart
+    output   what only one rank prints and saves
+    metrics  what ranks add up
+    meters   numbers that an object collects
     stops    a stop of the training by a value which each rank computes
+    resume   what all ranks read
 """

@@ -11,15 +11,12 @@ from pathlib import Path
 from playground.explain.right.finding import Finding
 from playground.tools.doctor.data_parallel.data import find_sampler, find_set_epoch
 from playground.tools.doctor.data_parallel.edits import apply_edits
+from playground.tools.doctor.data_parallel.metrics import find_metrics, tells_a_part
 from playground.tools.doctor.data_parallel.model import find_model
 from playground.tools.doctor.data_parallel.names import find_unbound
+from playground.tools.doctor.data_parallel.output import find_logging
 from playground.tools.doctor.data_parallel.parts import Part, Plan, Status
-from playground.tools.doctor.data_parallel.results import (
-    find_logging,
-    find_metrics,
-    find_resume,
-    tells_a_part,
-)
+from playground.tools.doctor.data_parallel.resume import find_resume
 from playground.tools.doctor.data_parallel.script import FIRST, TrainingScript
 from playground.tools.doctor.data_parallel.seeds import seed_alike, seed_apart
 from playground.tools.doctor.data_parallel.start import find_device, find_start

@@ -1,4 +1,4 @@
-"""The parts of results: what one rank prints and saves, what ranks add up, what they read. Does not
+"""The part of metrics: what is added up over batches is to be added up over ranks, too. Does not
 import torch."""
 
 from __future__ import annotations
@@ -8,18 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from playground.tools.doctor.data_parallel.edits import (
-    Edit,
-    add_after,
-    add_before,
-    put_under,
-    replace_node,
-)
+from playground.tools.doctor.data_parallel.edits import Edit, add_after
 from playground.tools.doctor.data_parallel.meters import Meter, find_meters
 from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript
-from playground.tools.doctor.data_parallel.text import Function, Loop, find_results
+from playground.tools.doctor.data_parallel.text import Loop, find_results
 
 SHARING = "all_reduce", "reduce", "all_gather", "all_gather_object"
 """Calls by which ranks add up metrics, most often."""
@@ -28,176 +22,13 @@ SHARING_OTHERWISE = (
     "broadcast_object_list", "send", "isend", "batch_isend_irecv", "gather_for_metrics",
 )  # fmt: skip
 """Further calls by which they may."""
-PLAIN = {
-    *("abs", "enumerate", "float", "format", "int", "items", "item", "join", "len", "max", "min"),
-    *("range", "round", "sorted", "str", "sum", "tolist", "zip"),
-}
-"""Calls that neither draw a random number nor meet another rank."""
 COUNTED = re.compile(r"\.size\(|\blen\(|\.shape\b|\.sum\(\)|\.numel\(|^\d+$")
 """In what is added up: it is a sum over samples, not the mean of a batch."""
 
 
-def find_logging(script: TrainingScript) -> Part:
-    """What prints, logs and saves: only rank 0 may."""
-    name, text = "logging and saving by rank 0", script.text
-    found = [
-        node for node in ast.walk(text.tree) if isinstance(node, ast.stmt) and script.is_log(node)
-    ]
-    apart = [each for each in found if not script.is_for_first(each)]
-    opened = [
-        each for each in text.calls if script.opens_to_write(each) and not script.is_for_first(each)
-    ]
-    if not found and not opened:
-        return Part(name, Status.NOT_NEEDED, "no print, save or log is seen")
-    if not apart and not opened:
-        return Part(name, Status.THERE, f"{script.at(found[0])} is under a condition on the rank")
-    notes = list[str]()
-    edits = [
-        *log_on_first(script, apart, notes),
-        *write_on_first(script, opened),
-        *show_bars_on_first(script),
-        *make_folders_once(script),
-    ]
-    status = Status.MISSING if edits else Status.UNKNOWN
-    saw = "all ranks would print, and write one file at once"
-    return Part(name, status, saw, edits, notes)
-
-
-def log_on_first(
-    script: TrainingScript, apart: Sequence[ast.stmt], notes: list[str]
-) -> Iterator[Edit]:
-    """The changes by which only rank 0 comes to these statements. Adds why one has none."""
-    called = {each: call_before(script, each) for each in apart}
-    for edits in called.values():
-        yield from edits
-    for first, last in group(script, [each for each in apart if not called[each]], notes):
-        condition = f"{script.rank_at(first)} == 0"
-        indent = script.indent_of(first)
-        yield from put_under(condition, first.lineno, last.end_lineno or 0, indent)
-
-
-def write_on_first(script: TrainingScript, opened: Sequence[ast.Call]) -> Iterator[Edit]:
-    """The changes by which other ranks write these files to nowhere."""
-    for call in opened:
-        if call.args:
-            file = call.args[0]
-            words = f"{script.text.code(file)} if {script.rank_at(call)} == 0 else os.devnull"
-            yield replace_node(file, words)
-
-
-def show_bars_on_first(script: TrainingScript) -> Iterator[Edit]:
-    """The changes by which only rank 0 shows bars of progress."""
-    for bar in script.text.find_calls("tqdm", "trange"):
-        if bar.args and not any(each.arg == "disable" for each in bar.keywords):
-            yield script.add_argument(bar, f"disable={script.rank_at(bar)} != 0")
-
-
-def make_folders_once(script: TrainingScript) -> Iterator[Edit]:
-    """The changes by which a folder that another rank has made is no error."""
-    text = script.text
-    for call in text.find_calls("mkdir", "makedirs"):
-        if any(each.arg in ("exist_ok", None) for each in call.keywords):
-            continue
-        if text.dotted(call.func) == "os.mkdir":
-            yield replace_node(call.func, "os.makedirs")
-        if call.args or call.keywords:
-            yield script.add_argument(call, "exist_ok=True")
-        else:
-            end = call.end_lineno or 0, (call.end_col_offset or 0) - 1
-            yield Edit(end, end, "exist_ok=True")
-
-
-def group(
-    script: TrainingScript, statements: Sequence[ast.stmt], notes: list[str]
-) -> Iterator[tuple[ast.stmt, ast.stmt]]:
-    """The first and the last of statements that follow each other and can be put under one
-    condition. Adds why one cannot."""
-    good = []
-    for each in sorted(statements, key=lambda one: one.lineno):
-        calls = (call for call in ast.walk(each) if isinstance(call, ast.Call))
-        if meeting := next((call for call in calls if meets(script, call)), None):
-            words = ast.unparse(meeting.func)
-            notes.append(
-                f"{script.at(each)} calls {words}, in which all ranks meet: assign its "
-                f"result first, on all ranks, then print under `if {script.rank} == 0:`"
-            )
-        elif not script.stands_alone(each):
-            notes.append(f"{script.at(each)} shares its line: {tell_condition(script, each)}")
-        elif script.has_long_string(each):
-            notes.append(
-                f"{script.at(each)} has a string of several lines, which an indent would change: "
-                f"{tell_condition(script, each)}"
-            )
-        else:
-            good.append(each)
-    while good:
-        first = last = good.pop(0)
-        siblings = siblings_of(script, first)
-        while (
-            good
-            and siblings.index(last) + 1 < len(siblings)
-            and (siblings[siblings.index(last) + 1] is good[0])
-        ):
-            last = good.pop(0)
-        yield first, last
-
-
-def tell_condition(script: TrainingScript, statement: ast.stmt) -> str:
-    return f"put it under `if {script.rank_at(statement)} == 0:`, too"
-
-
-def call_before(script: TrainingScript, statement: ast.stmt) -> list[Edit]:
-    """Where a print calls the script's own function: that is called before it, on all ranks, which
-    may meet there, or draw random numbers. Empty if there is no call, or it takes more than one
-    line."""
-    text = script.text
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
-        return []
-    [shown] = call.args
-    calls = (node for node in ast.walk(shown) if isinstance(node, ast.Call))
-    own = (each for node in calls if (each := text.resolve(node)) and not is_plain(script, each))
-    line, indent = text.lines[call.lineno - 1], script.indent_of(statement)
-    is_one_line = call.lineno == call.end_lineno and line.strip() == text.code(statement)
-    if not is_one_line or not any(own):
-        return []
-    name, begin = text.fresh("shown"), (call.lineno, call.col_offset)
-    first, last = replace_node(shown, "").start, replace_node(shown, "").end
-    under = f"{indent}if {script.rank_at(call)} == 0:\n{indent}    {text.code(call.func)}({name})"
-    return [
-        Edit(begin, first, f"{name} = "),
-        Edit(last, (call.lineno, call.end_col_offset or 0), f"  # on all ranks\n{under}"),
-    ]
-
-
-def is_plain(script: TrainingScript, function: Function) -> bool:
-    """Whether a function of the script's makes texts and numbers alone, so that one rank may call
-    it."""
-    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
-    return all(script.text.called(call) in PLAIN for call in calls)
-
-
-def siblings_of(script: TrainingScript, node: ast.stmt) -> list[ast.stmt]:
-    parent = script.text.parents[node]
-    lists = (value for value in vars(parent).values() if isinstance(value, list))
-    return next(each for each in lists if node in each)
-
-
-def meets(script: TrainingScript, call: ast.Call, known: tuple[int, ...] = ()) -> bool:
-    """Whether all ranks meet in the script's own function that is called."""
-    function = script.text.resolve(call)
-    if function is None or id(function) in known:
-        return False
-    return id(function) in script.collective or any(
-        meets(script, each, (*known, id(function)))
-        for each in ast.walk(function)
-        if isinstance(each, ast.Call)
-    )
-
-
 def find_metrics(script: TrainingScript) -> Part:
     """What is added up over batches: it has to be reduced over the ranks."""
-    name, text = "metrics over ranks", script.text
+    name = "metrics over ranks"
     if found := find_sharing(script):
         return Part(name, Status.THERE, f"{script.at(found[0])} brings ranks together")
     apart = find_evaluations_apart(script)
@@ -215,51 +46,75 @@ def find_metrics(script: TrainingScript) -> Part:
             "no one loop over batches is seen: what it adds up "
             f"is of one rank's samples, so call {script.dist}.all_reduce on it",
         )
-    saws, edits, notes = list[str](), list[Edit](), list[str]()
-    if script.loop and script.training:
-        if script.training.functions:
-            script.collective.add(id(text.function_of(script.training.backward)))
-        totals = find_totals(script)
-        notes += [
-            f"{script.at(each)}: what this prints within the loop is of rank 0's samples"
-            for each in ast.walk(script.loop)
-            if isinstance(each, ast.stmt) and script.is_log(each)
-        ][:1]
-        if totals.names:
-            what = ", ".join(totals.names)
-            saws.append(f"{what} of {script.at(script.loop)} would be of one rank's samples only")
-            lines = reduce_sums(script, script.loop, totals.sums, totals.lists, totals.loss)
-            edits.append(add_after(script.loop, script.indent_of(script.loop), *lines))
-            note_meeting(script, script.loop)
-        for meter in find_meters(script, script.loop):
-            saws.append(f"{meter.name} of {script.at(meter.call)} would collect one rank's samples")
-            lines = reduce_meter(script, script.loop, meter)
-            edits.append(add_after(script.loop, script.indent_of(script.loop), *lines))
-            if not lines:
-                notes.append(
-                    f"{script.at(meter.call)}: after the loop, call {script.dist}.all_reduce on "
-                    f"what {meter.name} has added up, on all ranks"
-                )
-            note_meeting(script, script.loop)
-    for loop in apart:
-        at = script.at(loop)
-        saws.append(
-            f"{at} walks one rank's part of the samples, and nothing adds up over the ranks"
-        )
-        if sums := [*find_sums(script, loop)]:
-            lines = reduce_sums(script, loop, sums, [], "")
-            edits.append(add_after(loop, script.indent_of(loop), *lines))
-        else:
-            notes.append(
-                f"{at}: call {script.dist}.all_reduce on its sums and counts, on all ranks"
-            )
-        note_meeting(script, loop)
+    found_in = [*reduce_training(script), *(reduce_evaluation(script, each) for each in apart)]
+    notes = [*note_prints(script), *(note for each in found_in for note in each.notes)]
     if not apart:
         notes += note_validation(script)
-    if not saws:
+    if not found_in:
         saw = "the loop adds up nothing that is used after it"
         return Part(name, Status.NOT_NEEDED, saw, notes=notes)
-    return Part(name, Status.MISSING, "; ".join(saws), edits, notes)
+    saws = "; ".join(each.saw for each in found_in)
+    return Part(name, Status.MISSING, saws, [one for each in found_in for one in each.edits], notes)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What is of one rank's samples, and the lines that add it up over the ranks."""
+
+    saw: str
+    edits: Sequence[Edit] = ()
+    notes: Sequence[str] = ()
+
+
+def reduce_training(script: TrainingScript) -> Iterator[Reduction]:
+    """What the loop of the training adds up, or has a meter collect."""
+    loop = script.loop
+    if not (loop and script.training):
+        return
+    if script.training.functions:
+        script.collective.add(id(script.text.function_of(script.training.backward)))
+    totals = find_totals(script)
+    if totals.names:
+        what = ", ".join(totals.names)
+        lines = reduce_sums(script, loop, totals.sums, totals.lists, totals.loss)
+        yield Reduction(
+            f"{what} of {script.at(loop)} would be of one rank's samples only",
+            [add_after(loop, script.indent_of(loop), *lines)],
+        )
+        note_meeting(script, loop)
+    for meter in find_meters(script, loop):
+        saw = f"{meter.name} of {script.at(meter.call)} would collect one rank's samples"
+        if lines := reduce_meter(script, loop, meter):
+            yield Reduction(saw, [add_after(loop, script.indent_of(loop), *lines)])
+        else:
+            note = (
+                f"{script.at(meter.call)}: after the loop, call {script.dist}.all_reduce on what "
+                f"{meter.name} has added up, on all ranks"
+            )
+            yield Reduction(saw, notes=[note])
+        note_meeting(script, loop)
+
+
+def reduce_evaluation(script: TrainingScript, loop: ast.For) -> Reduction:
+    """What a loop over one rank's part of the samples adds up."""
+    note_meeting(script, loop)
+    at = script.at(loop)
+    saw = f"{at} walks one rank's part of the samples, and nothing adds up over the ranks"
+    if sums := [*find_sums(script, loop)]:
+        lines = reduce_sums(script, loop, sums, [], "")
+        return Reduction(saw, [add_after(loop, script.indent_of(loop), *lines)])
+    note = f"{at}: call {script.dist}.all_reduce on its sums and counts, on all ranks"
+    return Reduction(saw, notes=[note])
+
+
+def note_prints(script: TrainingScript) -> list[str]:
+    """What is said of the first print within the loop."""
+    inside = ast.walk(script.loop) if script.loop else ()
+    return [
+        f"{script.at(each)}: what this prints within the loop is of rank 0's samples"
+        for each in inside
+        if isinstance(each, ast.stmt) and script.is_log(each)
+    ][:1]
 
 
 def note_meeting(script: TrainingScript, loop: Loop) -> None:
@@ -507,36 +362,3 @@ def note_validation(script: TrainingScript) -> list[str]:
                 "BatchNorm; python -m playground read ddp divides them"
             ]
     return []
-
-
-def find_resume(script: TrainingScript) -> Part:
-    name, text = "resume", script.text
-    loads = [each for each in text.find_calls("load") if text.dotted(each.func) == "torch.load"]
-    saves = [each for each in text.find_calls("save") if text.dotted(each.func) == "torch.save"]
-    if not loads:
-        saw = "no torch.load is seen: each rank begins anew" if saves else "no checkpoint is saved"
-        return Part(name, Status.NOT_NEEDED, saw)
-    if not (saves or script.names_gpu or text.find_calls("load_state_dict")):
-        saw = f"what {script.at(loads[0])} reads is saved by no rank"
-        return Part(name, Status.NOT_NEEDED, saw)
-    edits = list[Edit]()
-    for each in loads:
-        statement = text.outermost_statement(each)
-        path = script.training.path if saves and script.training else []
-        before = [*saves, *(one for one in path if not isinstance(one, Function))]
-        is_after = any(
-            getattr(one, "end_lineno", each.lineno) < each.lineno
-            and text.function_of(one) is text.function_of(each)
-            for one in before
-        )
-        has_barrier = any(call.lineno < each.lineno for call in text.find_calls("barrier"))
-        if is_after and not has_barrier:
-            wait = f"{script.dist}.barrier()  # until rank 0 has written the file"
-            edits.append(add_before(statement.lineno, script.indent_of(statement), wait))
-        if not any(one.arg == "map_location" for one in each.keywords) and len(each.args) < 2:
-            edits.append(script.add_argument(each, 'map_location="cpu"'))
-    if not edits:
-        saw = f"{script.at(loads[0])} reads the file on all ranks"
-        return Part(name, Status.THERE, saw)
-    saw = f"{script.at(loads[0])}: all ranks read what rank 0 has written, to their own devices"
-    return Part(name, Status.MISSING, saw, edits)

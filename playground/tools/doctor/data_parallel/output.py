@@ -1,0 +1,175 @@
+"""The part of output: what prints, logs and saves, only rank 0 may. Does not import torch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from playground.tools.doctor.data_parallel.edits import Edit, put_under, replace_node
+from playground.tools.doctor.data_parallel.parts import Part, Status
+from playground.tools.doctor.data_parallel.script import TrainingScript
+from playground.tools.doctor.data_parallel.text import Function
+
+PLAIN = {
+    *("abs", "enumerate", "float", "format", "int", "items", "item", "join", "len", "max", "min"),
+    *("range", "round", "sorted", "str", "sum", "tolist", "zip"),
+}
+"""Calls that neither draw a random number nor meet another rank."""
+
+
+def find_logging(script: TrainingScript) -> Part:
+    """What prints, logs and saves: only rank 0 may."""
+    name, text = "logging and saving by rank 0", script.text
+    found = [
+        node for node in ast.walk(text.tree) if isinstance(node, ast.stmt) and script.is_log(node)
+    ]
+    apart = [each for each in found if not script.is_for_first(each)]
+    opened = [
+        each for each in text.calls if script.opens_to_write(each) and not script.is_for_first(each)
+    ]
+    if not found and not opened:
+        return Part(name, Status.NOT_NEEDED, "no print, save or log is seen")
+    if not apart and not opened:
+        return Part(name, Status.THERE, f"{script.at(found[0])} is under a condition on the rank")
+    notes = list[str]()
+    edits = [
+        *log_on_first(script, apart, notes),
+        *write_on_first(script, opened),
+        *show_bars_on_first(script),
+        *make_folders_once(script),
+    ]
+    status = Status.MISSING if edits else Status.UNKNOWN
+    saw = "all ranks would print, and write one file at once"
+    return Part(name, status, saw, edits, notes)
+
+
+def log_on_first(
+    script: TrainingScript, apart: Sequence[ast.stmt], notes: list[str]
+) -> Iterator[Edit]:
+    """The changes by which only rank 0 comes to these statements. Adds why one has none."""
+    called = {each: call_before(script, each) for each in apart}
+    for edits in called.values():
+        yield from edits
+    for first, last in group(script, [each for each in apart if not called[each]], notes):
+        condition = f"{script.rank_at(first)} == 0"
+        indent = script.indent_of(first)
+        yield from put_under(condition, first.lineno, last.end_lineno or 0, indent)
+
+
+def write_on_first(script: TrainingScript, opened: Sequence[ast.Call]) -> Iterator[Edit]:
+    """The changes by which other ranks write these files to nowhere."""
+    for call in opened:
+        if call.args:
+            file = call.args[0]
+            words = f"{script.text.code(file)} if {script.rank_at(call)} == 0 else os.devnull"
+            yield replace_node(file, words)
+
+
+def show_bars_on_first(script: TrainingScript) -> Iterator[Edit]:
+    """The changes by which only rank 0 shows bars of progress."""
+    for bar in script.text.find_calls("tqdm", "trange"):
+        if bar.args and not any(each.arg == "disable" for each in bar.keywords):
+            yield script.add_argument(bar, f"disable={script.rank_at(bar)} != 0")
+
+
+def make_folders_once(script: TrainingScript) -> Iterator[Edit]:
+    """The changes by which a folder that another rank has made is no error."""
+    text = script.text
+    for call in text.find_calls("mkdir", "makedirs"):
+        if any(each.arg in ("exist_ok", None) for each in call.keywords):
+            continue
+        if text.dotted(call.func) == "os.mkdir":
+            yield replace_node(call.func, "os.makedirs")
+        if call.args or call.keywords:
+            yield script.add_argument(call, "exist_ok=True")
+        else:
+            end = call.end_lineno or 0, (call.end_col_offset or 0) - 1
+            yield Edit(end, end, "exist_ok=True")
+
+
+def group(
+    script: TrainingScript, statements: Sequence[ast.stmt], notes: list[str]
+) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    """The first and the last of statements that follow each other and can be put under one
+    condition. Adds why one cannot."""
+    good = []
+    for each in sorted(statements, key=lambda one: one.lineno):
+        calls = (call for call in ast.walk(each) if isinstance(call, ast.Call))
+        if meeting := next((call for call in calls if meets(script, call)), None):
+            words = ast.unparse(meeting.func)
+            notes.append(
+                f"{script.at(each)} calls {words}, in which all ranks meet: assign its "
+                f"result first, on all ranks, then print under `if {script.rank} == 0:`"
+            )
+        elif not script.stands_alone(each):
+            notes.append(f"{script.at(each)} shares its line: {tell_condition(script, each)}")
+        elif script.has_long_string(each):
+            notes.append(
+                f"{script.at(each)} has a string of several lines, which an indent would change: "
+                f"{tell_condition(script, each)}"
+            )
+        else:
+            good.append(each)
+    while good:
+        first = last = good.pop(0)
+        siblings = siblings_of(script, first)
+        while (
+            good
+            and siblings.index(last) + 1 < len(siblings)
+            and (siblings[siblings.index(last) + 1] is good[0])
+        ):
+            last = good.pop(0)
+        yield first, last
+
+
+def tell_condition(script: TrainingScript, statement: ast.stmt) -> str:
+    return f"put it under `if {script.rank_at(statement)} == 0:`, too"
+
+
+def call_before(script: TrainingScript, statement: ast.stmt) -> list[Edit]:
+    """Where a print calls the script's own function: that is called before it, on all ranks, which
+    may meet there, or draw random numbers. Empty if there is no call, or it takes more than one
+    line."""
+    text = script.text
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
+        return []
+    [shown] = call.args
+    calls = (node for node in ast.walk(shown) if isinstance(node, ast.Call))
+    own = (each for node in calls if (each := text.resolve(node)) and not is_plain(script, each))
+    line, indent = text.lines[call.lineno - 1], script.indent_of(statement)
+    is_one_line = call.lineno == call.end_lineno and line.strip() == text.code(statement)
+    if not is_one_line or not any(own):
+        return []
+    name, begin = text.fresh("shown"), (call.lineno, call.col_offset)
+    first, last = replace_node(shown, "").start, replace_node(shown, "").end
+    under = f"{indent}if {script.rank_at(call)} == 0:\n{indent}    {text.code(call.func)}({name})"
+    return [
+        Edit(begin, first, f"{name} = "),
+        Edit(last, (call.lineno, call.end_col_offset or 0), f"  # on all ranks\n{under}"),
+    ]
+
+
+def is_plain(script: TrainingScript, function: Function) -> bool:
+    """Whether a function of the script's makes texts and numbers alone, so that one rank may call
+    it."""
+    calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+    return all(script.text.called(call) in PLAIN for call in calls)
+
+
+def siblings_of(script: TrainingScript, node: ast.stmt) -> list[ast.stmt]:
+    parent = script.text.parents[node]
+    lists = (value for value in vars(parent).values() if isinstance(value, list))
+    return next(each for each in lists if node in each)
+
+
+def meets(script: TrainingScript, call: ast.Call, known: tuple[int, ...] = ()) -> bool:
+    """Whether all ranks meet in the script's own function that is called."""
+    function = script.text.resolve(call)
+    if function is None or id(function) in known:
+        return False
+    return id(function) in script.collective or any(
+        meets(script, each, (*known, id(function)))
+        for each in ast.walk(function)
+        if isinstance(each, ast.Call)
+    )
