@@ -25,7 +25,8 @@ def find_fault(exercise: Exercise, text: str) -> str:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        return f"line {error.lineno or 1}: {error.msg}"
+        line = (error.text or "").strip()
+        return f"line {error.lineno or 1}: {error.msg}" + (f": {line}" if line else "")
     if fault := find_import_of_ours(tree):
         return fault
     if lacks_function(exercise, text):

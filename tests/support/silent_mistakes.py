@@ -100,6 +100,19 @@ def first_synchronized() -> None:
         optimizer.step()
 
 
+def first_synchronized_then_loaded() -> None:
+    """What a load has made equal was not equal before."""
+    model, optimizer = begin(new_net())
+    start = {name: value.clone() for name, value in model.module.state_dict().items()}
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(4, WIDTH)).square().mean().backward()
+        with model.no_sync():
+            model(torch.randn(4, WIDTH)).square().mean().backward()  # told
+        optimizer.step()
+    model.module.load_state_dict(start)
+
+
 def unfrozen_later() -> None:
     net = new_net()
     net[0].requires_grad_(False)
@@ -788,6 +801,7 @@ WRONG = (
     Wrong(module_inside, "D1-bypass", PROBABLE),
     Wrong(never_synchronized, "D2-nosync-all", PROBABLE),
     Wrong(first_synchronized, "D2-nosync-last"),
+    Wrong(first_synchronized_then_loaded, "D2-nosync-last"),
     Wrong(unfrozen_later, "D3-unfrozen", PROBABLE),
     Wrong(layer_added_later, "D3-late", PROBABLE),
     Wrong(penalty_apart, "D4-later"),

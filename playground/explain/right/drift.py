@@ -2,8 +2,8 @@
 
 A parameter drifts if it was equal on all ranks when the model was wrapped, is seen to differ later,
 and is never seen equal again. Looks are: when the model is wrapped, before and after each sampled
-step, and when the program has ended. The rules tell the cause, from the step at which the first
-difference is seen.
+step, and when the program has ended, unless a load has come after the last step. The rules tell the
+cause, from the step at which the first difference is seen.
 
 Unknown for all rules: a rank of the group has left no log, or its log says so; no two ranks have
 looked at one moment; DistributedDataParallel was told to ignore the parameter; it has no gradient
@@ -549,12 +549,25 @@ CAUSES: Sequence[FindCause] = (
     find_changed_gradient,
 )
 """In this order: the first that tells a cause is right."""
-UNEXPLAINED = Cause(
-    rule="D-drift",
-    why="the cause lies between two steps that were looked at",
-    fix="compare the ranks at each step from there on",
-    level=HINT,
-)
+
+
+def leave_unexplained(drift: Drift) -> Cause:
+    """D-drift: replicas stay equal.
+
+    Probable: at the first difference all ranks train together, and their gradients are equal; no
+    call was seen that may average parameters, and the program has ended on all ranks. A hint:
+    anything else.
+    """
+    equal = drift.replica.have_equal_gradients(drift.sight.looks)
+    together = bool(equal) and drift.train_together
+    is_probable = together and not drift.exchanges and drift.team.have_ended
+    return Cause(
+        rule="D-drift",
+        why="the cause lies between two steps that were looked at",
+        fix="find what changes parameters or gradients on some ranks between these steps: a "
+        "condition on the rank, a random number, a value that each rank has measured",
+        level=PROBABLE if is_probable else HINT,
+    )
 
 
 def find_drifts(facts: Sequence[RankFacts]) -> Iterator[Finding]:
@@ -573,9 +586,8 @@ def find_drifts(facts: Sequence[RankFacts]) -> Iterator[Finding]:
                 continue
             if any(look.has_closure for look in drift.looks) or not drift.is_of_model:
                 continue
-            cause = next(
-                (found for find_cause in CAUSES if (found := find_cause(drift))), UNEXPLAINED
-            )
+            causes_of_it = (found for find_cause in CAUSES if (found := find_cause(drift)))
+            cause = next(causes_of_it, None) or leave_unexplained(drift)
             causes.setdefault((model.key, cause), []).append(drift)
     yield from (describe(cause, drifts) for (_, cause), drifts in causes.items())
     yield from find_other_orders(facts)

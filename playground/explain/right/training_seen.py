@@ -108,6 +108,8 @@ class TrainingWatcher(Watcher):
         """Those of wrapped models' groups at the begin of each backward pass under way."""
         self.has_restored = False
         """Whether `load_state_dict` of a module was called."""
+        self.brought = set[str]()
+        """The parameters that it has written since the last step, by their names."""
         self.restored: dict[int, ReferenceType[Any]] = {}
         """The parameters that it has written before the first step, by the address of their
         storage."""
@@ -174,6 +176,7 @@ class TrainingWatcher(Watcher):
         names |= taken
         if names:
             self.look_at_next(LOADED, 0)
+        self.brought |= names
         self.note(Seen(LOADED, type(module).__name__, parameters=frozenset(names)))
 
     # Backward passes and calls
@@ -367,6 +370,7 @@ class TrainingWatcher(Watcher):
             value for param in parameters_of(optimizer)[:1] for value in read_values(param)
         ]
         known.count += 1
+        self.brought.clear()
         self.names.begin_step()
         known.since = self.events.count
         known.pending = None
@@ -450,10 +454,11 @@ class TrainingWatcher(Watcher):
 
     @guarded
     def tell_end(self) -> None:
-        """The program has ended: tell the last values of its parameters."""
+        """The program has ended: tell the last values of its parameters. What a load has brought
+        since the last step says nothing of the training, and is unknown."""
         found: dict[str, int | None] = {}
         for param, name in self.names.list_alive():
-            found[name] = find_fingerprint(param)
+            found[name] = None if name in self.brought else find_fingerprint(param)
         for optimizer, known in self.optimizers.items():
             for place, each in enumerate(parameters_of(optimizer)):
                 if self.names.find(each) is None:
