@@ -778,6 +778,79 @@ def test_one_function_for_training_and_test_is_unknown() -> None:
     assert "walks the loaders of train.py:61 and train.py:62" in found["sampler"].saw
 
 
+PHASES = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(48, 4), torch.zeros(48, dtype=torch.long))
+loaders = {phase: DataLoader(data, batch_size=8) for phase in ("train", "val")}
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for phase in ("train", "val"):
+        right = 0
+        for x, y in loaders[phase]:
+            with torch.set_grad_enabled(phase == "train"):
+                out = model(x)
+                loss = nn.functional.cross_entropy(out, y)
+                if phase == "train":
+                    loss.backward()
+                    optimizer.step()
+            right += torch.sum(out.argmax(1) == y)
+        print(phase, right.item())
+"""
+
+
+def test_a_loop_over_training_and_tests_adds_nothing_up() -> None:
+    """What each rank has whole would count once for each rank."""
+    for name in ("sampler", "metrics over ranks"):
+        part = part_of(PHASES, name)
+        assert (part.status, list(part.edits)) == (Status.UNKNOWN, [])
+        assert "train.py:12 walks" in part.saw
+
+
+def test_results_in_lists_and_counts_of_tensors_are_of_all_ranks(save: Save, run_it: Ran) -> None:
+    source = shape(PLAIN).replace("    total = 0.0\n", "    total, right, seen = 0.0, 0, []\n")
+    source = source.replace(
+        "        total += loss.item()\n",
+        "        total += loss.item()\n        right += torch.sum(model(x).argmax(1) == y)\n"
+        "        seen.extend(y.tolist())\n",
+    ).replace("{total / len(loader):.6f}", "{right.item()} of {len(seen)}")
+    save(source, "before.py")
+    save(plan(source, "before.py").after, "after.py")
+    before = run_it("-n", 1, "before.py")
+    after = run_it("after.py")
+    assert (after.code, after.out) == (0, before.out), after.err
+    assert "of 48" in after.out
+
+
+def test_a_stop_that_a_callback_sets_is_unknown() -> None:
+    leaves = "            if self.should_stop:\n                break\n"
+    sets = "    def stop(self):\n        self.should_stop = True\n\n"
+    source = shape(TRAINER).replace(
+        "            self.history.append(total)\n",
+        f"            self.history.append(total)\n{leaves}",
+    )
+    part = stop_of(source.replace("    def save(", f"{sets}    def save("))
+    assert part.status is Status.UNKNOWN
+    assert "leaves the loop by self.should_stop, which is set elsewhere" in part.saw
+    assert stop_of(source).status is Status.NOT_NEEDED
+
+
+def test_two_loops_that_train_are_both_named() -> None:
+    found = {part.name: part for part in plan(OWN_BATCHES + OWN_BATCHES, "train.py").parts}
+    assert "train.py:6 and train.py:16 train" in found["sampler"].saw
+    assert found["stop"].status is Status.UNKNOWN
+
+
+def test_only_a_model_that_has_batch_norm_is_told_to_normalise_together() -> None:
+    source = shape(SHAPES["two models, losses in a list, a log in a file"]).replace(
+        "= nn.Linear(4, 2),", "= nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)),"
+    )
+    notes = notes_of(source, "model")
+    assert sum("SyncBatchNorm" in each for each in notes) == 1
+
+
 def test_a_loader_without_an_end_is_told_its_epoch_by_hand() -> None:
     part = part_of(shape(ENDLESS), "set_epoch")
     assert part.status is Status.UNKNOWN

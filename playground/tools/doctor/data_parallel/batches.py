@@ -132,7 +132,7 @@ def share_drawn(script: TrainingScript) -> Edit | None:
     all ranks. None if that is not seen."""
     if script.training is None or script.training.batches is None or script.loaders:
         return None
-    if find_elsewhere(script):
+    if script.walks_several or find_elsewhere(script):
         return None
     loop, way = script.training.batches, {id(node) for node in script.training.path}
     models = Wrapping(script).find_models()

@@ -104,6 +104,12 @@ def divide_drawn(script: TrainingScript) -> Part | None:
 
 def find_no_loader(script: TrainingScript) -> Part | None:
     """Of a script whose loop over one DataLoader is not seen."""
+    several = [each.batches for each in script.text.find_trainings() if each.batches]
+    if len(several) > 1:
+        lines = " and ".join(map(script.at, several))
+        return unknown(
+            f"{lines} train: {RULE}, so give their DataLoader sampler=DistributedSampler(dataset)"
+        )
     if not script.loop:
         return unknown(f"no one loop over batches is seen: {RULE}")
     if len(script.loaders) != 1 and (maker := find_elsewhere(script)):
@@ -111,11 +117,12 @@ def find_no_loader(script: TrainingScript) -> Part | None:
             f"{script.at(script.loop)} walks what {maker} makes, which is not read here: {RULE}, "
             "so give the DataLoader there sampler=DistributedSampler(dataset)"
         )
-    if len(script.loaders) > 1:
-        lines = " and ".join(sorted(map(script.at, script.loaders)))
+    if script.walks_several:
+        made = sorted(map(script.at, script.loaders))
+        lines = f"the loaders of {' and '.join(made)}" if made else "loaders of training and tests"
         return unknown(
-            f"{script.at(script.loop)} walks the loaders of {lines}: {RULE}, so give that of the "
-            "training sampler=DistributedSampler(dataset)"
+            f"{script.at(script.loop)} walks {lines}: {RULE}, so give that of the training "
+            "sampler=DistributedSampler(dataset)"
         )
     if len(script.loaders) != 1:
         return unknown(

@@ -37,12 +37,13 @@ def find_meters(script: TrainingScript, loop: Loop) -> Iterator[Meter]:
         name = func.value.id
         is_number = any(".item()" in ast.unparse(each) for each in call.args)
         own = [text.classes.get(text.called(made)) for made in text.makers(func.value)]
-        if name in known or func.attr == "append" or not (is_number and own):
+        meter = read_meter(name, call, own[0] if len(own) == 1 else None)
+        if name in known or func.attr == "append" or not own or not (is_number or meter.sums):
             continue
         if script.is_log(node) or not is_read_after(script, name, loop):
             continue
         known.add(name)
-        yield read_meter(name, call, own[0] if len(own) == 1 else None)
+        yield meter
 
 
 def is_read_after(script: TrainingScript, name: str, loop: Loop) -> bool:

@@ -22,7 +22,10 @@ SHARING_OTHERWISE = (
     "broadcast_object_list", "send", "isend", "batch_isend_irecv", "gather_for_metrics",
 )  # fmt: skip
 """Further calls by which they may."""
-COUNTED = re.compile(r"\.size\(|\blen\(|\.shape\b|\.sum\(\)|\.numel\(|^\d+$")
+SUMMED = re.compile(r"==|\.eq\(|\bsum\(")
+OF_MODEL = re.compile(r"state_dict\(|parameters\(|\brange\(")
+"""In what a loop walks: these are no samples."""
+COUNTED = re.compile(r"\.size\(|\blen\(|\.shape\b|\.numel\(|^\d+$")
 """In what is added up: it is a sum over samples, not the mean of a batch."""
 
 
@@ -46,6 +49,13 @@ def find_metrics(script: TrainingScript) -> Part:
             "no one loop over batches is seen: what it adds up "
             f"is of one rank's samples, so call {script.dist}.all_reduce on it",
         )
+    if script.walks_several and script.loop:
+        saw = (
+            f"{script.at(script.loop)} walks the batches of training and of tests: call "
+            f"{script.dist}.all_reduce on what comes from the loader that is divided, and leave "
+            "the rest, of which each rank has all"
+        )
+        return Part(name, Status.UNKNOWN, saw)
     found_in = [*reduce_training(script), *(reduce_evaluation(script, each) for each in apart)]
     notes = [*note_prints(script), *(note for each in found_in for note in each.notes)]
     if not apart:
@@ -79,6 +89,13 @@ def reduce_training(script: TrainingScript) -> Iterator[Reduction]:
         lines = reduce_sums(script, loop, totals.sums, totals.lists, totals.loss)
         yield Reduction(
             f"{what} of {script.at(loop)} would be of one rank's samples only",
+            [add_after(loop, script.indent_of(loop), *lines)],
+        )
+        note_meeting(script, loop)
+    if lists := [*find_collections(script, loop)]:
+        lines = [line for each in lists for line in gather(script, each)]
+        yield Reduction(
+            f"{', '.join(lists)} of {script.at(loop)} would hold one rank's part only",
             [add_after(loop, script.indent_of(loop), *lines)],
         )
         note_meeting(script, loop)
@@ -273,9 +290,14 @@ def find_sums(script: TrainingScript, loop: ast.For) -> Iterator[tuple[str, bool
             own = script.text.resolve(node.value) if isinstance(node.value, ast.Call) else None
             values = find_results(own) if own else [node.value]
             if not isinstance(node.value, ast.Constant):  # which counts batches
-                is_sum = any(COUNTED.search(ast.unparse(each)) for each in values)
+                is_sum = any(map(is_over_samples, map(ast.unparse, values)))
                 found[words] = not (is_sum or script.summed_loss)
     yield from found.items()
+
+
+def is_over_samples(words: str) -> bool:
+    """Whether what is added up is a sum over samples, by its text."""
+    return bool(COUNTED.search(words) or (SUMMED.search(words) and ".mean(" not in words))
 
 
 def find_lists(script: TrainingScript, loop: ast.For) -> Iterator[str]:
@@ -289,6 +311,31 @@ def find_lists(script: TrainingScript, loop: ast.For) -> Iterator[str]:
             if node.func.attr == "append" and is_number and script.is_used_after(words, loop):
                 found[words] = None
     yield from found
+
+
+def find_collections(script: TrainingScript, loop: ast.For) -> Iterator[str]:
+    """The other lists that the loop fills with results of its batches, and that are used after
+    it."""
+    numbers, found = {*find_lists(script, loop)}, dict[str, None]()
+    for node in ast.walk(loop):
+        call = node.value if isinstance(node, ast.Expr) else None
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
+            continue
+        words, name = ast.unparse(call.func.value), call.func.attr
+        is_list = name == "extend" or (name == "append" and isinstance(call.args[0], ast.Call))
+        if is_list and words not in numbers and script.is_used_after(words, loop):
+            found[words] = None
+    yield from found
+
+
+def gather(script: TrainingScript, each: str) -> list[str]:
+    """The lines that bring a list of all ranks together."""
+    parts = script.text.fresh("parts")
+    return [
+        f"{parts} = [None] * {script.size}",
+        f"{script.dist}.all_gather_object({parts}, {each})",
+        f"{each} = [one for part in {parts} for one in part]",
+    ]
 
 
 def is_used_as_tensor(script: TrainingScript, words: str, loop: ast.For) -> bool:
@@ -349,7 +396,8 @@ def note_validation(script: TrainingScript) -> list[str]:
         if (
             isinstance(node, ast.For)
             and node is not script.loop
-            and (text.is_without_gradients(node))
+            and text.is_without_gradients(node)
+            and not OF_MODEL.search(ast.unparse(node.iter))
         ):
             walks = f"{script.at(node)} walks its samples on every rank"
             if norms := find_norms_apart(script):

@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
@@ -51,8 +51,7 @@ def find_model(script: TrainingScript) -> Part:
         f"{script.at(each)}: each rank normalises by its own part of the batch. To normalise by "
         f"the whole on GPUs, add before the wrapper: {model} = "
         f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({model})"
-        for model in map(ast.unparse, wrapping.wrapped.values())
-        for each in text.find_calls(*NORMS)[:1]
+        for model, each in find_normalised(script, wrapping.wrapped.values())
     ]
     for call in threads:
         edits.append(replace_node(call, text.code(call.args[0])))
@@ -82,6 +81,26 @@ def can_leave_out(script: TrainingScript, threads: Sequence[ast.Call]) -> bool:
     return all(each.args for each in threads) and not any(
         each.attr == "module" for each in attributes
     )
+
+
+def find_normalised(
+    script: TrainingScript, models: Iterable[ast.expr]
+) -> Iterator[tuple[str, ast.Call]]:
+    """The models that may have BatchNorm, with their first layer of it: of a model of the script's
+    own class, one that the class makes, or a class that it makes."""
+    text = script.text
+    norms = text.find_calls(*NORMS)
+    for model in models:
+        left: list[ast.AST] = []
+        for made in text.makers(model):
+            left.append(text.classes.get(text.called(made)) or made)
+        for each in left:
+            calls = (node for node in ast.walk(each) if isinstance(node, ast.Call))
+            inner = (text.classes.get(text.called(call)) or text.resolve(call) for call in calls)
+            left += [one for one in dict.fromkeys(inner) if one and one not in left]
+        own = [norm for norm in norms if any(norm in ast.walk(each) for each in left)]
+        if own or (norms and not left):
+            yield ast.unparse(model), (own or norms)[0]
 
 
 def find_norms_apart(script: TrainingScript) -> list[ast.Call]:

@@ -248,6 +248,15 @@ class TrainingScript:
         return [call for call in made if self.text.called(call) == "DataLoader"]
 
     @cached_property
+    def walks_several(self) -> bool:
+        """Whether the loop over batches is that of several loaders, one after the other."""
+        return len(self.loaders) > 1 or (
+            self.loop is not None
+            and isinstance(self.loop.iter, ast.Subscript)
+            and bool(self.text.find_calls("DataLoader"))
+        )
+
+    @cached_property
     def called_in_step(self) -> list[ast.AST]:
         """The script's own functions that are called in the loop over batches, by each other, or
         for each batch."""

@@ -32,7 +32,7 @@ def find_stop(script: TrainingScript) -> Part:
     """The first stop of the training: it has to be by a value that all ranks share. Of a learning
     rate that is lowered by a value, the same is told."""
     training = script.training
-    if training and training.is_lost:
+    if (training and training.is_lost) or len(script.text.find_trainings()) > 1:
         saw = "whether the training stops by what each rank measures is not seen"
         return Part(NAME, Status.UNKNOWN, saw)
     none = Part(NAME, Status.NOT_NEEDED, "no stop by what each rank measures is seen")
@@ -49,7 +49,37 @@ def find_stop(script: TrainingScript) -> Part:
         if shared := script.text.find_calls(*AGREE):
             return Part(NAME, Status.THERE, f"{script.at(shared[0])} brings ranks together")
         return share(script, loop, leaves, values, verb)
+    if found := find_flag(script, loop):
+        leaves, flag = found
+        saw = (
+            f"{script.at(leaves)} leaves the loop by {flag}, which is set elsewhere: if that comes "
+            f"from what a rank measures, broadcast it from rank 0 first"
+        )
+        return Part(NAME, Status.UNKNOWN, saw)
     return none
+
+
+def find_flag(script: TrainingScript, loop: Loop) -> tuple[ast.stmt, str] | None:
+    """A statement that leaves the loop by an attribute that a method sets later, as a callback
+    does; and that attribute."""
+    set_later = {
+        target.attr
+        for node in ast.walk(script.text.tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+        and getattr(script.text.function_of(node), "name", "__init__") != "__init__"
+    }
+    for leaves in find_exits(script, loop):
+        for test in script.text.climb(leaves):
+            if not (isinstance(test, ast.If) and is_inside(script, test, loop)):
+                continue
+            if is_of_rank(test):
+                return None
+            for node in ast.walk(test.test):
+                if isinstance(node, ast.Attribute) and node.attr in set_later:
+                    return leaves, ast.unparse(node)
+    return None
 
 
 def find_decisions(
