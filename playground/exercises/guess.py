@@ -92,8 +92,9 @@ def guess_by_places(at: Mapping[int, Place], size: int) -> str:
 
 
 def root_of_leaf(leaf: Leaf) -> str:
-    """Where it is, without its place in a list: grad, of grad[1]."""
-    return leaf.where.partition("[")[0]
+    """Where it is, without its place in a list: grad, of grad[1], and epoch 1, of epoch 1, sample
+    0."""
+    return re.split(r"\[|, ", leaf.where)[0]
 
 
 def guess_by_values(

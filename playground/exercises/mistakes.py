@@ -142,7 +142,20 @@ def find_probable(
     guess = guess_mistake(solution, made, found)
     if same_first and (not guess or guess in RATIOS_OF_FLOATS):
         return name_probable(found, same_first)
-    return replace(found, mistake=f"{PROBABLY}{guess}") if guess else found
+    if guess:
+        return replace(found, mistake=f"{PROBABLY}{guess}")
+    told = [mistake for mistake, other in tried.items() if is_told_alike(found, other.failure)]
+    return name_probable(found, told) if len(told) == 1 else found
+
+
+def is_told_alike(one: Failure, other: Failure | None) -> bool:
+    """Whether a judge says the same of the first that is wrong, in words: of ranks that have made
+    this mistake and others."""
+    return (
+        other is not None
+        and isinstance(one.held, str)
+        and (one.case, one.where, one.words) == (other.case, other.where, other.words)
+    )
 
 
 def guess_mistake(solution: Solution, made: Attempt, failure: Failure) -> str:

@@ -145,6 +145,9 @@ def find_mismatch(mine: Leaf, due: Leaf, places: Sequence[str]) -> Failure:
             where, wanted = mine.where, "a list"
         elif any(place.startswith(f"{where}[") for place in places):
             found = "a list"
+        elif where in places:
+            words = "should not be there"
+            return Failure(where=mine.where, held=found, expected="nothing", words=words)
         else:
             part = where.partition("[")[0]
             if not any(place.startswith(part) for place in places):

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from playground.exercises.guess import guess_by_values
-from playground.exercises.observation import OWN, RESULT, Leaf, Observation
+from playground.exercises.observation import (
+    OWN,
+    RESULT,
+    Leaf,
+    Observation,
+    find_difference,
+)
 
 SUM = "the sum in place of the mean"
 SHARE = "divided by the number of ranks once too often"
@@ -125,3 +131,19 @@ def test_values_of_another_rank_are_told() -> None:
         for mine, due in ((1, 10), (100, 1))
     )
     assert guess(one, other, other) == "one rank's values are where another rank's should be"
+
+
+def test_a_value_too_many_is_told_by_its_place() -> None:
+    last, more, calls = (
+        number(where, 3) for where in ("epoch 1, sample 1", "epoch 1, sample 2", "calls")
+    )
+    found = find_difference([last, more, calls], [last, calls])
+    assert found
+    assert (found.where, found.words) == ("epoch 1, sample 2", "should not be there")
+
+
+def test_a_ratio_is_in_all_samples_of_an_epoch() -> None:
+    samples = [number(f"epoch 1, sample {at}", 3) for at in range(2)]
+    twice = number("epoch 1, sample 1", 6)
+    assert guess(observe((samples[0], samples[0]), (twice, samples[1]))) == ""
+    assert guess(observe((twice, samples[1]))) == "counted twice"

@@ -13,6 +13,7 @@ from torch import nn
 
 from playground.exercises.cases import Case, Cases, predict
 from playground.exercises.repair import of_fault
+from playground.tap.replacement import calling, replaced
 from playground.ui.units import plural
 from playground.world.simulated_gpu.races import count_races, races_since
 
@@ -207,7 +208,13 @@ def read_losses(
         is_ahead.append(bool(probe(other, losses.neg)))
         step.add_(1)
 
-    missing = races_of(lambda: returned.append(function(losses, queue_step)))
+    def note(wait: Callable[..., None], *event_and_stream: object) -> None:
+        streams_wait.append(True)
+        wait(*event_and_stream)
+
+    streams_wait = list[bool]()
+    with replaced(torch.cuda.Event, "wait", calling(note)):
+        missing = races_of(lambda: returned.append(function(losses, queue_step)))
     accesses = {"losses": losses.neg, "step": step.neg, "copy": losses.neg_}
     waited = {name: not probe(other, access) for name, access in accesses.items()}
     torch.cuda.synchronize()
@@ -215,6 +222,8 @@ def read_losses(
     if missing:
         names = ", ".join(name for name, is_done in waited.items() if is_done)
         waits = f"{tell(missing)}; Python waits for: {names or 'nothing'}"
+        if streams_wait:
+            waits += "; a stream waits for an event"
         return {**held, "waits": waits, "losses": numbers}
     if is_ahead and waited["step"]:
         notes[:] = [f"{MORE} the next step, too"]

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from playground.base.upstream import default_store
-from playground.exercises.cases import Case, Cases
+from playground.exercises.cases import Actions, Case, Cases
 from playground.exercises.exercise import AWAITS, RETURNED, Place
+from playground.exercises.observation import Problem
 from playground.exercises.transcript import WRITING
 from playground.tap.replacement import replaced
 from playground.ui.units import plural
@@ -232,4 +233,25 @@ def share(rank: int, size: int, seed: int) -> Cases:
         for other in range(size):
             ends.append(ends[-1] + (samples - ends[-1] + size - other - 1) // (size - other))
         about, due = plural(samples, "sample"), (ends[rank], ends[rank + 1])
-        yield Case(about, (samples,), returns=due, names=("begin", "end"), is_coded=False)
+        actions = Actions()
+        yield Case(
+            about,
+            (),
+            returns=due,
+            names=("begin", "end"),
+            is_coded=False,
+            run=partial(note_end, rank, size, samples, due[0], actions),
+            actions=actions,
+        )
+
+
+def note_end(
+    rank: int, size: int, samples: int, begin: int, actions: Actions, function: Callable[..., Any]
+) -> object:
+    """Note a share that begins where it should, and ends after the last sample."""
+    returned = function(rank, size, samples)
+    match returned:
+        case (first, int(end)) if first == begin and end > samples:
+            words = f"end is {end}: there are only {plural(samples, 'sample')}"
+            actions.problems.append(Problem("ends after the last sample", words))
+    return returned

@@ -157,7 +157,9 @@ def choose_batch(rank: int, size: int, seed: int) -> Cases:
         notes[:] = [f"{'':24}{'chosen':>10}{'cheapest':>10}"]
         notes.extend(f"{name:24}{mine[name]:10.2f}{best[name]:10.2f}" for name in mine)
         if mine["hours"] > DAY / 3600:
-            return right | {"time": f"{mine['hours']:.1f} of {DAY / 3600:.0f} hours"}
+            is_cheap = mine["GPU hours"] < best["GPU hours"]
+            why = ": cheaper, but not done within a day" if is_cheap else ""
+            return right | {"time": f"{mine['hours']:.1f} of {DAY / 3600:.0f} hours{why}"}
         if mine["GPU hours"] > ENOUGH * best["GPU hours"]:
             times = mine["GPU hours"] / best["GPU hours"]
             return right | {"price": f"{times:.2f} times the cheapest"}

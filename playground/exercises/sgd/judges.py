@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
@@ -141,23 +144,26 @@ def late_load(rank: int, size: int, seed: int) -> Cases:
 
 def own_order(rank: int, size: int, seed: int) -> Cases:
     """One sample is damaged, and cannot be used. At fault is the rank that has it in the first
-    epoch."""
+    epoch. Due are the orders of the program; others may be, too: see `allow_other_orders`."""
     for each, epochs in ((seed, 2), (seed + 1, 3)):
         draw = random.Random(each)
         samples = 3 * size
         damaged = draw.randrange(samples)
         shuffles, order = random.Random(0), list(range(samples))
-        due, owners = list[list[int]](), list[int]()
+        usable, owners = list[list[int]](), list[int]()
         for _ in range(epochs):
             shuffles.shuffle(order)
             owners.append(order.index(damaged) % size)
-            due.append([number for number in order[rank::size] if number != damaged])
-        seen = list[int]()
+            usable.append([number for number in order[rank::size] if number != damaged])
+        seen, due = list[int](), name_samples(usable)
+        given = samples, epochs, partial(augment, damaged, seen)
         yield Case(
             f"{samples} samples, {epochs} epochs",
-            (samples, epochs, partial(augment, damaged, seen)),
+            (),
             returns=due,
-            held=partial(describe_calls, seen),
+            run=partial(name_taken, rank, size, given),
+            held=seen,
+            combine=partial(allow_other_orders, rank, epochs, damaged, due),
             expected={"calls of augment": samples // size * epochs},
             is_coded=False,
             culprit=owners[0],
@@ -172,5 +178,37 @@ def augment(damaged: int, seen: list[int], number: int, generator: random.Random
     return number != damaged
 
 
-def describe_calls(seen: list[int]) -> dict[str, int]:
-    return {"calls of augment": len(seen)}
+def name_samples(taken: Sequence[Sequence[int]]) -> dict[str, int]:
+    """What a rank takes, by epoch and place."""
+    return {
+        f"epoch {epoch}, sample {place}": number
+        for epoch, numbers in enumerate(taken)
+        for place, number in enumerate(numbers)
+    }
+
+
+def name_taken(
+    rank: int, size: int, given: tuple[object, ...], function: Callable[..., Any]
+) -> object:
+    taken = function(rank, size, *given)
+    is_table = isinstance(taken, list) and all(isinstance(each, list) for each in taken)
+    return name_samples(taken) if is_table else taken
+
+
+def allow_other_orders(
+    rank: int, epochs: int, damaged: int, due: dict[str, int], everyones: list[list[int]]
+) -> dict[str, int]:
+    """If the ranks have divided all samples among them, in each epoch in another way, what this one
+    has is `due`, whatever the generator. `everyones`: what each has given to augment, in order."""
+    each = len(everyones[rank]) // epochs
+    starts = range(0, each * epochs, max(each, 1))
+    shares = [[sorted(seen[at:][:each]) for seen in everyones] for at in starts]
+    samples = [*range(each * len(everyones))]
+    is_order = [sorted(chain(*of_epoch)) == samples for of_epoch in shares]
+    is_new = all(of_epoch not in shares[:epoch] for epoch, of_epoch in enumerate(shares))
+    if is_new and len(is_order) == epochs and all(is_order):
+        mine = (everyones[rank][at:][:each] for at in starts)
+        usable = name_samples([[each for each in share if each != damaged] for share in mine])
+        due.clear()
+        due.update(usable)
+    return {"calls of augment": len(everyones[rank])}
