@@ -21,9 +21,9 @@ from playground.base.remote import ROOT
 
 OF_OTHERS = {
     "--ntasks-per-node",
-    "--fixtures", "--install", "--local-rank", "--signal",
+    "--cap-add", "--fixtures", "--install", "--local-rank", "--signal",
 }  # fmt: skip
-"""Options of pytest, of WSL, of the old launcher, of sbatch."""
+"""Options of docker, of pytest, of WSL, of the old launcher, of sbatch."""
 FILES_OF_OTHERS = {
     "accuracy.py", "around.py", "average.py", "both_send.py", "count.py", "ddp.py", "gather.py",
     "halves.py", "hang.py", "levels.py", "mlp.py", "one_gradient.py", "operations.py",

@@ -22,7 +22,6 @@ SESSION = re.compile(r"```console\n\$ python -m playground play -n 4\n(.*?)```",
 IN = re.compile(r"^\[0-3\] In \[\d+\]: ", re.MULTILINE)
 NUMBER = re.compile(r"\d+e[-+]\d+|\d+\.\d+|\b\d+$|(?<=  )\d+(?= ms)", re.MULTILINE)
 CTRL_C, CTRL_D = "\x03", "\x04"
-SOON = 2.0
 """Seconds in which all ranks have ended."""
 
 
@@ -129,7 +128,7 @@ def test_a_session(start: Callable[..., Prompt]) -> None:
     assert "2 ranks on gloo" in prompt.type("%ranks 2")
     assert "[0-1] 2" in prompt.type("size")
     terminate_in_a_cell(prompt)
-    assert session_ends(prompt.process.pid, SOON)
+    assert session_ends(prompt.process.pid, ENOUGH)
 
 
 def end_by_ctrl_d(prompt: Prompt) -> None:
@@ -167,7 +166,7 @@ def test_no_rank_is_left(start: Callable[..., Prompt], end: Callable[[Prompt], N
     assert "[0]   0" in prompt.type("rank")
     assert len(session_members(prompt.process.pid)) >= 4
     end(prompt)
-    assert session_ends(prompt.process.pid, SOON)
+    assert session_ends(prompt.process.pid, ENOUGH)
 
 
 def without_times(text: str) -> str:
@@ -188,7 +187,7 @@ def test_the_session_of_the_readme_is_what_happens(start: Callable[..., Prompt])
     end_by_ctrl_d(prompt)
     prompt.terminal.expect(pexpect.EOF)
     assert prompt.process.join(ENOUGH) == 0
-    assert session_ends(prompt.process.pid, SOON)
+    assert session_ends(prompt.process.pid, ENOUGH)
     short = SESSION.findall((ROOT / "README.md").read_text())[0]
     whole = without_times(README.read_text().replace("cell 3", "cell 2"))
     parts = [part for each in IN.split(short) for part in each.partition("\n")[2].split("…")]

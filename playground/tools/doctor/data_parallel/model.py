@@ -12,8 +12,8 @@ from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.text import Function, is_guard, walk_own
 
 NORMS = "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"
-FILLS = {"apply", "load_state_dict"}
-"""Methods that give a model other values."""
+FILLS = {"apply"}
+"""Methods that give a model other values, which may be random."""
 TO_MODULE = {"train", "eval", "parameters", "zero_grad", "named_parameters"}
 """What DistributedDataParallel passes on, or does as the model does."""
 
