@@ -814,14 +814,16 @@ def test_results_in_lists_and_counts_of_tensors_are_of_all_ranks(save: Save, run
     source = source.replace(
         "        total += loss.item()\n",
         "        total += loss.item()\n        right += torch.sum(model(x).argmax(1) == y)\n"
-        "        seen.extend(y.tolist())\n",
-    ).replace("{total / len(loader):.6f}", "{right.item()} of {len(seen)}")
+        "        seen.extend(y.tolist())\n        kept.append({'rows': len(y)})\n",
+    ).replace("{total / len(loader):.6f}", "{right.item()} of {len(seen)} of {len(kept)}")
+    source = source.replace("seen = 0.0, 0, []", "seen, kept = 0.0, 0, [], []")
     save(source, "before.py")
     save(plan(source, "before.py").after, "after.py")
     before = run_it("-n", 1, "before.py")
     after = run_it("after.py")
-    assert (after.code, after.out) == (0, before.out), after.err
-    assert "of 48" in after.out
+    assert after.code == 0, after.err
+    assert after.out == before.out.replace("of 6", "of 12")  # batches of half the size
+    assert "of 48 of 12" in after.out
 
 
 def test_a_stop_that_a_callback_sets_is_unknown() -> None:
@@ -863,6 +865,62 @@ def test_a_meter_of_another_file_is_to_be_added_up_by_hand() -> None:
     part = part_of(source, "metrics over ranks")
     assert part.status is Status.MISSING
     assert "call dist.all_reduce on what losses has added up, on all ranks" in part.notes[-1]
+
+
+def test_a_sampler_that_is_made_in_the_call_is_shared_with_one_seed() -> None:
+    source = shape(PLAIN).replace(
+        "shuffle=False", "sampler=torch.utils.data.RandomSampler(train_set)"
+    )
+    after = plan(source, "train.py").after
+    ast.parse(after)
+    made = "RandomSampler(train_set, generator=torch.Generator().manual_seed(0)), rank,"
+    assert f"sampler=Share(torch.utils.data.{made}" in after
+
+
+def test_noise_in_what_forward_calls_is_drawn_apart() -> None:
+    net = (
+        "class Net(nn.Linear):\n    def sample(self, x):\n        return torch.randn_like(x)\n"
+        "    def forward(self, x):\n        return super().forward(self.sample(x))\n\n"
+    )
+    source = SEEDED.replace("def main():", f"{net}def main():").replace(
+        "nn.Linear(4, 1)\n", "Net(4, 1)\n"
+    )
+    source = source.replace("random.random()", "1")
+    assert "    set_seed(3 + rank)\n    for epoch in" in plan(source, "train.py").after
+
+
+def test_a_condition_of_while_that_a_callback_sets_is_unknown() -> None:
+    sets = "    def stop(self):\n        self.should_stop = True\n\n"
+    source = shape(TRAINER).replace("    def save(", f"{sets}    def save(")
+    source = source.replace(
+        "        for epoch in range(epochs):", "        while not self.should_stop:"
+    ).replace("print(epoch,", "print(")
+    assert "leaves the loop by self.should_stop" in stop_of(source).saw
+
+
+def test_a_process_that_exits_by_its_loss_leaves_the_others() -> None:
+    source = shape(PLAIN).replace(
+        "        loss.backward()",
+        "        if loss.item() > 1e9:\n            sys.exit(1)\n        loss.backward()",
+    )
+    assert "        if decided.item() > 1e9:\n" in plan(f"import sys\n{source}", "a.py").after
+
+
+def test_parameters_that_are_trained_later_are_noted() -> None:
+    thaw = "    if epoch == 1:\n        model[0].requires_grad_(True)\n    total = 0.0\n"
+    [note] = notes_of(shape(PLAIN).replace("    total = 0.0\n", thaw), "model")
+    assert note.startswith("train.py:17 changes which parameters are trained")
+    assert notes_of(shape(PLAIN), "model") == []
+
+
+def test_a_print_that_trains_is_of_all_ranks() -> None:
+    once_more = "train_epoch(args, model, device, test_loader, optimizer, epoch)"
+    source = shape(FUNCTIONS).replace(
+        "accuracy = evaluate(model, device, test_loader)",
+        f'accuracy = 0\n        print("final", {once_more})',
+    )
+    [part] = [each for each in plan(source, "train.py").parts if "logging" in each.name]
+    assert any("calls train_epoch, in which all ranks meet" in each for each in part.notes)
 
 
 def test_a_late_import_delays_no_process_group() -> None:

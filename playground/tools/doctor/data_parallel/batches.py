@@ -53,29 +53,40 @@ def share_stream(
 ) -> Iterator[Edit]:
     """The changes of a DataLoader of a stream: of samples that follow each other, every rank takes
     one."""
-    yield from put_in_share(script, call, data, SHARE, base=base)
+    code = script.text.code(data)
+    yield from put_in_share(script, call, data, SHARE, whole_code=code, base=base)
 
 
 def share_indices(script: TrainingScript, call: ast.Call, sampler: ast.expr) -> Iterator[Edit]:
     """The changes of a DataLoader with a sampler: of indices that follow each other, every rank
     takes one. All ranks draw the same."""
-    yield from put_in_share(script, call, sampler, SHARE_OF_INDICES)
+    seed, code = "generator=torch.Generator().manual_seed(0)", script.text.code(sampler)
     for made in script.text.makers(sampler):
         is_seeded = any(each.arg == "generator" for each in made.keywords)
         if script.text.called(made) in DRAWS and not is_seeded:
-            yield script.add_argument(made, "generator=torch.Generator().manual_seed(0)")
+            if made is sampler:
+                code = f"{code.rstrip()[:-1].rstrip().rstrip(',')}, {seed})"
+            else:
+                yield script.add_argument(made, seed)
+    yield from put_in_share(script, call, sampler, SHARE_OF_INDICES, whole_code=code)
 
 
 def put_in_share(
-    script: TrainingScript, call: ast.Call, whole: ast.expr, text: str, **names: str
+    script: TrainingScript,
+    call: ast.Call,
+    whole: ast.expr,
+    text: str,
+    whole_code: str,
+    **names: str,
 ) -> Iterator[Edit]:
-    """The changes that put an argument of a call into a class of this text, added above."""
+    """The changes that put an argument of a call, by its code, into a class of this text, added
+    above."""
     name = script.text.fresh("Share")
     *_, place, _ = script.text.climb(call)  # a statement of the module itself
     above = [place, *getattr(place, "decorator_list", ())]
     first = min(getattr(each, "lineno", 0) for each in above)
     yield Edit((first, 0), (first, 0), text.format(name=name, **names))
-    words = f"{name}({script.text.code(whole)}, {script.rank}, {script.size})"
+    words = f"{name}({whole_code}, {script.rank}, {script.size})"
     yield replace_node(whole, words)
 
 

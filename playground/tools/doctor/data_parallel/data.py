@@ -118,7 +118,7 @@ def find_no_loader(script: TrainingScript) -> Part | None:
             "so give the DataLoader there sampler=DistributedSampler(dataset)"
         )
     if script.walks_several:
-        made = sorted(map(script.at, script.loaders))
+        made = sorted({*map(script.at, script.loaders)})
         lines = f"the loaders of {' and '.join(made)}" if made else "loaders of training and tests"
         return unknown(
             f"{script.at(script.loop)} walks {lines}: {RULE}, so give that of the training "

@@ -22,6 +22,8 @@ SHARING_OTHERWISE = (
     "broadcast_object_list", "send", "isend", "batch_isend_irecv", "gather_for_metrics",
 )  # fmt: skip
 """Further calls by which they may."""
+BATCHES = ast.Call, ast.Dict, ast.DictComp, ast.Tuple, ast.List, ast.ListComp
+"""What a loop appends to a list of results, besides numbers."""
 SUMMED = re.compile(r"==|\.eq\(|\bsum\(")
 OF_MODEL = re.compile(r"state_dict\(|parameters\(|\brange\(")
 """In what a loop walks: these are no samples."""
@@ -322,7 +324,7 @@ def find_collections(script: TrainingScript, loop: ast.For) -> Iterator[str]:
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
             continue
         words, name = ast.unparse(call.func.value), call.func.attr
-        is_list = name == "extend" or (name == "append" and isinstance(call.args[0], ast.Call))
+        is_list = name == "extend" or (name == "append" and isinstance(call.args[0], BATCHES))
         if is_list and words not in numbers and script.is_used_after(words, loop):
             found[words] = None
     yield from found

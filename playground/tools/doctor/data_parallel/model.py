@@ -48,6 +48,11 @@ def find_model(script: TrainingScript) -> Part:
             f"{why}: wrap the model, and call the wrapper in the training; {rule}",
         )
     notes = [
+        f"{script.at(each)} changes which parameters are trained, after the model is wrapped: wrap "
+        "it again there, or have all require a gradient when it is wrapped"
+        for each in find_unfreezing(script)[:1]
+    ]
+    notes += [
         f"{script.at(each)}: each rank normalises by its own part of the batch. To normalise by "
         f"the whole on GPUs, add before the wrapper: {model} = "
         f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({model})"
@@ -72,6 +77,23 @@ def find_model(script: TrainingScript) -> Part:
         else:
             notes.append(f"{adds}: multiply the loss by {script.size}")
     return Part(name, Status.MISSING, f"nothing averages the gradients: {rule}", edits, notes)
+
+
+def find_unfreezing(script: TrainingScript) -> list[ast.AST]:
+    """What changes `requires_grad` in the loop over epochs, or in a function that is called
+    there."""
+    text, epochs = script.text, script.training.epochs if script.training else None
+    left: list[ast.AST] = [epochs] if epochs else []
+    found = list[ast.AST]()
+    for place in left:
+        for node in ast.walk(place):
+            if isinstance(node, ast.Call) and text.called(node) == "requires_grad_":
+                found.append(node)
+            elif isinstance(node, ast.Call) and (function := text.resolve(node)):
+                left += [] if function in left or function.name == "__init__" else [function]
+            elif isinstance(node, ast.Attribute) and node.attr == "requires_grad":
+                found += [node] if isinstance(node.ctx, ast.Store) else []
+    return found
 
 
 def can_leave_out(script: TrainingScript, threads: Sequence[ast.Call]) -> bool:

@@ -168,8 +168,17 @@ def meets(script: TrainingScript, call: ast.Call, known: tuple[int, ...] = ()) -
     function = script.text.resolve(call)
     if function is None or id(function) in known:
         return False
-    return id(function) in script.collective or any(
-        meets(script, each, (*known, id(function)))
+    trains = any(
+        script.text.called(each) == "backward"
         for each in ast.walk(function)
         if isinstance(each, ast.Call)
+    )
+    return (
+        trains
+        or id(function) in script.collective
+        or any(
+            meets(script, each, (*known, id(function)))
+            for each in ast.walk(function)
+            if isinstance(each, ast.Call)
+        )
     )

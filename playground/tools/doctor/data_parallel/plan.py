@@ -84,7 +84,10 @@ def leave_unbound(source: str, before: set[tuple[str, str]], start: Part, part: 
     if not part.edits:
         return part
     after = apply_edits(source, [*start.edits, *part.edits])
-    names = {name for _, name in find_unbound(after) - before}
+    try:
+        names = {name for _, name in find_unbound(after) - before}
+    except SyntaxError:
+        return Part(part.name, Status.UNKNOWN, f"{part.saw}. Its lines are yours to write")
     if not names:
         return part
     unknown = ", ".join(sorted(names))

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
+from itertools import chain
 
 from playground.tools.doctor.data_parallel.edits import Edit
 from playground.tools.doctor.data_parallel.text import (
+    Function,
     Training,
     TrainingText,
     find_method,
@@ -44,6 +46,8 @@ LOGGERS = re.compile(
     re.IGNORECASE,
 )
 """Calls that log: `logging.basicConfig` and `log.setLevel` print nothing."""
+PER_BATCH = {"forward", "__getitem__", "__call__"}
+"""Methods that are called for each batch, or sample."""
 STRINGS = {"STRING", "FSTRING_MIDDLE", "TSTRING_MIDDLE"}
 """Names of tokens, of which those of f-strings are known since Python 3.12."""
 OF_DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -258,16 +262,17 @@ class TrainingScript:
 
     @cached_property
     def called_in_step(self) -> list[ast.AST]:
-        """The script's own functions that are called in the loop over batches, by each other, or
-        for each batch."""
-        left: list[ast.AST] = (
-            [self.training.batches] if self.training and self.training.batches else []
-        )
-        for place in left:
+        """The script's own functions that run for each batch, or sample: `forward`, `__getitem__`,
+        those that are called in the loop over batches, and those that these call."""
+        loop = self.training.batches if self.training else None
+        functions = [each for each in ast.walk(self.text.tree) if isinstance(each, Function)]
+        found: list[ast.AST] = [each for each in functions if each.name in PER_BATCH]
+        left = [loop] if loop else []
+        for place in chain(left, found):  # which grows
             calls = (node for node in ast.walk(place) if isinstance(node, ast.Call))
-            found = (self.text.resolve(call) for call in calls)
-            left += [each for each in dict.fromkeys(found) if each and each not in left]
-        return left[1:]
+            called = (self.text.resolve(call) for call in calls)
+            found += [each for each in dict.fromkeys(called) if each and each not in found]
+        return found
 
     def is_distributed_sampler(self, call: ast.Call) -> bool:
         """Whether it makes a DistributedSampler, or one of the script's own class of that kind."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from playground.tools.doctor.data_parallel.batches import DRAWS, share_drawn
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before
 from playground.tools.doctor.data_parallel.script import TrainingScript
-from playground.tools.doctor.data_parallel.text import Function, Loop, find_results
+from playground.tools.doctor.data_parallel.text import Loop, find_results
 
 SEEDS = {
     "torch.manual_seed": "torch",
@@ -62,12 +62,9 @@ def find_seeds(script: TrainingScript) -> dict[str, list[ast.Call]]:
 def runs_in_step(script: TrainingScript, call: ast.Call) -> bool:
     """Whether it draws for a step, or a sample: in the loop of the training, in a function that is
     called there, in `forward` or `__getitem__`."""
-    around = [*script.text.climb(call)]
-    functions = [each for each in around if isinstance(each, Function)]
-    if any(each.name in ("forward", "__getitem__", "__call__") for each in functions):
-        return True
     loop = script.training.batches if script.training else None
-    return bool(loop) and any(each is loop or each in script.called_in_step for each in around)
+    places = [*script.called_in_step, *([loop] if loop else [])]
+    return any(each in places for each in script.text.climb(call))
 
 
 def find_unseeded(script: TrainingScript) -> dict[str, ast.Call]:

@@ -16,6 +16,7 @@ from playground.tools.doctor.data_parallel.metrics import (
 from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript, is_of_rank
+from playground.tools.doctor.data_parallel.start import is_exit
 from playground.tools.doctor.data_parallel.text import Function, Loop
 
 NAME = "stop"
@@ -70,15 +71,19 @@ def find_flag(script: TrainingScript, loop: Loop) -> tuple[ast.stmt, str] | None
         if isinstance(target, ast.Attribute)
         and getattr(script.text.function_of(node), "name", "__init__") != "__init__"
     }
-    for leaves in find_exits(script, loop):
-        for test in script.text.climb(leaves):
-            if not (isinstance(test, ast.If) and is_inside(script, test, loop)):
-                continue
-            if is_of_rank(test):
-                return None
-            for node in ast.walk(test.test):
-                if isinstance(node, ast.Attribute) and node.attr in set_later:
-                    return leaves, ast.unparse(node)
+    tests: list[tuple[ast.stmt, ast.If | ast.While]] = [
+        (leaves, test)
+        for leaves in find_exits(script, loop)
+        for test in script.text.climb(leaves)
+        if isinstance(test, ast.If) and is_inside(script, test, loop)
+    ]
+    tests += [(loop, loop)] if isinstance(loop, ast.While) else []
+    for leaves, test in tests:
+        if isinstance(test, ast.If) and is_of_rank(test):
+            continue
+        for node in ast.walk(test.test):
+            if isinstance(node, ast.Attribute) and node.attr in set_later:
+                return leaves, ast.unparse(node)
     return None
 
 
@@ -152,12 +157,13 @@ def find_tests(
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {*map(ast.unparse, targets)}
     for node in ast.walk(loop):
-        if not isinstance(node, (ast.Break, ast.Continue, ast.Return)):
+        ends = isinstance(node, ast.Return) or (isinstance(node, ast.stmt) and is_exit(node))
+        if not (ends or isinstance(node, ast.Break | ast.Continue)):
             continue
         around = [*text.climb(node)]
-        kinds = (Function,) if isinstance(node, ast.Return) else (Function, Loop)
+        kinds = (Function,) if ends else (Function, Loop)
         inner = next((each for each in around if isinstance(each, kinds)), None)
-        if inner is not (text.function_of(loop) if isinstance(node, ast.Return) else loop):
+        if inner is not (text.function_of(loop) if ends else loop):
             continue
         tests = [each for each in around if isinstance(each, ast.If)]
         found = [each for each in tests if is_inside(script, each, loop)]
