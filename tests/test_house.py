@@ -269,6 +269,7 @@ REPLACING = {
     "playground.exercises.hello.judges",  # the surroundings of a solution, in one case
     "playground.exercises.elastic.judges",
     # Not torch.distributed:
+    "playground.exercises.gpus.judges",  # the judge notes which stream waits for an event
     "playground.explain.replay.record.training",  # calls of modules, and backward
 }
 """Modules that have `tap.replacement` put a function in the place of another."""
