@@ -10,6 +10,13 @@ PREFIX = "playground: "
 """What most often stands before a sentence in its line."""
 
 
-def wrap_sentence(sentence: str) -> str:
-    """Lines of `WIDTH` columns; the first leaves room for `PREFIX`."""
-    return textwrap.fill(sentence, WIDTH, initial_indent=PREFIX).removeprefix(PREFIX)
+def wrap_sentence(sentence: str, width: int = WIDTH, *, at_spaces: bool = False) -> str:
+    """Lines of so many columns; the first leaves room for `PREFIX`. `at_spaces`: paths and options
+    stay whole."""
+    return textwrap.fill(
+        sentence,
+        width,
+        initial_indent=PREFIX,
+        break_long_words=not at_spaces,
+        break_on_hyphens=not at_spaces,
+    ).removeprefix(PREFIX)

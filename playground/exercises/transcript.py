@@ -25,6 +25,7 @@ from playground.exercises.exercise import ERROR, FOLDER, LOOP, Place
 from playground.exercises.observation import Problem
 from playground.tap import Call, Observer
 from playground.world.rank.reports import report
+from playground.world.simulated_gpu.races import notice_of_wait
 
 MAX_CALLS, SHOWN = 2000, 1000
 """Calls of torch.distributed in one case, and bytes printed that are shown."""
@@ -32,11 +33,8 @@ OF_OURS = re.compile(rf" at {re.escape(str(FOLDER))}/\S+?:\d+")
 """A line of the check's own, in what a simulated GPU prints."""
 CURE = "To fix it, "
 """Before the last sentence of what a simulated GPU says of a missing wait."""
-MISSING_WAIT = re.compile(
-    r"^simulated GPU: (?:rank \d+: )?a wait is missing: .*?To\s+fix\s+it,.*?(?:\.\n|\Z)",
-    re.MULTILINE | re.DOTALL,
-)
-"""What it says, in several lines."""
+MISSING_WAIT = re.compile("^" + notice_of_wait(r"(?:\.\n|\Z)"), re.MULTILINE | re.DOTALL)
+"""What it says, in several lines, of which the last may not be shown."""
 TICK = 0.5
 """Seconds between two looks at a solution that runs."""
 TAKEN = 1.0

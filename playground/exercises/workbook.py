@@ -15,7 +15,7 @@ import json
 import os
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,7 +76,11 @@ class Workbook:
 
     def read(self, name: str) -> dict[str, object]:
         """The part of a file that is about this folder."""
-        found = read_progress_file(name).get(self.name)
+        return self.part_of(read_progress_file(name))
+
+    def part_of(self, known: Mapping[str, object]) -> dict[str, object]:
+        """The part of what a file has that is about this folder."""
+        found = known.get(self.name)
         return found if isinstance(found, dict) else {}
 
     def note(self, exercise: Exercise, digest: str) -> None:
@@ -100,7 +104,7 @@ class Workbook:
                 with contextlib.suppress(OSError):  # this disk has no locks
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 known = read_progress_file(name)
-                known[self.name] = self.read(name) | {exercise.name: value}
+                known[self.name] = self.part_of(known) | {exercise.name: value}
                 with (
                     replacing(file, f"{file.stem}.{os.getpid()}.new") as descriptor,
                     open(descriptor, "w", encoding="utf-8", closefd=False) as new,

@@ -8,6 +8,7 @@ import sys
 from multiprocessing import Pipe
 
 import pytest
+from set_clock import Clock
 
 from playground.world.launcher import notices
 from playground.world.launcher.notices import HOLD, Notices, OutputWithNotices, WorldWithNotices
@@ -20,15 +21,6 @@ TOLD = (
     "torch.cuda.current_stream().wait_stream(s) before train.py:15, where s is the\n"
     "stream of train.py:14.\n"
 )
-
-
-class Clock:
-    """Time that goes on when it is told to."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from set_clock import Clock
 
 from playground.world.launcher import rounds
 from playground.world.launcher.rounds import HOLD, Rounds
-
-
-class Clock:
-    """Time that goes on when it is told to."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ from playground.explain.hang.wording import (
     draw_table,
     has_called,
     join_parties,
+    name_caller,
     shorten,
 )
 
@@ -312,9 +313,7 @@ def describe_place(path: Sequence[str], other: Sequence[str]) -> str:
     fork = find_fork(path, other)
     if fork is None or fork[0] == path[-1]:
         return place
-    file, _, number = fork[0].partition(" in ")[0].rpartition(":")
-    by = f":{number}" if os.path.basename(place).startswith(f"{file}:") else f"{file}:{number}"
-    return f"{place}, called in {fork[0].partition(' in ')[2]} {by}"
+    return name_caller(place, fork[0])
 
 
 def find_first_difference(states: Iterable[RankState]) -> Difference | None:

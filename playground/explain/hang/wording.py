@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -206,6 +207,15 @@ def join_parties(parties: Sequence[tuple[Sequence[int], Predicate]], between: st
         some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks
     )
     return between.join([first, *([" and ".join(others)] if others else [])])
+
+
+def name_caller(place: str, caller: str) -> str:
+    """A place with the line that has called its function: "eval.py:39, called in main :71". `place`
+    begins with its file, `caller` is as "eval.py:71 in main"."""
+    line, _, function = caller.partition(" in ")
+    file, _, number = line.rpartition(":")
+    by = f":{number}" if os.path.basename(place).startswith(f"{file}:") else line
+    return f"{place}, called in {function} {by}"
 
 
 def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:

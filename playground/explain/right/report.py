@@ -6,11 +6,10 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from playground.base.ranks import name_ranks
+from playground.base.wrapping import WIDTH
 from playground.explain.right.facts import RankFacts
 from playground.explain.right.finding import Finding
 from playground.ui.units import plural
-
-WIDTH = 80
 
 
 def tell(finding: Finding, *, is_told: bool = False) -> str:

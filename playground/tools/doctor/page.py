@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import click
 
 from playground.base.errors import PlaygroundError, UsageError
 from playground.base.flags import flag, like
+from playground.base.wrapping import wrap_sentence
 from playground.tools import TOOLS
 from playground.tools.doctor import hosts, machine, script, software
 from playground.tools.doctor.checks import (
@@ -203,11 +203,8 @@ def tell_what_to_do(path: Path, found: Plan, written: Path | None) -> str:
 
 
 def fill(text: str) -> str:
-    """A last line that is as wide as the terminal at most, behind the name that stands before
-    it."""
-    name = "playground: "
-    found = textwrap.fill(name + text, width(), break_long_words=False, break_on_hyphens=False)
-    return found.removeprefix(name)
+    """A last line that is as wide as the terminal at most."""
+    return wrap_sentence(text, width(), at_spaces=True)
 
 
 @session_command(

@@ -19,6 +19,7 @@ from playground.base.frames import is_program
 from playground.base.ranks import group_alike, name_ranks
 from playground.base.untrusted import printable
 from playground.base.wrapping import WIDTH
+from playground.explain.hang.wording import name_caller
 
 PY_SPY = "py-spy"
 LIMIT = 10.0
@@ -118,9 +119,4 @@ def describe_lines(lines: Sequence[str]) -> str:
         return "in no line of the program"
     place, *callers = lines
     caller = next((each for each in callers if not each.endswith(" in <module>")), "")
-    if not caller:
-        return place
-    line, _, function = caller.partition(" in ")
-    file, _, number = line.rpartition(":")
-    by = f":{number}" if place.startswith(f"{file}:") else line
-    return f"{place}, called in {function} {by}"
+    return name_caller(place, caller) if caller else place

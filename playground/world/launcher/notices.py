@@ -9,18 +9,17 @@ from __future__ import annotations
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from playground.base.ranks import name_ranks
-from playground.world.launcher.output import Output
+from playground.base.wrapping import WIDTH
+from playground.world.launcher.output import HeldOutput, Output
+from playground.world.simulated_gpu.races import notice_of_wait
 
 HOLD = 5.0
 """Seconds for which a notice waits for that of other ranks."""
-WIDTH = 80
-NOTICE = re.compile(
-    rb"simulated GPU: rank \d+: (a wait is missing: .*?To fix it, .*?\.\n)", re.DOTALL
-)
-"""What `races.cpp` writes at once. Its last word alone ends in a full stop and a new line."""
+NOTICE = re.compile(notice_of_wait(r"\.\n").encode(), re.DOTALL)
+"""It is written at once. Its last word alone ends in a full stop and a new line."""
 PLACES = re.compile(r"(a wait is missing: \S+ at \S+) .*?(after \S+ at [^,]+),")
 """In a notice: the two operations and their lines."""
 
@@ -62,21 +61,10 @@ def say(notice: str, ranks: list[int], *, is_told: bool) -> str:
     return textwrap.fill(words, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-class OutputWithNotices(Output):
+class OutputWithNotices(HeldOutput):
     """A rank's stderr, or what has both its streams, whose notices wait for those of the others."""
 
-    def __init__(self, output: Output, world: WorldWithNotices) -> None:
-        super().__init__(output.rank, output.stream, output.pipe)
-        self.world = world
-        world.outputs[self.rank] = self
-
-    def seconds_left(self, now: float) -> float:
-        return min(super().seconds_left(now), self.world.notices.seconds_left)
-
-    def relay_part(self, is_quiet: Callable[[], bool]) -> None:
-        super().relay_part(is_quiet)
-        if self.rank == 0:  # once for all
-            self.world.pass_on()
+    world: WorldWithNotices
 
     def write(self, data: bytes) -> None:
         rest = NOTICE.sub(self.hold, data)
@@ -94,6 +82,10 @@ class WorldWithNotices:
     def __init__(self, size: int) -> None:
         self.notices = Notices(size)
         self.outputs: dict[int, OutputWithNotices] = {}
+
+    @property
+    def seconds_left(self) -> float:
+        return self.notices.seconds_left
 
     def pass_on(self, *, all_notices: bool = False) -> None:
         """Show the notices that are due, or all."""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from select import PIPE_BUF
-from typing import Any
+from typing import Any, Protocol
 
 from playground.base.files import writing
 from playground.base.forks import close_in_children
@@ -180,6 +180,38 @@ class Output:
             stream.write(self.decode(shown))
         if flush := getattr(stream, "flush", None):
             flush()
+
+
+class HoldingWorld(Protocol):
+    """All outputs of one kind of a world, which pass on together what they hold back."""
+
+    outputs: dict[int, Any]
+    """By rank."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Until something has waited long enough; infinite where nothing waits."""
+
+    def pass_on(self) -> None: ...
+
+
+class HeldOutput(Output):
+    """An output of which a part waits for those of the other ranks."""
+
+    world: HoldingWorld
+
+    def __init__(self, output: Output, world: HoldingWorld) -> None:
+        super().__init__(output.rank, output.stream, output.pipe)
+        self.world = world
+        world.outputs[self.rank] = self
+
+    def seconds_left(self, now: float) -> float:
+        return min(super().seconds_left(now), self.world.seconds_left)
+
+    def relay_part(self, is_quiet: Callable[[], bool]) -> None:
+        super().relay_part(is_quiet)
+        if self.rank == 0:  # once for all
+            self.world.pass_on()
 
 
 def end_lines() -> None:

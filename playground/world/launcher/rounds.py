@@ -15,7 +15,7 @@ from itertools import groupby
 from multiprocessing.connection import wait
 from typing import Generic, TypeVar
 
-from playground.world.launcher.output import Output
+from playground.world.launcher.output import HeldOutput
 
 ROUNDS = "rounds"
 """The value of `LaunchConfig.output`."""
@@ -69,13 +69,10 @@ class Rounds(Generic[Line]):
         return max(0.0, expires - time.monotonic())
 
 
-class OutputInRounds(Output):
+class OutputInRounds(HeldOutput):
     """A rank's stdout whose lines wait for those of the other ranks."""
 
-    def __init__(self, output: Output, world: WorldInRounds) -> None:
-        super().__init__(output.rank, output.stream, output.pipe)
-        self.world = world
-        world.outputs[self.rank] = self
+    world: WorldInRounds
 
     @property
     def may_print(self) -> bool:
@@ -83,14 +80,6 @@ class OutputInRounds(Output):
         if self.pipe.closed:
             return False
         return not self.world.has_ended(self.rank) or bool(wait([self.pipe], 0))
-
-    def seconds_left(self, now: float) -> float:
-        return min(super().seconds_left(now), self.world.lines.seconds_left)
-
-    def relay_part(self, is_quiet: Callable[[], bool]) -> None:
-        super().relay_part(is_quiet)
-        if self.rank == 0:  # once for all
-            self.world.pass_on()
 
     def relay_all(self) -> None:
         super().relay_all()
@@ -119,6 +108,10 @@ class WorldInRounds:
         self.outputs: dict[int, OutputInRounds] = {}
         self.has_ended = has_ended
         self.size = size
+
+    @property
+    def seconds_left(self) -> float:
+        return self.lines.seconds_left
 
     def pass_on(self, *, all_lines: bool = False) -> None:
         """Show the lines that are due, or all."""

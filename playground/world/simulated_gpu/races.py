@@ -8,6 +8,12 @@ import os
 from playground.base.host import SIMULATED_GPUS
 
 
+def notice_of_wait(end: str) -> str:
+    """A regular expression for what `races.cpp` writes to stderr of a missing wait, wherever its
+    lines break; it has all but the rank as its group. `end`: that of the last sentence."""
+    return rf"simulated GPU: (?:rank \d+: )?(a wait is missing: .*?To\s+fix\s+it,.*?{end})"
+
+
 def count_races() -> int:
     """The number of missing waits so far; 0 in a process without simulated GPUs."""
     return int(load().simulated_gpu_races()) if os.environ.get(SIMULATED_GPUS) else 0
