@@ -25,6 +25,7 @@ from playground import launch
 from playground.base.process_status import process_status
 from playground.explain.hang import Doing, standstill
 from playground.explain.hang.diagnosis import diagnose
+from playground.explain.hang.wording import Diagnosis
 
 FOREVER = 300.0
 BEHIND = 8200
@@ -105,6 +106,12 @@ def test_what_is_told_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 2
 
 
+def told_of(found: Diagnosis, caplog: pytest.LogCaptureFixture) -> str:
+    """All that was told when this is told of ranks that have stood still for long."""
+    standstill.StandstillWatch([], was_patient=True).tell(found)
+    return " ".join(caplog.text.split())
+
+
 def test_of_a_rank_that_waits_for_a_worker_it_is_told_how_to_find_its_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -113,16 +120,12 @@ def test_of_a_rank_that_waits_for_a_worker_it_is_told_how_to_find_its_line(
     where = replace(straggler, doing=Doing.IN_PROGRAM, line="train.py:9 in step", worker=worker)
     found = diagnose([waits, where])
     assert found
-    stands = standstill.StandstillWatch([], was_patient=True)
-    stands.tell(found)
-    said = " ".join(caplog.text.split())
+    said = told_of(found, caplog)
     assert f"rank 1 waits for {worker} (train.py:9) while rank 0 is in recv from rank 1" in said
     assert said.endswith(": py-spy dump --pid 12 (pip install py-spy) shows the line of the worker")
     heard = diagnose([waits, replace(where, worker_line="data.py:16 in __getitem__")])
     assert heard
-    stands = standstill.StandstillWatch([], was_patient=True)
-    stands.tell(heard)
-    said = " ".join(caplog.text.split())
+    said = told_of(heard, caplog)
     assert f"rank 1 waits for {worker} at data.py:16 (its loop: train.py:9) while rank 0" in said
     assert said.endswith(": look at what the worker does there: the others wait for its rank")
 
@@ -136,9 +139,7 @@ def test_of_several_ranks_that_are_in_the_program_the_cure_speaks_of_several(
     assert found
     assert found.sentence == "ranks 1-2 are in the program while rank 0 is in barrier (train.py:1)"
     assert found.cure == "look at what those ranks do there: the others wait for them"
-    stands = standstill.StandstillWatch([], was_patient=True)
-    stands.tell(found)
-    assert "look at" not in caplog.text
+    assert "look at" not in told_of(found, caplog)
 
 
 def await_file(file: Path) -> None:

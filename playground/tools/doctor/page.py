@@ -231,6 +231,27 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
         python -m playground doctor --hosts a,b,c
         python -m playground doctor train.py --epochs 1
     """
+    tiers = choose_tiers(session, words, settings)
+    system = f"{platform.platform()}, Python {platform.python_version()}"
+    session.say(f"{TOOL.name}: {platform.node()}, {system}", "")
+    if words and Path(words[0]).is_file():
+        tell_misplaced(words[0], words[1:], Path(words[0]).read_text("utf-8", "replace"))
+    if words and (found := plan_of_text(Path(words[0]))):
+        examine_text(
+            session, Path(words[0]), found, Path(settings.write) if settings.write else None
+        )
+    if words and (inner := find_imported_training(Path(words[0]))):
+        raise UsageError(
+            f"{inner}, which {words[0]} imports, has the training: python -m playground doctor "
+            f"{inner}"
+        )
+    faults, facts = examine(session, settings, tiers, words)
+    session.print_document({}, faults=faults, **facts)
+    conclude(session, words, faults, facts)
+
+
+def choose_tiers(session: Session, words: Sequence[str], settings: DoctorSettings) -> Sequence[str]:
+    """The tiers that are asked for. Raises `UsageError` for what cannot be done."""
     if session.world.rank_env:
         raise UsageError(
             f"{TOOL.name} examines a host from one process: run it without torchrun, RANK and "
@@ -248,47 +269,38 @@ def command(session: Session, words: Sequence[str], settings: DoctorSettings) ->
             f"--check {settings.check}: this run has {', '.join(tiers)}; hosts need --hosts, a "
             "script its name"
         )
-    system = f"{platform.platform()}, Python {platform.python_version()}"
-    session.say(f"{TOOL.name}: {platform.node()}, {system}", "")
-    if words and Path(words[0]).is_file():
-        tell_misplaced(words[0], words[1:], Path(words[0]).read_text("utf-8", "replace"))
-    if words and (found := plan_of_text(Path(words[0]))):
-        examine_text(
-            session, Path(words[0]), found, Path(settings.write) if settings.write else None
-        )
-    if words and (inner := find_imported_training(Path(words[0]))):
-        raise UsageError(
-            f"{inner}, which {words[0]} imports, has the training: python -m playground doctor "
-            f"{inner}"
-        )
-    tiers = [settings.check] if settings.check else tiers
-    faults, facts = examine(session, settings, tiers, words)
-    session.print_document({}, faults=faults, **facts)
+    return [settings.check] if settings.check else tiers
+
+
+def conclude(
+    session: Session, words: Sequence[str], faults: Sequence[Fault], facts: Mapping[str, object]
+) -> None:
+    """Say what was found. Raises `PlaygroundError` for an error, or a script that is not data
+    parallel, `Undecided` for one that was stopped."""
     if checks := dict.fromkeys(each.check for each in faults if each.severity == ERROR):
         raise PlaygroundError(f"not fit for distributed training: {', '.join(checks)}")
     ran, told = facts.get("script"), tell_found(faults, facts)
-    if isinstance(ran, script.ScriptFacts) and ran.awaited:
-        raise Undecided(
-            fill(
-                f"{told}undecided: within {ran.seconds:g} s the ranks had not come to "
-                f"init_process_group ({ran.awaited}); raise --seconds, before the name of the "
-                "script"
-            )
-        )
-    if isinstance(ran, script.ScriptFacts) and ran.trains_apart:
-        why = "nothing averages gradients or parameters"
-        raise PlaygroundError(fill(f"{told}{words[0]} is not data parallel: {why}"))
-    if isinstance(ran, script.ScriptFacts) and ran.is_undecided:
-        steps = plural(sum(run.looked_at.steps for run in ran.runs), "step")
-        raise Undecided(
-            fill(
-                f"{told}undecided: stopped after {ran.seconds:g} s, {steps} of optimizers seen; "
-                "raise --seconds, before the name of the script"
-            )
-        )
+    if isinstance(ran, script.ScriptFacts):
+        raise_unless_decided(ran, words[0], told)
     none = good("None of the faults that these checks look for was found.")
     verdict = f"{told}no error." if told else none
     session.say("", prose(verdict, " What was not called was not looked at." if words else ""))
+
+
+def raise_unless_decided(ran: script.ScriptFacts, name: str, told: str) -> None:
+    """Raise `Undecided` for runs of a script that were stopped, `PlaygroundError` for those of one
+    that is not data parallel. `told`: what is said before."""
+    longer = "raise --seconds, before the name of the script"
+    if ran.awaited:
+        why = f"within {ran.seconds:g} s the ranks had not come to init_process_group"
+        raise Undecided(fill(f"{told}undecided: {why} ({ran.awaited}); {longer}"))
+    if ran.trains_apart:
+        why = "nothing averages gradients or parameters"
+        raise PlaygroundError(fill(f"{told}{name} is not data parallel: {why}"))
+    if ran.is_undecided:
+        steps = plural(sum(run.looked_at.steps for run in ran.runs), "step")
+        seen = f"stopped after {ran.seconds:g} s, {steps} of optimizers seen"
+        raise Undecided(fill(f"{told}undecided: {seen}; {longer}"))
 
 
 def tell_found(faults: Sequence[Fault], facts: Mapping[str, object]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from playground.tools.doctor.data_parallel.edits import Edit, add_before, replace_node
 from playground.tools.doctor.data_parallel.model import Wrapping
 from playground.tools.doctor.data_parallel.script import TrainingScript
+from playground.tools.doctor.data_parallel.text import owner_of
 
 SHARE = '''\
 class {name}({base}):
@@ -95,16 +96,14 @@ def share_unpacked(script: TrainingScript, unpacked: ast.expr, data: ast.expr) -
     batch."""
     known, samples = script.text.code(unpacked), script.text.code(data)
     sampler = f'DistributedSampler({samples}, shuffle={known}.get("shuffle", False))'
-    batch = f'{known}["batch_size"] // {script.size}'
-    words = f'{{**{known}, "batch_size": {batch}, "shuffle": False, "sampler": {sampler}}}'
-    return replace_node(unpacked, words)
+    return divide_unpacked(script, unpacked, f', "shuffle": False, "sampler": {sampler}')
 
 
-def divide_unpacked(script: TrainingScript, unpacked: ast.expr) -> Edit:
-    """The change of a dictionary of arguments that has the size of the batch, and says nothing
-    else of which samples make one up."""
+def divide_unpacked(script: TrainingScript, unpacked: ast.expr, more: str = "") -> Edit:
+    """The change of the size of the batch in a dictionary of arguments; `more`: others that
+    change."""
     known = script.text.code(unpacked)
-    words = f'{{**{known}, "batch_size": {known}["batch_size"] // {script.size}}}'
+    words = f'{{**{known}, "batch_size": {known}["batch_size"] // {script.size}{more}}}'
     return replace_node(unpacked, words)
 
 
@@ -163,7 +162,8 @@ def share_drawn(script: TrainingScript) -> Edit | None:
         for node in ast.walk(each)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }
-    losses = {name for each in way_of_loss(script) for name in list_names(each)}
+    owners = filter(None, map(owner_of, script.text.find_calls("backward")))
+    losses = {each.id for owner in owners for each in ast.walk(owner) if isinstance(each, ast.Name)}
     names = [name for name in dict.fromkeys(names) if name in given - losses]
     names = names or [*name_drawn_ahead(script, loop.body[place:])]
     if not names:
@@ -194,13 +194,6 @@ def find_elsewhere(script: TrainingScript) -> str:
     )
     roots = {what.partition(".")[0] for what in text.imports.values()} - OF_TENSORS
     return next((each for each in made if each.partition(".")[0] in roots), "")
-
-
-def way_of_loss(script: TrainingScript) -> Iterator[ast.expr]:
-    """What `backward` is called on, and what that is scaled from."""
-    for call in script.text.find_calls("backward"):
-        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        yield from (node for node in ast.walk(owner) if isinstance(node, ast.Name)) if owner else ()
 
 
 def name_drawn_ahead(script: TrainingScript, body: Sequence[ast.stmt]) -> Iterator[str]:
@@ -240,8 +233,7 @@ def is_drawn(script: TrainingScript, value: ast.expr) -> bool:
     if isinstance(value, ast.Tuple):
         return all(is_drawn(script, each) for each in value.elts)
     if isinstance(value, ast.Call):
-        receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
-        is_moved = script.text.called(value) in ("to", "cuda") and receiver is not None
+        is_moved = script.text.called(value) in ("to", "cuda") and owner_of(value) is not None
         return script.text.called(value) == "next" or (
             script.text.resolve(value) is not None or is_moved
         )

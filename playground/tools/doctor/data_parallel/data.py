@@ -24,6 +24,8 @@ from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript
 
 NAME = "sampler"
+SET_EPOCH = "set_epoch"
+SAME_ORDER = "without it, every epoch has the same order"
 ORDER = {"batch_size", "shuffle", "sampler", "batch_sampler"}
 """The arguments of a DataLoader that say which samples make up a batch."""
 RULE = "each rank needs its own part of each batch"
@@ -68,7 +70,8 @@ def has_distributed_sampler(script: TrainingScript) -> bool:
 
 
 def find_carried_state(script: TrainingScript) -> Part | None:
-    """Of a script that draws its batches itself, and hands a state from one to the next."""
+    """The part of a script that draws its batches itself, and hands a state from one to the
+    next."""
     if not share_drawn(script) or not (call := find_carrying(script)):
         return None
     return unknown(
@@ -302,10 +305,7 @@ def divide_batch(script: TrainingScript, call: ast.Call) -> Iterator[Edit]:
     batch = call.args[1] if len(call.args) > 1 else None
     batch = given["batch_size"].value if "batch_size" in given else batch
     if batch is not None:
-        number = script.text.code(batch)
-        is_simple = isinstance(batch, (ast.Constant, ast.Name, ast.Attribute))
-        number = number if is_simple else f"({number})"
-        yield replace_node(batch, f"{number} // {script.size}")
+        yield replace_node(batch, f"{script.text.operand(batch)} // {script.size}")
 
 
 def note_order(script: TrainingScript, call: ast.Call) -> list[str]:
@@ -358,8 +358,12 @@ def find_scaled_rates(script: TrainingScript) -> list[ast.AST]:
 
 def find_set_epoch(script: TrainingScript) -> Part:
     """The order of samples, which has to differ from epoch to epoch."""
-    name, text = "set_epoch", script.text
-    rule = "without it, every epoch has the same order"
+    return explain_order(script) or tell_epoch(script)
+
+
+def explain_order(script: TrainingScript) -> Part | None:
+    """The part of a script whose sampler is told the epoch, needs none, or is not seen."""
+    name, text, rule = SET_EPOCH, script.text, SAME_ORDER
     if found := text.find_calls("set_epoch"):
         return Part(name, Status.THERE, f"{script.at(found[0])} tells the sampler the epoch")
     if not has_distributed_sampler(script) and (lost := script.lost_sampler):
@@ -383,6 +387,12 @@ def find_set_epoch(script: TrainingScript) -> Part:
     if data and (by := script.find_division(data)):
         saw = f"{script.at(by)} seems to divide the data by rank, so that no sampler does"
         return Part(name, Status.NOT_NEEDED, saw)
+    return None
+
+
+def tell_epoch(script: TrainingScript) -> Part:
+    """The part of a script whose DataLoader shuffles by a sampler."""
+    name, text, rule = SET_EPOCH, script.text, SAME_ORDER
     epochs = script.training.epochs if script.training else None
     if epochs is None and (again := find_endless(script)):
         saw = (

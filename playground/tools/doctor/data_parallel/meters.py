@@ -40,21 +40,10 @@ def find_meters(script: TrainingScript, loop: Loop) -> Iterator[Meter]:
         meter = read_meter(name, call, own[0] if len(own) == 1 else None)
         if name in known or func.attr == "append" or not own or not (is_number or meter.sums):
             continue
-        if script.is_log(node) or not is_read_after(script, name, loop):
+        if script.is_log(node) or not script.has_attribute_after(name, loop):
             continue
         known.add(name)
         yield meter
-
-
-def is_read_after(script: TrainingScript, name: str, loop: Loop) -> bool:
-    """Whether an attribute of it is read after the loop, in its function."""
-    return any(
-        isinstance(node, ast.Attribute)
-        and ast.unparse(node.value) == name
-        and node.lineno > (loop.end_lineno or 0)
-        and script.text.function_of(node) is script.text.function_of(loop)
-        for node in ast.walk(script.text.tree)
-    )
 
 
 def read_meter(name: str, call: ast.Call, owner: ast.ClassDef | None) -> Meter:

@@ -94,10 +94,11 @@ def reduce_training(script: TrainingScript) -> Iterator[Reduction]:
             [add_after(loop, script.indent_of(loop), *lines)],
         )
         note_meeting(script, loop)
-    if lists := [*find_collections(script, loop)]:
-        lines = [line for each in lists for line in gather(script, each)]
+    others = [words for words, of_numbers in find_filled(script, loop).items() if not of_numbers]
+    if others:
+        lines = [line for each in others for line in gather(script, each)]
         yield Reduction(
-            f"{', '.join(lists)} of {script.at(loop)} would hold one rank's part only",
+            f"{', '.join(others)} of {script.at(loop)} would hold one rank's part only",
             [add_after(loop, script.indent_of(loop), *lines)],
         )
         note_meeting(script, loop)
@@ -175,7 +176,7 @@ def find_totals(script: TrainingScript) -> Totals:
     """What the training makes of its batches."""
     if not script.loop or not script.training:
         return Totals()
-    lists = [*find_lists(script, script.loop)]
+    lists = [words for words, of_numbers in find_filled(script, script.loop).items() if of_numbers]
     loss = "" if lists else loss_after(script, script.loop)
     return Totals([*find_sums(script, script.loop)], lists, loss)
 
@@ -238,7 +239,7 @@ def reduce_sums(
     per batch, its lists of numbers, and if there is no sum its last loss."""
     text, lines = script.text, list[str]()
     where = tell_device(script, loop)
-    tensors = [each for each, _ in sums if is_used_as_tensor(script, each, loop)]
+    tensors = [each for each, _ in sums if script.has_attribute_after(each, loop)]
     numbers = [each for each, _ in sums if each not in tensors]
     for each in lists:
         numbers_of_all = text.fresh("totals")
@@ -252,32 +253,28 @@ def reduce_sums(
         lines += [f"{each} = {each}.detach()", f"{script.dist}.all_reduce({each})"]
     means = [each for each, is_mean in sums if is_mean] or last
     if numbers:
-        values = ", ".join(f"float({each})" for each in numbers)
-        total = text.fresh("totals")
-        back = f"{total}.tolist()" if len(numbers) > 1 else f"{total}.item()"
-        if numbers == means:
-            back, means = f"({total} / {script.size}).{back.rpartition('.')[2]}", []
-        lines += [
-            f"{total} = torch.tensor([{values}]{where})",
-            f"{script.dist}.all_reduce({total})",
-            f"{', '.join(numbers)} = {back}",
-        ]
+        lines += add_up(script, loop, numbers, is_mean=numbers == means)
+        means = [] if numbers == means else means
     return lines + [f"{each} /= {script.size}" for each in means]
 
 
 def reduce_meter(script: TrainingScript, loop: ast.For, meter: Meter) -> list[str]:
     """The lines after the loop that add up over the ranks what a meter has; none if its sums are
     not seen."""
-    if not meter.sums:
-        return []
-    totals, names = script.text.fresh("totals"), ", ".join(meter.sums)
-    back = f"{totals}.tolist()" if len(meter.sums) > 1 else f"{totals}.item()"
-    values = ", ".join(f"float({each})" for each in meter.sums)
+    return [*add_up(script, loop, meter.sums), *meter.results] if meter.sums else []
+
+
+def add_up(
+    script: TrainingScript, loop: Loop, names: Sequence[str], *, is_mean: bool = False
+) -> list[str]:
+    """The lines that add up numbers over the ranks, or take their means."""
+    total = script.text.fresh("totals")
+    values = ", ".join(f"float({each})" for each in names)
+    of_all = f"({total} / {script.size})" if is_mean else total
     return [
-        f"{totals} = torch.tensor([{values}]{tell_device(script, loop)})",
-        f"{script.dist}.all_reduce({totals})",
-        f"{names} = {back}",
-        *meter.results,
+        f"{total} = torch.tensor([{values}]{tell_device(script, loop)})",
+        f"{script.dist}.all_reduce({total})",
+        f"{', '.join(names)} = {of_all}.{'tolist' if len(names) > 1 else 'item'}()",
     ]
 
 
@@ -302,32 +299,18 @@ def is_over_samples(words: str) -> bool:
     return bool(COUNTED.search(words) or (SUMMED.search(words) and ".mean(" not in words))
 
 
-def find_lists(script: TrainingScript, loop: ast.For) -> Iterator[str]:
-    """The lists of numbers of batches, `losses.append(loss.item())`, that are used after the
-    loop."""
-    found = dict[str, None]()
+def find_filled(script: TrainingScript, loop: ast.For) -> dict[str, bool]:
+    """The lists that the loop fills and that are used after it; and whether with numbers of its
+    batches, `losses.append(loss.item())`."""
+    found = dict[str, bool]()
     for node in ast.walk(loop):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-            words = ast.unparse(node.func.value)
-            is_number = ast.unparse(node.args[0]).endswith(".item()")
-            if node.func.attr == "append" and is_number and script.is_used_after(words, loop):
-                found[words] = None
-    yield from found
-
-
-def find_collections(script: TrainingScript, loop: ast.For) -> Iterator[str]:
-    """The other lists that the loop fills with results of its batches, and that are used after
-    it."""
-    numbers, found = {*find_lists(script, loop)}, dict[str, None]()
-    for node in ast.walk(loop):
-        call = node.value if isinstance(node, ast.Expr) else None
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
             continue
-        words, name = ast.unparse(call.func.value), call.func.attr
-        is_list = name == "extend" or (name == "append" and isinstance(call.args[0], BATCHES))
-        if is_list and words not in numbers and script.is_used_after(words, loop):
-            found[words] = None
-    yield from found
+        words, name, given = ast.unparse(node.func.value), node.func.attr, node.args[0]
+        is_number = name == "append" and ast.unparse(given).endswith(".item()")
+        if is_number or name == "extend" or (name == "append" and isinstance(given, BATCHES)):
+            found[words] = is_number or found.get(words, False)
+    return {words: each for words, each in found.items() if script.is_used_after(words, loop)}
 
 
 def gather(script: TrainingScript, each: str) -> list[str]:
@@ -340,22 +323,10 @@ def gather(script: TrainingScript, each: str) -> list[str]:
     ]
 
 
-def is_used_as_tensor(script: TrainingScript, words: str, loop: ast.For) -> bool:
-    """Whether the script takes an attribute of it after the loop: `total.item()`."""
-    return any(
-        isinstance(node, ast.Attribute)
-        and node.lineno > (loop.end_lineno or 0)
-        and ast.unparse(node.value) == words
-        and script.text.function_of(node) is script.text.function_of(loop)
-        for node in ast.walk(script.text.tree)
-    )
-
-
 def loss_after(script: TrainingScript, loop: ast.For) -> str:
     """The loss, if the loop makes it, and it is used after it."""
     assert script.training
-    func = script.training.backward.func
-    owner = func.value if isinstance(func, ast.Attribute) else None
+    owner = script.training.loss
     while isinstance(owner, ast.Call) and owner.args:  # scaler.scale(loss)
         owner = owner.args[0]
     if not isinstance(owner, ast.Name) or not any(

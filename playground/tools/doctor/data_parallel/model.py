@@ -47,52 +47,71 @@ def find_model(script: TrainingScript) -> Part:
             Status.UNKNOWN,
             f"{why}: wrap the model, and call the wrapper in the training; {rule}",
         )
-    notes = [
+    scaled, summed = scale_sum(script)
+    left_out = [replace_node(call, text.code(call.args[0])) for call in threads]
+    notes = [*note_model(script, wrapping.wrapped.values()), *note_threads(script, threads)]
+    return Part(
+        name,
+        Status.MISSING,
+        f"nothing averages the gradients: {rule}",
+        [*edits, *left_out, *scaled],
+        [*notes, *summed],
+    )
+
+
+def note_model(script: TrainingScript, models: Iterable[ast.expr]) -> Iterator[str]:
+    """What is said of the models that are wrapped."""
+    yield from (
         f"{script.at(each)} changes which parameters are trained, after the model is wrapped: wrap "
         "it again there, or have all require a gradient when it is wrapped"
         for each in find_unfreezing(script)[:1]
-    ]
-    notes += [
+    )
+    yield from (
         f"{script.at(each)}: each rank normalises by its own part of the batch. To normalise by "
         f"the whole on GPUs, add before the wrapper: {model} = "
         f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({model})"
-        for model, each in find_normalised(script, wrapping.wrapped.values())
-    ]
+        for model, each in find_normalised(script, models)
+    )
+
+
+def note_threads(script: TrainingScript, threads: Iterable[ast.Call]) -> Iterator[str]:
+    """What is said of calls of DataParallel that are left out."""
     for call in threads:
-        edits.append(replace_node(call, text.code(call.args[0])))
-        notes.append(
+        yield (
             f"{script.at(call)}: DataParallel is of one process, so the model stays as it is; a "
             'checkpoint that was saved with it has "module." before each name'
         )
-    if summed := script.summed_loss:
-        adds = (
-            f"{script.at(summed)} adds up the losses of samples, and the average over ranks is a "
-            f"{script.size}-th of the sum"
-        )
-        func = script.training.backward.func
-        loss = func.value if isinstance(func, ast.Attribute) else None
-        if isinstance(loss, ast.Name):
-            edits.append(replace_node(loss, f"({loss.id} * {script.size})"))
-            notes.append(f"{adds}: so the loss is multiplied by {script.size}")
-        else:
-            notes.append(f"{adds}: multiply the loss by {script.size}")
-    return Part(name, Status.MISSING, f"nothing averages the gradients: {rule}", edits, notes)
+
+
+def scale_sum(script: TrainingScript) -> tuple[list[Edit], list[str]]:
+    """The change by which the average of gradients is that of a loss which is a sum over samples;
+    and why."""
+    summed = script.summed_loss
+    if not (summed and script.training):
+        return [], []
+    adds = (
+        f"{script.at(summed)} adds up the losses of samples, and the average over ranks is a "
+        f"{script.size}-th of the sum"
+    )
+    loss = script.training.loss
+    if not isinstance(loss, ast.Name):
+        return [], [f"{adds}: multiply the loss by {script.size}"]
+    edit = replace_node(loss, f"({loss.id} * {script.size})")
+    return [edit], [f"{adds}: so the loss is multiplied by {script.size}"]
 
 
 def find_unfreezing(script: TrainingScript) -> list[ast.AST]:
     """What changes `requires_grad` in the loop over epochs, or in a function that is called
     there."""
     text, epochs = script.text, script.training.epochs if script.training else None
-    left: list[ast.AST] = [epochs] if epochs else []
     found = list[ast.AST]()
-    for place in left:
-        for node in ast.walk(place):
-            if isinstance(node, ast.Call) and text.called(node) == "requires_grad_":
-                found.append(node)
-            elif isinstance(node, ast.Call) and (function := text.resolve(node)):
-                left += [] if function in left or function.name == "__init__" else [function]
-            elif isinstance(node, ast.Attribute) and node.attr == "requires_grad":
-                found += [node] if isinstance(node.ctx, ast.Store) else []
+    for place in text.reach(epochs) if epochs else ():
+        for node in ast.walk(place) if getattr(place, "name", "") != "__init__" else ():
+            if isinstance(node, ast.Attribute):
+                is_set = node.attr == "requires_grad" and isinstance(node.ctx, ast.Store)
+            else:
+                is_set = isinstance(node, ast.Call) and text.called(node) == "requires_grad_"
+            found += [node] if is_set else []
     return found
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
-from itertools import chain
 
 from playground.tools.doctor.data_parallel.edits import Edit
 from playground.tools.doctor.data_parallel.text import (
     Function,
+    Loop,
     Training,
     TrainingText,
     find_method,
@@ -264,15 +264,10 @@ class TrainingScript:
     def called_in_step(self) -> list[ast.AST]:
         """The script's own functions that run for each batch, or sample: `forward`, `__getitem__`,
         those that are called in the loop over batches, and those that these call."""
-        loop = self.training.batches if self.training else None
         functions = [each for each in ast.walk(self.text.tree) if isinstance(each, Function)]
-        found: list[ast.AST] = [each for each in functions if each.name in PER_BATCH]
-        left = [loop] if loop else []
-        for place in chain(left, found):  # which grows
-            calls = (node for node in ast.walk(place) if isinstance(node, ast.Call))
-            called = (self.text.resolve(call) for call in calls)
-            found += [each for each in dict.fromkeys(called) if each and each not in found]
-        return found
+        loop = [self.training.batches] if self.training and self.training.batches else []
+        own = (each for each in functions if each.name in PER_BATCH)
+        return self.text.reach(*loop, *own)[len(loop) :]
 
     def is_distributed_sampler(self, call: ast.Call) -> bool:
         """Whether it makes a DistributedSampler, or one of the script's own class of that kind."""
@@ -368,6 +363,17 @@ class TrainingScript:
         given = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "mode")]
         modes = [each.value for each in given if isinstance(each, ast.Constant)]
         return self.text.dotted(call.func) == "open" and str(*modes)[:1] in {"w", "a", "x"}
+
+    def has_attribute_after(self, words: str, loop: Loop) -> bool:
+        """Whether an attribute of an expression is taken after the loop, in its function:
+        `total.item()`."""
+        return any(
+            isinstance(node, ast.Attribute)
+            and node.lineno > (loop.end_lineno or 0)
+            and ast.unparse(node.value) == words
+            and self.text.function_of(node) is self.text.function_of(loop)
+            for node in ast.walk(self.text.tree)
+        )
 
     def is_used_after(self, words: str, loop: ast.For) -> bool:
         """Whether an expression is read after the loop, in its function."""

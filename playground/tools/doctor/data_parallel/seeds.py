@@ -48,14 +48,15 @@ def find_seeds(script: TrainingScript) -> dict[str, list[ast.Call]]:
     """The calls that seed each library's numbers."""
     text, found = script.text, dict[str, list[ast.Call]]()
     for call in text.calls:
-        function = text.function_of(call)
-        if function and not any(text.resolve(each) is function for each in text.calls):
-            continue
+        library = SEEDS.get(text.dotted(call.func), "")
+        libraries = [library] if library else []
         if text.called(call) in SEEDS_ALL and text.resolve(call) is None:
-            for library in SEEDING:
-                found.setdefault(library, []).append(call)
-        elif library := SEEDS.get(text.dotted(call.func), ""):
-            found.setdefault(library, []).append(call)
+            libraries = [*SEEDING]
+        function = text.function_of(call) if libraries else None
+        if function and not any(text.resolve(each) is function for each in text.calls):
+            continue  # nothing calls it
+        for each in libraries:
+            found.setdefault(each, []).append(call)
     return found
 
 
@@ -190,11 +191,7 @@ def reseed(script: TrainingScript, seed: ast.Call, place: ast.stmt) -> Iterator[
             return
         seed, value = sites[0], sites[0].args[0]
     if has_names_at(script, value, place):
-        words = text.code(value)
-        words = (
-            words if isinstance(value, (ast.Constant, ast.Name, ast.Attribute)) else f"({words})"
-        )
-        yield f"{text.code(seed.func)}({words} + {script.rank})"
+        yield f"{text.code(seed.func)}({text.operand(value)} + {script.rank})"
 
 
 def has_names_at(script: TrainingScript, value: ast.expr, place: ast.stmt) -> bool:

@@ -74,8 +74,7 @@ def find_flag(script: TrainingScript, loop: Loop) -> tuple[ast.stmt, str] | None
     tests: list[tuple[ast.stmt, ast.If | ast.While]] = [
         (leaves, test)
         for leaves in find_exits(script, loop)
-        for test in script.text.climb(leaves)
-        if isinstance(test, ast.If) and is_inside(script, test, loop)
+        for test in find_conditions(script, leaves, loop)
     ]
     tests += [(loop, loop)] if isinstance(loop, ast.While) else []
     for leaves, test in tests:
@@ -93,11 +92,7 @@ def find_decisions(
     """The statements that leave the loop, or lower a learning rate, with the names that decide on
     it, and with what it does, and what follows if ranks differ."""
     for leaves in find_exits(script, loop):
-        tests = [
-            each
-            for each in script.text.climb(leaves)
-            if isinstance(each, ast.If) and is_inside(script, each, loop)
-        ]
+        tests = find_conditions(script, leaves, loop)
         if not any(map(is_of_rank, tests)):
             yield leaves, set[str]().union(*(names_in(each.test) for each in tests)), LEAVES
     for call in script.text.find_calls("step"):
@@ -108,12 +103,11 @@ def find_decisions(
 
 
 def share_loss(script: TrainingScript) -> Part | None:
-    """Of a loop over batches that is left, or goes on, by the loss of one, or what that is added
-    to: all ranks decide by the mean of theirs."""
+    """The part of a script that leaves its loop over batches, or goes on with the next one, by a
+    loss, or by what that is added to: all ranks decide by the mean of theirs."""
     training = script.training
     assert training
-    func = training.backward.func
-    losses = names_in(func.value) if isinstance(func, ast.Attribute) else set()
+    losses = names_in(training.loss) if training.loss else set()
     if not (training.batches and losses):
         return None
     for test, name in find_tests(script, training.batches, losses):
@@ -150,27 +144,16 @@ def find_tests(
 ) -> Iterator[tuple[ast.If, str]]:
     """The conditions in a loop over batches under which it is left, or goes on, that read a loss,
     or what a loss gives its value; and that name."""
-    text = script.text
     names = {*losses}
     for node in ast.walk(loop):
         if isinstance(node, ast.Assign | ast.AugAssign) and names_in(node.value) & losses:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {*map(ast.unparse, targets)}
-    for node in ast.walk(loop):
-        ends = isinstance(node, ast.Return) or (isinstance(node, ast.stmt) and is_exit(node))
-        if not (ends or isinstance(node, ast.Break | ast.Continue)):
-            continue
-        around = [*text.climb(node)]
-        kinds = (Function,) if ends else (Function, Loop)
-        inner = next((each for each in around if isinstance(each, kinds)), None)
-        if inner is not (text.function_of(loop) if ends else loop):
-            continue
-        tests = [each for each in around if isinstance(each, ast.If)]
-        found = [each for each in tests if is_inside(script, each, loop)]
-        if any(map(is_of_rank, found)):
-            continue
-        for each in found:
-            yield from ((each, name) for name in sorted(names_in(each.test) & names))
+    for leaves in find_exits(script, loop, of_batches=True):
+        tests = find_conditions(script, leaves, loop)
+        if not any(map(is_of_rank, tests)):
+            for test in tests:
+                yield from ((test, name) for name in sorted(names_in(test.test) & names))
 
 
 def share(
@@ -262,15 +245,28 @@ def find_readers(script: TrainingScript, loop: Loop, value: str) -> Iterator[ast
             yield node
 
 
-def find_exits(script: TrainingScript, loop: Loop) -> Iterator[ast.stmt]:
-    """The statements that leave the loop itself."""
+def find_exits(
+    script: TrainingScript, loop: Loop, *, of_batches: bool = False
+) -> Iterator[ast.stmt]:
+    """The statements that leave the loop itself. `of_batches`: those too that leave one batch, or
+    end the process."""
+    text = script.text
     for node in ast.walk(loop):
-        if isinstance(node, (ast.Break, ast.Return)):
-            around = script.text.climb(node)
-            kinds = (Function, Loop) if isinstance(node, ast.Break) else (Function,)
-            inner = next((each for each in around if isinstance(each, kinds)), None)
-            if inner is (loop if isinstance(node, ast.Break) else script.text.function_of(loop)):
+        ends = isinstance(node, ast.Return) or (
+            of_batches and isinstance(node, ast.Expr) and is_exit(node)
+        )
+        goes_on = of_batches and isinstance(node, ast.Continue)
+        if isinstance(node, ast.stmt) and (ends or goes_on or isinstance(node, ast.Break)):
+            kinds = (Function,) if ends else (Function, Loop)
+            inner = next((each for each in text.climb(node) if isinstance(each, kinds)), None)
+            if inner is (text.function_of(loop) if ends else loop):
                 yield node
+
+
+def find_conditions(script: TrainingScript, leaves: ast.stmt, loop: Loop) -> list[ast.If]:
+    """The conditions in the loop under which it is left here."""
+    around = (each for each in script.text.climb(leaves) if isinstance(each, ast.If))
+    return [each for each in around if is_inside(script, each, loop)]
 
 
 def is_inside(script: TrainingScript, node: ast.AST, loop: Loop | None) -> bool:

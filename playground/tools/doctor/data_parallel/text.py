@@ -56,6 +56,11 @@ class Training:
     functions: list[Function] = field(default_factory=list)
     """Those that are called for it, from the innermost on."""
 
+    @property
+    def loss(self) -> ast.expr | None:
+        """What `backward` is called on; None for a function of that name."""
+        return owner_of(self.backward)
+
 
 class TrainingText:
     """The text of a script. Raises `SyntaxError`."""
@@ -121,6 +126,21 @@ class TrainingText:
 
     def code(self, node: ast.AST) -> str:
         return ast.get_source_segment(self.source, node) or ast.unparse(node)
+
+    def operand(self, node: ast.expr) -> str:
+        """The code of an expression, to stand beside an operator."""
+        is_simple = isinstance(node, (ast.Constant, ast.Name, ast.Attribute))
+        return self.code(node) if is_simple else f"({self.code(node)})"
+
+    def reach(self, *places: ast.AST) -> list[ast.AST]:
+        """The script's own functions that are called in these places, and in each other, behind
+        the places themselves."""
+        found = [*places]
+        for place in found:
+            calls = (node for node in ast.walk(place) if isinstance(node, ast.Call))
+            called = (self.resolve(call) for call in calls)
+            found += [each for each in dict.fromkeys(called) if each and each not in found]
+        return found
 
     def climb(self, node: ast.AST) -> Iterator[ast.AST]:
         """Its parents, from the inside on."""
@@ -317,6 +337,11 @@ class TrainingText:
     def guard(self) -> ast.If | None:
         """`if __name__ == "__main__":`"""
         return next((node for node in self.tree.body if is_guard(node)), None)
+
+
+def owner_of(call: ast.Call) -> ast.expr | None:
+    """What the method is called on; None for a function."""
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
 
 
 def is_guard(node: ast.AST) -> TypeGuard[ast.If]:
