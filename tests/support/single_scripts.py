@@ -504,6 +504,148 @@ for step in range(50):
 print(f"after {{step}} steps")
 torch.save(model.state_dict(), "model.pt")
 """
+BOTH = f"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{DATA}
+
+def run_epoch(model, loader, device, optimizer=None):
+    training = optimizer is not None
+    model.train(training)
+    total, right, seen, rows = 0.0, 0, 0, []
+    with torch.set_grad_enabled(training):
+        for x, y in loader:
+            x, y = x.to(device), y.to(device)
+            out = model(x)
+            loss = nn.functional.cross_entropy(out, y)
+            if training:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            total += loss.item() * len(y)
+            right += (out.argmax(1) == y).sum().item()
+            seen += len(y)
+            rows.extend(y.tolist())
+    return total / seen, right, len(rows)
+
+
+def main():
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    train_loader = DataLoader(train_set, batch_size=8, shuffle=SHUFFLE)
+    test_loader = DataLoader(test_set, batch_size=4)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for epoch in range(3):
+        of_training = run_epoch(model, train_loader, device, optimizer)
+        of_test = run_epoch(model, test_loader, device)
+        print(epoch, *of_training, *of_test)
+    torch.save(model.state_dict(), "model.pt")
+
+
+main()
+"""
+PHASES = f"""
+import copy
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{DATA}
+datasets = {{"train": train_set, "val": test_set}}
+loaders = {{
+    x: DataLoader(datasets[x], batch_size=8, shuffle=SHUFFLE) for x in ["train", "val"]
+}}
+sizes = {{x: len(datasets[x]) for x in ["train", "val"]}}
+
+
+def train_model(model, optimizer, scheduler, epochs):
+    best, best_state = -1.0, copy.deepcopy(model.state_dict())
+    for epoch in range(epochs):
+        for phase in ["train", "val"]:
+            if phase == "train":
+                model.train()
+            else:
+                model.eval()
+            running_loss, running_right = 0.0, 0
+            for x, y in loaders[phase]:
+                optimizer.zero_grad()
+                with torch.set_grad_enabled(phase == "train"):
+                    out = model(x)
+                    loss = nn.functional.cross_entropy(out, y)
+                    if phase == "train":
+                        loss.backward()
+                        optimizer.step()
+                running_loss += loss.item() * x.size(0)
+                running_right += torch.sum(out.argmax(1) == y)
+            if phase == "train":
+                scheduler.step()
+            accuracy = running_right.double() / sizes[phase]
+            print(f"{{phase}} {{running_loss / sizes[phase]:.6f}} {{accuracy:.6f}}")
+            if phase == "val" and accuracy > best:
+                best, best_state = accuracy, copy.deepcopy(model.state_dict())
+    model.load_state_dict(best_state)
+    return model
+
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+model = train_model(model, optimizer, scheduler, epochs=3)
+torch.save(model.state_dict(), "model.pt")
+"""
+STAGES = f"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{DATA}
+
+def get_loader(train):
+    return DataLoader(train_set if train else test_set, batch_size=8, shuffle=train and SHUFFLE)
+
+
+def fit(model, loader, optimizer, epochs):
+    for epoch in range(epochs):
+        total = 0.0
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        print(epoch, total / len(loader))
+
+
+loader = get_loader(train=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+model[0].requires_grad_(False)
+fit(model, loader, torch.optim.SGD(model[2].parameters(), lr=0.1), 2)
+model[0].requires_grad_(True)
+fit(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+with torch.no_grad():
+    print(sum((model(x).argmax(1) == y).sum().item() for x, y in get_loader(False)))
+torch.save(model.state_dict(), "model.pt")
+"""
+TOGETHER = f"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{DATA}
+labelled = DataLoader(train_set, batch_size=4, shuffle=SHUFFLE, drop_last=True)
+others = DataLoader(TensorDataset(inputs.flip(0)), 4, SHUFFLE)
+more = DataLoader(TensorDataset(torch.ones(48, 4)), batch_size=4)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    rest = iter(more)
+    for (x, y), (z,) in zip(labelled, others):
+        (one,) = next(rest)
+        optimizer.zero_grad()
+        out = model(torch.cat([x, z, one]))
+        loss = nn.functional.cross_entropy(out[: len(x)], y) + 0.1 * out[len(x) :].square().mean()
+        loss.backward()
+        optimizer.step()
+torch.save(model.state_dict(), "model.pt")
+"""
 SHAPES = {
     "a plain loop": PLAIN,
     "functions and main": FUNCTIONS,
@@ -521,4 +663,8 @@ SHAPES = {
     "folds, a meter, a rate that is lowered by a value": METERS,
     "a loader without an end, a stop by the loss": ENDLESS,
     "losses that are summed, a global loader, a model loaded anew": SUMMED,
+    "one function for training and tests": BOTH,
+    "a loop over phases": PHASES,
+    "two trainings of one model, of other parameters": STAGES,
+    "three loaders at once": TOGETHER,
 }

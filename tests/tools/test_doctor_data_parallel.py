@@ -14,15 +14,19 @@ from fixtures import Ran, Run, Save
 from single_scripts import (
     ACCUMULATION,
     AMP,
+    BOTH,
     DRAWN,
     ENDLESS,
     FUNCTIONS,
     HALF,
     METERS,
+    PHASES,
     PLAIN,
     SAMPLED,
     SHAPES,
+    STAGES,
     SUMMED,
+    TOGETHER,
     TRAINER,
 )
 from widths import too_wide
@@ -768,45 +772,121 @@ def test_a_bad_batch_is_left_by_all_ranks() -> None:
     assert stop_of(own).status is Status.NOT_NEEDED
 
 
-def test_one_function_for_training_and_test_is_unknown() -> None:
+def test_one_function_that_always_trains_is_unknown_where_it_tests() -> None:
+    """Which of its calls trains, nothing tells."""
     source = shape(FUNCTIONS).replace(
         "accuracy = evaluate(model, device, test_loader)",
         "accuracy = train_epoch(args, model, device, test_loader, optimizer, epoch)",
     )
-    found = {part.name: part for part in plan(source, "train.py").parts}
-    assert found["stop"].status is found["model"].status is Status.UNKNOWN
-    assert "walks the loaders of train.py:61 and train.py:62" in found["sampler"].saw
+    part = part_of(source, "sampler")
+    assert part.status is Status.UNKNOWN
+    assert "walks the loaders of train.py:61 and train.py:62" in part.saw
 
 
-PHASES = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-data = TensorDataset(torch.randn(48, 4), torch.zeros(48, dtype=torch.long))
-loaders = {phase: DataLoader(data, batch_size=8) for phase in ("train", "val")}
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for epoch in range(2):
-    for phase in ("train", "val"):
-        right = 0
-        for x, y in loaders[phase]:
-            with torch.set_grad_enabled(phase == "train"):
-                out = model(x)
-                loss = nn.functional.cross_entropy(out, y)
-                if phase == "train":
-                    loss.backward()
-                    optimizer.step()
-            right += torch.sum(out.argmax(1) == y)
-        print(phase, right.item())
+CASES = {
+    "a word": (
+        ("optimizer=None):", 'optimizer, mode):'),
+        ("optimizer is not None", 'mode == "train"'),
+        ("device, optimizer)\n", 'device, optimizer, "train")\n'),
+        ("test_loader, device)", 'test_loader, device, optimizer, mode="test")'),
+    ),
+    "a default": (
+        ("optimizer=None):", "optimizer, training=True):"),
+        ("    training = optimizer is not None\n", ""),
+        ("test_loader, device)", "test_loader, device, optimizer, training=False)"),
+    ),
+    "else": (
+        (
+            "            if training:\n",
+            "            if not training:\n                pass\n            else:\n",
+        ),
+    ),
+    "in": (
+        ("optimizer=None):", 'optimizer, mode):'),
+        ("optimizer is not None", 'mode in ("train", "warm-up")'),
+        ("device, optimizer)\n", 'device, optimizer, "train")\n'),
+        ("test_loader, device)", 'test_loader, device, optimizer, "test")'),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_call_that_trains_is_told_from_the_call_that_tests(name: str) -> None:
+    source = shape(BOTH, shuffle=True)
+    for old, new in CASES[name]:
+        assert old in source
+        source = source.replace(old, new)
+    parts = {part.name: part for part in plan(source, "train.py").parts}
+    assert {part.status for part in parts.values()} <= {Status.MISSING, Status.NOT_NEEDED}
+    after = plan(source, "train.py").after
+    assert "train_loader.sampler.set_epoch(epoch)" in after
+    assert "test_loader = DataLoader(test_set, batch_size=4)" in after
+    assert "run_epoch(ddp, test_loader" in after
+    assert "        if training:\n            totals = torch.tensor(" in after
+
+
+def test_sums_of_a_condition_within_the_batches_are_added_up_by_hand() -> None:
+    """Behind the loop it does not tell a training from a test."""
+    source = shape(BOTH).replace(
+        "            if training:", "            if training and len(x) > 1:"
+    )
+    assert "        if training:\n            totals" in plan(source, "train.py").after
+    hidden = source.replace(
+        "training and len(x) > 1", "(loss.requires_grad if training else False)"
+    )
+    part = part_of(hidden, "metrics over ranks")
+    assert part.status is Status.UNKNOWN
+    assert "walks the batches of training and of tests" in part.saw
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('for phase in ["train", "val"]:', "for phase, loader in loaders.items():"),
+        ("in loaders[phase]:", 'in (loaders["train"] if phase == "train" else loaders["val"]):'),
+    ],
+)
+def test_loaders_of_a_dictionary_are_told_apart(old: str, new: str) -> None:
+    made = """\
+loaders = {
+    "train": DataLoader(train_set, batch_size=8, shuffle=True),
+    "val": DataLoader(test_set, batch_size=8),
+}
 """
+    source = shape(PHASES, shuffle=True)
+    whole = source[source.index("loaders = {") : source.index("sizes =")]
+    source = source.replace(whole, made).replace(old, new)
+    if "items()" in new:
+        source = source.replace("in loaders[phase]:", "in loader:")
+    after = plan(source, "train.py").after
+    assert '        loaders["train"].sampler.set_epoch(epoch)\n' in after
+    assert "DataLoader(train_set, batch_size=8 // dist.get_world_size(), sampler=Dist" in after
+    assert '"val": DataLoader(test_set, batch_size=8),' in after
+    assert "UNKNOWN" not in status(plan(source, "train.py")).values()
 
 
-def test_a_loop_over_training_and_tests_adds_nothing_up() -> None:
-    """What each rank has whole would count once for each rank."""
-    for name in ("sampler", "metrics over ranks"):
-        part = part_of(PHASES, name)
-        assert (part.status, list(part.edits)) == (Status.UNKNOWN, [])
-        assert "train.py:12 walks" in part.saw
+def test_a_function_that_makes_both_loaders_divides_one() -> None:
+    after = plan(shape(STAGES, shuffle=True), "train.py").after
+    assert "batch_size=8 // dist.get_world_size() if train else 8" in after
+    assert "if train else None)" in after
+
+
+def test_a_wrapper_stands_behind_what_freezes_its_model() -> None:
+    after = plan(shape(STAGES), "train.py").after
+    one, other = "requires_grad_(False)\nddp = ", "requires_grad_(True)\nddp = "
+    assert after.index(one) < after.index("fit(ddp") < after.index(other)
+    again = shape(STAGES).replace("model[0].requires_grad_(True)\n", "")
+    assert plan(again, "train.py").after.count("DistributedDataParallel(model)") == 1
+
+
+def test_another_loader_with_a_sampler_is_to_be_divided_by_hand() -> None:
+    source = (
+        shape(TOGETHER)
+        .replace("4, SHUFFLE)", "4, sampler=mine)")
+        .replace("4, False)", "4, sampler=mine)")
+    )
+    part = part_of(source, "sampler")
+    assert any("makes another loader of that loop" in each for each in part.notes)
 
 
 def test_results_in_lists_and_counts_of_tensors_are_of_all_ranks(save: Save, run_it: Ran) -> None:

@@ -4,7 +4,7 @@ import torch."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from playground.tools.doctor.data_parallel.batches import (
     DRAWS,
@@ -22,6 +22,7 @@ from playground.tools.doctor.data_parallel.edits import Edit, add_before, replac
 from playground.tools.doctor.data_parallel.model import Wrapping
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript
+from playground.tools.doctor.data_parallel.trainings import find_trainings, take
 
 NAME = "sampler"
 SET_EPOCH = "set_epoch"
@@ -107,7 +108,7 @@ def divide_drawn(script: TrainingScript) -> Part | None:
 
 def find_no_loader(script: TrainingScript) -> Part | None:
     """Of a script whose loop over one DataLoader is not seen."""
-    several = [each.batches for each in script.text.find_trainings() if each.batches]
+    several = [each.batches for each in find_trainings(script.text) if each.batches]
     if len(several) > 1:
         lines = " and ".join(map(script.at, several))
         return unknown(
@@ -189,7 +190,7 @@ def divide_dataset(script: TrainingScript) -> Part:
     call = script.loaders[0]
     data, given = dataset_of(call), arguments_of(call)
     assert data
-    if other := find_other_loop(script, call):
+    if (other := find_other_loop(script, call)) and not script.case_of(call):
         return unknown(
             f"{script.at(call)} makes the loader of the training "
             f"and that of {script.at(other)}: make them apart, and give that of the "
@@ -205,12 +206,33 @@ def divide_dataset(script: TrainingScript) -> Part:
             if ORDER & given.keys() or len(call.args) > 1:
                 return unknown(f"{script.at(call)} unpacks its arguments: {RULE}")
             edits = [share_unpacked(script, unpacked, data)]
+    notes = note_order(script, call)
+    for count, each in enumerate(script.more_loaders, 2):
+        if is_plain(script, each) and (more := dataset_of(each)):
+            edits += divide(script, each, more, name=f"train_set_{count}")
+        else:
+            notes.append(
+                f"{script.at(each)} makes another loader of that loop: divide its batches, too"
+            )
+    lines = " and ".join(map(script.at, [call, *script.more_loaders]))
     return Part(
         NAME,
         Status.MISSING,
-        f"{script.at(call)} would give every rank all samples, in whole batches",
+        f"{lines} would give every rank all samples, in whole batches",
         edits,
-        note_order(script, call),
+        notes,
+    )
+
+
+def is_plain(script: TrainingScript, call: ast.Call) -> bool:
+    """Whether a DataLoader can be given a sampler: it has none, loads no stream, and its arguments
+    are seen."""
+    given = arguments_of(call)
+    return not (
+        {None, "sampler", "batch_sampler"} & given.keys()
+        or any(isinstance(each, ast.Starred) for each in call.args)
+        or find_stream(script, call)
+        or find_other_loop(script, call)
     )
 
 
@@ -273,13 +295,16 @@ def find_other_loop(script: TrainingScript, call: ast.Call) -> ast.AST | None:
     return next((node if isinstance(node, ast.For) else node.iter for node in found), None)
 
 
-def divide(script: TrainingScript, call: ast.Call, data: ast.expr) -> Iterator[Edit]:
-    """The changes of a DataLoader's call: its part of each batch, by a sampler."""
+def divide(
+    script: TrainingScript, call: ast.Call, data: ast.expr, name: str = "train_set"
+) -> Iterator[Edit]:
+    """The changes of a DataLoader's call: its part of each batch, by a sampler. `name`: of the
+    dataset, if it has none."""
     text, given = script.text, arguments_of(call)
-    words = text.code(data)
-    if not isinstance(data, (ast.Name, ast.Attribute)):
+    words, case = text.code(data), script.case_of(call)
+    if not (isinstance(data, (ast.Name, ast.Attribute)) or case):
         statement = text.statement_of(call)
-        bound = text.fresh("train_set")
+        bound = text.fresh(name)
         indent = script.indent_of(statement)
         yield add_before(statement.lineno, indent, f"{bound} = {words}")
         yield replace_node(data, bound)
@@ -287,8 +312,10 @@ def divide(script: TrainingScript, call: ast.Call, data: ast.expr) -> Iterator[E
     shuffle = call.args[2] if len(call.args) > 2 else None
     shuffle = given["shuffle"].value if "shuffle" in given else shuffle
     is_true = isinstance(shuffle, ast.Constant) and shuffle.value is True
-    kind = "" if is_true else f", shuffle={text.code(shuffle) if shuffle else False}"
+    is_case = shuffle is not None and ast.unparse(shuffle) == case
+    kind = "" if is_true or is_case else f", shuffle={text.code(shuffle) if shuffle else False}"
     sampler = f"sampler=DistributedSampler({words}{kind})"
+    sampler += f" if {case} else None" if case else ""
     yield from divide_batch(script, call)
     if "shuffle" in given:
         yield replace_node(given["shuffle"], sampler)
@@ -305,7 +332,9 @@ def divide_batch(script: TrainingScript, call: ast.Call) -> Iterator[Edit]:
     batch = call.args[1] if len(call.args) > 1 else None
     batch = given["batch_size"].value if "batch_size" in given else batch
     if batch is not None:
-        yield replace_node(batch, f"{script.text.operand(batch)} // {script.size}")
+        words, case = script.text.operand(batch), script.case_of(call)
+        whole = f" if {case} else {words}" if case else ""
+        yield replace_node(batch, f"{words} // {script.size}{whole}")
 
 
 def note_order(script: TrainingScript, call: ast.Call) -> list[str]:
@@ -402,8 +431,9 @@ def tell_epoch(script: TrainingScript) -> Part:
         return Part(name, Status.UNKNOWN, saw)
     if epochs is None:
         return Part(name, Status.NOT_NEEDED, "no loop over epochs is seen: one pass needs none")
-    loader = loader_in(script, epochs)
-    if not (loader and isinstance(epochs, ast.For) and isinstance(epochs.target, ast.Name)):
+    loaders = [*script.loaders, *(each for each in script.more_loaders if is_plain(script, each))]
+    names = [name_loader(script, epochs, each) for each in loaders]
+    if not (all(names) and isinstance(epochs, ast.For) and isinstance(epochs.target, ast.Name)):
         return Part(
             name,
             Status.UNKNOWN,
@@ -417,8 +447,8 @@ def tell_epoch(script: TrainingScript) -> Part:
         epoch = text.fresh("epoch")
         edits.append(replace_node(epochs.target, epoch))
     indent = script.indent_of(epochs.body[0])
-    line = f"{loader}.sampler.set_epoch({epoch})"
-    edits.append(add_before(epochs.body[0].lineno, indent, line))
+    lines = [f"{each}.sampler.set_epoch({epoch})" for each in names]
+    edits.append(add_before(epochs.body[0].lineno, indent, *lines))
     return Part(
         name, Status.MISSING, f"{script.at(epochs)} tells no sampler its epoch: {rule}", edits
     )
@@ -444,9 +474,10 @@ def keeps_order(sampler: ast.Call) -> bool:
     return any(ast.unparse(each) == "False" for each in given)
 
 
-def loader_in(script: TrainingScript, epochs: ast.AST) -> str:
-    """How the loader of the training is named where this loop begins; empty if it has no name
+def name_loader(script: TrainingScript, epochs: ast.AST, loader: ast.Call) -> str:
+    """How a loader of the training is named where this loop begins; empty if it has no name
     there."""
+    text = script.text
     stored = {
         ast.unparse(node)
         for node in ast.walk(epochs)
@@ -458,17 +489,34 @@ def loader_in(script: TrainingScript, epochs: ast.AST) -> str:
         )
         if not is_name or ast.unparse(node) in stored:
             continue
-        if script.text.makers(node) == {script.loaders[0]}:
-            return script.text.code(node)
+        if text.makers(node) == {loader}:
+            return text.code(node)
     assert script.loop
     for node in ast.walk(script.loop.iter):  # a name of the module
-        if isinstance(node, ast.Name) and script.text.makers(node) == {script.loaders[0]}:
-            function = script.text.function_of(epochs)
-            is_seen = not function or node.id not in script.text.bound[id(function)]
-            if is_seen and script.text.key_of(node) == (0, node.id):
+        if isinstance(node, ast.Name) and text.makers(node) == {loader}:
+            function = text.function_of(epochs)
+            is_seen = not function or node.id not in text.bound[id(function)]
+            if is_seen and text.key_of(node) == (0, node.id):
                 return node.id
-    is_of_one = script.text.class_of(epochs) is script.text.class_of(script.loop)
+    is_of_one = text.class_of(epochs) is text.class_of(script.loop)
     for node in ast.walk(script.loop.iter) if is_of_one else ():
-        if isinstance(node, ast.Attribute) and script.text.makers(node) == {script.loaders[0]}:
-            return script.text.code(node)
+        if isinstance(node, ast.Attribute) and text.makers(node) == {loader}:
+            return text.code(node)
+    return name_item(script, epochs, loader, stored)
+
+
+def name_item(
+    script: TrainingScript, epochs: ast.AST, loader: ast.Call, stored: Collection[str]
+) -> str:
+    """How a loader that is an item of a dictionary is named where this loop begins; empty if it is
+    none, or the dictionary has no name there."""
+    assert script.training
+    for way in script.walked:
+        for each in way if loader in script.find_loaders(way) else ():
+            if isinstance(each, ast.Subscript):
+                key = take(script.text, each.slice, script.training.values)
+                is_here = script.text.function_of(each.value) is script.text.function_of(epochs)
+                held = ast.unparse(each.value)
+                if is_here and isinstance(key, ast.Constant) and held not in stored:
+                    return f"{held}[{script.text.code(key)}]"
     return ""

@@ -58,6 +58,14 @@ def find_metrics(script: TrainingScript) -> Part:
             "the rest, of which each rank has all"
         )
         return Part(name, Status.UNKNOWN, saw)
+    if script.training and script.training.serves_tests and not script.training.switch:
+        assert script.loop
+        saw = (
+            f"{script.at(script.loop)} walks the batches of training and of tests: call "
+            f"{script.dist}.all_reduce on what it adds up in the training, and leave the rest, of "
+            "which each rank has all"
+        )
+        return Part(name, Status.UNKNOWN, saw)
     found_in = [*reduce_training(script), *(reduce_evaluation(script, each) for each in apart)]
     notes = [*note_prints(script), *(note for each in found_in for note in each.notes)]
     if not apart:
@@ -85,34 +93,37 @@ def reduce_training(script: TrainingScript) -> Iterator[Reduction]:
         return
     if script.training.functions:
         script.collective.add(id(script.text.function_of(script.training.backward)))
+    at, lines, saws, notes = script.at(loop), list[str](), list[str](), list[str]()
     totals = find_totals(script)
     if totals.names:
-        what = ", ".join(totals.names)
-        lines = reduce_sums(script, loop, totals.sums, totals.lists, totals.loss)
-        yield Reduction(
-            f"{what} of {script.at(loop)} would be of one rank's samples only",
-            [add_after(loop, script.indent_of(loop), *lines)],
-        )
-        note_meeting(script, loop)
+        saws.append(f"{', '.join(totals.names)} of {at} would be of one rank's samples only")
+        lines += reduce_sums(script, loop, totals.sums, totals.lists, totals.loss)
     others = [words for words, of_numbers in find_filled(script, loop).items() if not of_numbers]
     if others:
-        lines = [line for each in others for line in gather(script, each)]
-        yield Reduction(
-            f"{', '.join(others)} of {script.at(loop)} would hold one rank's part only",
-            [add_after(loop, script.indent_of(loop), *lines)],
-        )
-        note_meeting(script, loop)
+        saws.append(f"{', '.join(others)} of {at} would hold one rank's part only")
+        lines += (line for each in others for line in gather(script, each))
     for meter in find_meters(script, loop):
-        saw = f"{meter.name} of {script.at(meter.call)} would collect one rank's samples"
-        if lines := reduce_meter(script, loop, meter):
-            yield Reduction(saw, [add_after(loop, script.indent_of(loop), *lines)])
-        else:
-            note = (
+        saws.append(f"{meter.name} of {script.at(meter.call)} would collect one rank's samples")
+        if not meter.sums:
+            notes.append(
                 f"{script.at(meter.call)}: after the loop, call {script.dist}.all_reduce on what "
                 f"{meter.name} has added up, on all ranks"
             )
-            yield Reduction(saw, notes=[note])
+        lines += reduce_meter(script, loop, meter)
+    if saws:
         note_meeting(script, loop)
+        edits = [put_behind(script, loop, lines)] if lines else []
+        yield Reduction("; ".join(saws), edits, notes)
+
+
+def put_behind(script: TrainingScript, loop: ast.For, lines: Sequence[str]) -> Edit:
+    """The lines behind the loop of the training: only where it trains, if it serves tests, too."""
+    indent = script.indent_of(loop)
+    if script.training and script.training.switch:
+        return add_after(
+            loop, indent, f"if {script.training.switch}:", *(f"    {each}" for each in lines)
+        )
+    return add_after(loop, indent, *lines)
 
 
 def reduce_evaluation(script: TrainingScript, loop: ast.For) -> Reduction:

@@ -4,12 +4,14 @@ torch."""
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from playground.tools.doctor.data_parallel.edits import Edit, add_after, replace_node
+from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript
-from playground.tools.doctor.data_parallel.text import Function, is_guard, walk_own
+from playground.tools.doctor.data_parallel.text import Function, Loop, is_guard, walk_own
+from playground.tools.doctor.data_parallel.trainings import find_trainings
 
 NORMS = "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"
 FILLS = {"apply"}
@@ -35,7 +37,7 @@ def find_model(script: TrainingScript) -> Part:
             f"DistributedDataParallel in its place; {rule}",
         )
     if not script.training or script.training.batches is None:
-        count = len(text.find_trainings())
+        count = len(find_trainings(text))
         why = f"{count} loops call backward()" if count != 1 else "no loop over batches is seen"
         return Part(name, Status.UNKNOWN, f"{why}: wrap each model that is trained; {rule}")
     wrapping = Wrapping(script)
@@ -104,15 +106,9 @@ def find_unfreezing(script: TrainingScript) -> list[ast.AST]:
     """What changes `requires_grad` in the loop over epochs, or in a function that is called
     there."""
     text, epochs = script.text, script.training.epochs if script.training else None
-    found = list[ast.AST]()
-    for place in text.reach(epochs) if epochs else ():
-        for node in ast.walk(place) if getattr(place, "name", "") != "__init__" else ():
-            if isinstance(node, ast.Attribute):
-                is_set = node.attr == "requires_grad" and isinstance(node.ctx, ast.Store)
-            else:
-                is_set = isinstance(node, ast.Call) and text.called(node) == "requires_grad_"
-            found += [node] if is_set else []
-    return found
+    places = text.reach(epochs) if epochs else []
+    own = (each for each in places if getattr(each, "name", "") != "__init__")
+    return [node for place in own for node in text.find_set_trained(place)]
 
 
 def can_leave_out(script: TrainingScript, threads: Sequence[ast.Call]) -> bool:
@@ -170,6 +166,8 @@ class Wrapping:
         """The parameters that are the wrapper now, by the ids of their functions."""
         self.wrapped: dict[object, ast.expr] = {}
         """An expression of what is wrapped, by its key."""
+        self.starts: list[ast.stmt] = []
+        """The statements that start one training after the other, of one model."""
 
     def find_edits(self) -> list[Edit]:
         """Raises `UnknownShape`."""
@@ -180,7 +178,8 @@ class Wrapping:
             self.use_wrapper(call.func)
         if len(self.wrapped) > 1 and not self.several:
             return Wrapping(self.script, several=True).find_edits()
-        return [*self.edits, *(self.wrap(*each) for each in self.wrapped.items())]
+        wraps = [edit for each in self.wrapped.items() for edit in self.wrap(*each)]
+        return [*self.edits, *wraps]
 
     def name_wrapper(self, model: ast.expr) -> str:
         """The name of the wrapper of this model."""
@@ -266,8 +265,8 @@ class Wrapping:
             return
         self.passed.add(id(function))
         sites = [call for call in text.calls if text.resolve(call) is function]
-        if len(sites) != 1:
-            raise UnknownShape(f"{function.name} is called at {len(sites)} places")
+        trains = [call for call in sites if call in self.training.path] or sites
+        before = len(self.edits)
         forwards = {id(call.func) for call in self.find_forwards()}
         for node in walk_own(function):
             if not (isinstance(node, ast.Name) and node.id == name):
@@ -278,10 +277,33 @@ class Wrapping:
             is_kept = isinstance(parent, ast.Attribute) and parent.attr in TO_MODULE
             if id(node) not in forwards and not is_kept and not self.is_passed_on(node):
                 self.edits.append(replace_node(node, f"{name}.module"))
-        given = [value for parameter, value in text.bind(sites[0]) if parameter.arg == name]
-        if len(given) != 1:
-            raise UnknownShape(f"what {self.script.at(sites[0])} passes as {name} is not seen")
-        self.use_wrapper(given[0])
+        key = id(function), name
+        given = {call: text.bind_all(call).get(key) for call in sites}
+        if not trains or (model := given[trains[0]]) is None:
+            places = " and ".join(map(self.script.at, sites)) or "nothing"
+            raise UnknownShape(f"what {places} passes to {function.name} as {name} is not seen")
+        if len(trains) > 1:
+            self.note_starts(function, trains)
+        asks_module = len(self.edits) > before
+        self.use_wrapper(model)
+        for call, other in given.items():  # another training, or a test on all ranks
+            if other is None or other is model:
+                continue
+            if text.key_of(other) == text.key_of(model):
+                self.use_wrapper(other)
+            elif asks_module or call in trains:
+                raise UnknownShape(f"{self.script.at(call)} passes another model")
+
+    def note_starts(self, function: Function, calls: Sequence[ast.Call]) -> None:
+        """Note the statements that start several trainings, one after the other. Raises
+        `UnknownShape`."""
+        text = self.text
+        found = sorted(map(text.outermost_statement, calls), key=lambda each: each.lineno)
+        if any(text.parents[each] is not text.parents[found[0]] for each in found) or any(
+            isinstance(each, Loop) for each in found
+        ):
+            raise UnknownShape(f"{function.name} is called at {len(calls)} places")
+        self.starts = found
 
     def is_passed_on(self, node: ast.Name) -> bool:
         """Whether it is passed to a function that calls it in the training, and gets the
@@ -306,8 +328,13 @@ class Wrapping:
         inner = [one for one in (training.epochs, training.batches) if one]
         return None if any(one in (found, *text.climb(found)) for one in inner) else found
 
-    def wrap(self, key: object, sample: ast.expr) -> Edit:
-        """The statement that wraps the model: behind the last that makes it, or moves it."""
+    def changes_trained(self, statement: ast.AST) -> bool:
+        """Whether a statement changes which parameters are trained."""
+        return any(self.text.find_set_trained(each) for each in self.text.reach(statement))
+
+    def wrap(self, key: object, sample: ast.expr) -> Iterator[Edit]:
+        """The statement that wraps the model: behind the last that makes it, moves it, or says what
+        of it is trained. It stands once more before a later training of other parameters."""
         text = self.text
         own = [
             node
@@ -317,16 +344,20 @@ class Wrapping:
         last: ast.stmt | None = None
         trained = [
             node
-            for node in self.training.path
+            for node in (*self.training.path, *self.starts)
             if isinstance(node, ast.stmt) and not isinstance(node, Function)
         ]
         for node in own:
             parent = text.parents[node]
             moves = isinstance(parent, ast.Attribute) and parent.attr in ("to", "cuda")
             fills = isinstance(parent, ast.Attribute) and parent.attr in FILLS
+            statement = self.find_place(node)
+            if statement and statement not in trained and self.changes_trained(statement):
+                fills = True
             if not (isinstance(node.ctx, ast.Store) or moves or fills):
                 continue
-            statement = self.find_place(node)
+            if statement in trained:  # what the training returns
+                continue
             if statement is None and not fills:
                 raise UnknownShape(f"{self.script.at(node)} makes the model in the loop")
             if statement is None or any(
@@ -343,4 +374,9 @@ class Wrapping:
         if last is None:
             raise UnknownShape(f"where {ast.unparse(sample)} is made is not seen")
         line = f"{self.name_wrapper(sample)} = {self.script.wrapper}({ast.unparse(sample)})"
-        return add_after(last, self.script.indent_of(last), line)
+        yield add_after(last, self.script.indent_of(last), line)
+        body = getattr(text.parents[self.starts[0]], "body", []) if self.starts else []
+        for before, start in itertools.pairwise(self.starts):
+            between = body[body.index(before) + 1 : body.index(start)]
+            if any(map(self.changes_trained, between)):
+                yield add_before(start.lineno, self.script.indent_of(start), line)

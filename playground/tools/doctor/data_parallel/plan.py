@@ -22,6 +22,7 @@ from playground.tools.doctor.data_parallel.seeds import seed_alike, seed_apart
 from playground.tools.doctor.data_parallel.start import find_device, find_start
 from playground.tools.doctor.data_parallel.stops import find_stop
 from playground.tools.doctor.data_parallel.text import TrainingText
+from playground.tools.doctor.data_parallel.trainings import find_trainings
 
 DISTRIBUTED = re.compile(
     r"\b(distributed|accelerate|lightning|pytorch_lightning|deepspeed|horovod|ignite|fastai|"
@@ -174,7 +175,7 @@ def has_half_of_it(text: TrainingText) -> bool:
     """Whether a script forms a process group and trains, and the rest is plain: it calls nothing
     else of torch.distributed's unless it has DistributedDataParallel or its sampler, and what it
     does with its rank is no division of data."""
-    if not (text.find_calls("init_process_group") and text.find_trainings()):
+    if not (text.find_calls("init_process_group") and find_trainings(text)):
         return False
     others = [
         call

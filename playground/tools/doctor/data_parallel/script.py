@@ -6,7 +6,7 @@ import ast
 import math
 import re
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
@@ -15,12 +15,12 @@ from playground.tools.doctor.data_parallel.edits import Edit
 from playground.tools.doctor.data_parallel.text import (
     Function,
     Loop,
-    Training,
     TrainingText,
     find_method,
     find_results,
     walk_own,
 )
+from playground.tools.doctor.data_parallel.trainings import Training, find_trainings, follow, take
 
 FIRST = re.compile(r"rank|main_process|is_main|is_master", re.IGNORECASE)
 """In a condition: only one rank does it."""
@@ -71,7 +71,7 @@ class TrainingScript:
     @cached_property
     def training(self) -> Training | None:
         """The only training of the script."""
-        found = self.text.find_trainings()
+        found = find_trainings(self.text)
         return found[0] if len(found) == 1 else None
 
     @cached_property
@@ -221,10 +221,10 @@ class TrainingScript:
         return False
 
     @cached_property
-    def walked(self) -> list[ast.expr]:
-        """What the training takes its batches from: what its loop walks, or the argument of `next`
-        in it."""
-        if not self.loop:
+    def walked(self) -> list[list[ast.expr]]:
+        """What the training takes its batches from, each followed to what it is: what its loop
+        walks, or the argument of `next` in it."""
+        if not (self.loop and self.training):
             return []
         taken = [
             call.args[0]
@@ -232,7 +232,18 @@ class TrainingScript:
             if isinstance(call, ast.Call) and self.text.dotted(call.func) == "next" and call.args
             if not self.text.is_without_gradients(call)
         ]
-        return [self.loop.iter, *taken]
+        found, left = list[list[ast.expr]](), [self.loop.iter, *taken]
+        for each in left:
+            way = [*follow(self.text, each, self.training.values)]
+            zipped = (one.args for one in way if self.is_zip(one) and isinstance(one, ast.Call))
+            if several := next(zipped, None):
+                left += several
+            else:
+                found.append(way)
+        return found
+
+    def is_zip(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Call) and self.text.called(node) == "zip"
 
     @cached_property
     def loader_wrappers(self) -> list[ast.ClassDef]:
@@ -243,19 +254,58 @@ class TrainingScript:
 
     @cached_property
     def loaders(self) -> list[ast.Call]:
-        """The calls that made what the training walks, or what its own class hands on."""
-        made = set[ast.Call]().union(*(self.text.makers(each) for each in self.walked))
+        """The calls that made what the training walks, or what its own class hands on: of the
+        first that has some, where it walks several things at once."""
         held = (node for each in self.loader_wrappers for node in ast.walk(each))
-        made = made.union(
-            *(self.text.makers(each) for each in held if isinstance(each, ast.Attribute))
-        )
-        return [call for call in made if self.text.called(call) == "DataLoader"]
+        inner = [
+            call
+            for each in held
+            if isinstance(each, ast.Attribute)
+            for call in self.text.makers(each)
+        ]
+        made = next((found for way in self.walked if (found := self.find_loaders(way))), [])
+        return [*dict.fromkeys(made + [each for each in inner if self.is_loader(each)])]
+
+    @cached_property
+    def more_loaders(self) -> list[ast.Call]:
+        """The calls that made what else it walks in the same round, each by one call."""
+        found = [made for way in self.walked if len(made := self.find_loaders(way)) == 1]
+        return [*dict.fromkeys(one for made in found for one in made if one not in self.loaders)]
+
+    def find_loaders(self, way: Sequence[ast.expr]) -> list[ast.Call]:
+        """The calls that made an expression, followed to what it is."""
+        last = way[-1]
+        made = {last} if isinstance(last, ast.Call) else self.text.makers(last)
+        found = {one for each in made for one in self.text.makers(each)}
+        return sorted(filter(self.is_loader, found), key=lambda call: call.lineno)
+
+    def is_loader(self, call: ast.Call) -> bool:
+        return self.text.called(call) == "DataLoader"
+
+    def case_of(self, loader: ast.Call) -> str:
+        """The condition under which a call that makes several loaders makes that of the training:
+        of a dictionary, or in the script's own function; empty if there is none."""
+        text = self.text
+        function = text.function_of(loader)
+        values = self.training.values if self.training else {}
+        around = next((each for each in text.climb(loader) if isinstance(each, ast.DictComp)), None)
+        for each in (one for way in self.walked for one in way):
+            if around and isinstance(each, ast.Subscript):
+                key = take(text, each.slice, values)
+                is_it = take(text, each.value, values) is around
+                if is_it and isinstance(key, ast.Constant) and isinstance(around.key, ast.Name):
+                    return f"{around.key.id} == {text.code(key)}"
+            if function and isinstance(each, ast.Call) and text.resolve(each) is function:
+                return text.tell_site(each)
+        return ""
 
     @cached_property
     def walks_several(self) -> bool:
-        """Whether the loop over batches is that of several loaders, one after the other."""
+        """Whether the loop over batches is that of several loaders, one after the other, of which
+        the training's is not seen."""
         return len(self.loaders) > 1 or (
             self.loop is not None
+            and not self.loaders
             and isinstance(self.loop.iter, ast.Subscript)
             and bool(self.text.find_calls("DataLoader"))
         )

@@ -18,6 +18,7 @@ from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript, is_of_rank
 from playground.tools.doctor.data_parallel.start import is_exit
 from playground.tools.doctor.data_parallel.text import Function, Loop
+from playground.tools.doctor.data_parallel.trainings import find_trainings
 
 NAME = "stop"
 LEAVES = "leaves the loop", "one would stop alone, and the others wait forever"
@@ -33,7 +34,8 @@ def find_stop(script: TrainingScript) -> Part:
     """The first stop of the training: it has to be by a value that all ranks share. Of a learning
     rate that is lowered by a value, the same is told."""
     training = script.training
-    if (training and training.is_lost) or len(script.text.find_trainings()) > 1:
+    is_lost = training and training.is_lost and not training.epochs
+    if is_lost or len(find_trainings(script.text)) > 1:
         saw = "whether the training stops by what each rank measures is not seen"
         return Part(NAME, Status.UNKNOWN, saw)
     none = Part(NAME, Status.NOT_NEEDED, "no stop by what each rank measures is seen")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeGuard
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -39,27 +39,6 @@ WALKS = {
 }
 """Functions whose result walks, or calls, their first argument."""
 NO_GRAD = {"no_grad", "inference_mode"}
-
-
-@dataclass
-class Training:
-    """The loop of a training, as far as the text shows it."""
-
-    backward: ast.Call
-    batches: Loop | None = None
-    """The loop over batches; None if no loop is seen."""
-    epochs: Loop | None = None
-    path: list[ast.AST] = field(default_factory=list)
-    """From `backward` outwards: its parents, and where its function is called, the calls."""
-    is_lost: bool = False
-    """Whether the way ends at a function that is called at several places."""
-    functions: list[Function] = field(default_factory=list)
-    """Those that are called for it, from the innermost on."""
-
-    @property
-    def loss(self) -> ast.expr | None:
-        """What `backward` is called on; None for a function of that name."""
-        return owner_of(self.backward)
 
 
 class TrainingText:
@@ -129,7 +108,9 @@ class TrainingText:
 
     def operand(self, node: ast.expr) -> str:
         """The code of an expression, to stand beside an operator."""
-        is_simple = isinstance(node, (ast.Constant, ast.Name, ast.Attribute))
+        is_simple = isinstance(
+            node, (ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+        )
         return self.code(node) if is_simple else f"({self.code(node)})"
 
     def reach(self, *places: ast.AST) -> list[ast.AST]:
@@ -255,6 +236,56 @@ class TrainingText:
                     )
             has_grown = before != sum(map(len, self.made.values()))
 
+    def bind_all(self, call: ast.Call) -> dict[Key, ast.expr]:
+        """The parameters of the script's own function as a call sets them, defaults included."""
+        if not (function := self.resolve(call)):
+            return {}
+        named = [*function.args.posonlyargs, *function.args.args]
+        defaults = [
+            *zip(reversed(named), reversed(function.args.defaults), strict=False),
+            *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True),
+        ]
+        given = {parameter.arg: value for parameter, value in defaults if value}
+        given |= {parameter.arg: value for parameter, value in self.bind(call)}
+        return {(id(function), name): value for name, value in given.items()}
+
+    def tell_site(self, call: ast.Call) -> str:
+        """The condition, on a parameter, by which the script's own function knows this call from
+        all others; empty if there is none."""
+        others = [
+            self.bind_all(each)
+            for each in self.calls
+            if each is not call and self.resolve(each) is self.resolve(call)
+        ]
+        for key, given in self.bind_all(call).items():
+            if not isinstance(given, ast.Constant) or len(self.settings[key]) != len(others) + 1:
+                continue
+            values = [each.get(key) for each in others]
+            if all(isinstance(each, ast.Constant) and each.value != given.value for each in values):
+                if isinstance(given.value, bool):
+                    return key[1] if given.value else f"not {key[1]}"
+                return f"{key[1]} == {self.code(given)}"
+        return ""
+
+    @cached_property
+    def settings(self) -> dict[Key, list[ast.expr | None]]:
+        """What each name is set to, place by place; None: by other means than an assignment, or a
+        call of its function."""
+        found: dict[Key, list[ast.expr | None]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.Name, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+                around = self.parents[node]
+                value = around.value if isinstance(around, (ast.Assign, ast.AnnAssign)) else None
+                if key := self.key_of(node):
+                    found.setdefault(key, []).append(value)
+            elif isinstance(node, ast.arg):
+                function = self.function_of(node)
+                sites = [each for each in self.calls if function and self.resolve(each) is function]
+                key = (id(function), node.arg)
+                given = [self.bind_all(each).get(key) for each in sites]
+                found.setdefault(key, []).extend(given or [None])
+        return found
+
     def assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple):
             function = self.resolve(value) if isinstance(value, ast.Call) else None
@@ -264,39 +295,6 @@ class TrainingText:
                         self.assign(one, part)
         elif key := self.key_of(target):
             self.made.setdefault(key, set()).update(self.makers(value))
-
-    def find_trainings(self) -> list[Training]:
-        """One for each loop over batches in which `backward()` is called; those without a loop,
-        too."""
-        found: dict[int, Training] = {}
-        for call in self.find_calls("backward"):
-            training = self.trace(call)
-            found.setdefault(id(training.batches), training)
-        return [*found.values()]
-
-    def trace(self, backward: ast.Call) -> Training:
-        """Go outwards from `backward`: to the loop over batches, then to that over epochs. A
-        function that is called at several places ends the way."""
-        training = Training(backward)
-        node: ast.AST = backward
-        while True:
-            training.path.append(node)
-            if isinstance(node, Loop):
-                if training.batches is None:
-                    training.batches = node
-                elif training.epochs is None:
-                    training.epochs = node
-            if isinstance(node, Function):
-                sites = [call for call in self.calls if self.resolve(call) is node]
-                if len(sites) != 1 or node in training.functions:
-                    training.is_lost = len(sites) > 1
-                    return training
-                training.functions.append(node)
-                node = sites[0]
-                continue
-            if node not in self.parents:
-                return training
-            node = self.parents[node]
 
     def is_without_gradients(self, node: ast.AST) -> bool:
         """Whether it is under `no_grad` or `inference_mode`."""
@@ -312,6 +310,19 @@ class TrainingText:
             if names & NO_GRAD:
                 return True
         return False
+
+    def find_set_trained(self, place: ast.AST) -> list[ast.AST]:
+        """What sets `requires_grad` in it."""
+        return [
+            node
+            for node in ast.walk(place)
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr == "requires_grad"
+                and isinstance(node.ctx, ast.Store)
+            )
+            or (isinstance(node, ast.Call) and self.called(node) == "requires_grad_")
+        ]
 
     def is_bound(self, name: str) -> bool:
         """Whether the script uses a name at all."""
