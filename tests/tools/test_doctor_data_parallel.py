@@ -517,7 +517,6 @@ UNKNOWN = {
     "batches that are cut by hand": (OWN_BATCHES, "sampler", "walks a DataLoader is not seen"),
     "no loop": ("import torch\nx = torch.ones(1, requires_grad=True)\nx.backward()", "model",
                 "no loop over batches is seen"),
-    "two trainings": (OWN_BATCHES + OWN_BATCHES, "model", "2 loops call backward()"),
     "a sampler of batches": (
         shape(PLAIN).replace("batch_size=8, shuffle=False", "batch_sampler=[[0, 1], [2, 3]]"),
         "sampler", "has a sampler that is not DistributedSampler",
@@ -872,11 +871,20 @@ def test_a_function_that_makes_both_loaders_divides_one() -> None:
 
 
 def test_a_wrapper_stands_behind_what_freezes_its_model() -> None:
-    after = plan(shape(STAGES), "train.py").after
-    one, other = "requires_grad_(False)\nddp = ", "requires_grad_(True)\nddp = "
-    assert after.index(one) < after.index("fit(ddp") < after.index(other)
-    again = shape(STAGES).replace("model[0].requires_grad_(True)\n", "")
-    assert plan(again, "train.py").after.count("DistributedDataParallel(model)") == 1
+    """What is trained is known when the model is wrapped: once more for each training."""
+    frozen = "model[0].requires_grad_(False)\n"
+    after = plan(shape(PLAIN).replace("optimizer =", f"{frozen}optimizer ="), "train.py").after
+    assert f"{frozen}ddp = DistributedDataParallel(model)\n" in after
+    wrapped = "    ddp = DistributedDataParallel(model)\n    for epoch in range(epochs):\n"
+    assert wrapped in plan(shape(STAGES), "train.py").after
+
+
+def test_a_function_that_trains_once_wraps_its_model_itself() -> None:
+    """All else of it, and what it is called with, stays."""
+    after = plan(shape(PHASES), "train.py").after
+    assert "out = ddp(x)\n" in after
+    assert "model = train_model(model, optimizer, scheduler, epochs=3)\n" in after
+    assert "model.module" not in after
 
 
 def test_another_loader_with_a_sampler_is_to_be_divided_by_hand() -> None:
@@ -919,10 +927,24 @@ def test_a_stop_that_a_callback_sets_is_unknown() -> None:
     assert stop_of(source).status is Status.NOT_NEEDED
 
 
-def test_two_loops_that_train_are_both_named() -> None:
-    found = {part.name: part for part in plan(OWN_BATCHES + OWN_BATCHES, "train.py").parts}
-    assert "train.py:6 and train.py:16 train" in found["sampler"].saw
-    assert found["stop"].status is Status.UNKNOWN
+def test_each_of_two_loops_that_train_has_a_wrapper_of_its_own() -> None:
+    student = shape(PLAIN).split("train_set = ")[1].split("model = ")[1]
+    first, second = student.replace("model", "teacher"), student.replace("model", "student")
+    source = shape(PLAIN).split("model = ")[0] + f"teacher = {first}student = {second}"
+    found = plan(source, "train.py")
+    assert Status.UNKNOWN not in status(found).values()
+    for name in ("teacher", "student"):
+        assert f"ddp_{name} = DistributedDataParallel({name})\n" in found.after
+        assert f"cross_entropy(ddp_{name}(x), y)" in found.after
+    assert found.after.count("loader.sampler.set_epoch(epoch)\n") == 2
+    assert found.after.count("sampler=DistributedSampler(train_set") == 1
+
+
+def test_what_one_of_two_trainings_does_not_show_is_noted() -> None:
+    own = OWN_BATCHES[OWN_BATCHES.index("for ") :]
+    part = part_of(f"{shape(PLAIN)}{own}", "sampler")
+    assert part.status is Status.MISSING
+    assert any("walks a DataLoader is not seen" in each for each in part.notes)
 
 
 def test_only_a_model_that_has_batch_norm_is_told_to_normalise_together() -> None:

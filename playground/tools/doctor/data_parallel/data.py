@@ -22,7 +22,8 @@ from playground.tools.doctor.data_parallel.edits import Edit, add_before, replac
 from playground.tools.doctor.data_parallel.model import Wrapping
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript
-from playground.tools.doctor.data_parallel.trainings import find_trainings, take
+from playground.tools.doctor.data_parallel.text import Loop
+from playground.tools.doctor.data_parallel.trainings import take
 
 NAME = "sampler"
 SET_EPOCH = "set_epoch"
@@ -108,12 +109,6 @@ def divide_drawn(script: TrainingScript) -> Part | None:
 
 def find_no_loader(script: TrainingScript) -> Part | None:
     """Of a script whose loop over one DataLoader is not seen."""
-    several = [each.batches for each in find_trainings(script.text) if each.batches]
-    if len(several) > 1:
-        lines = " and ".join(map(script.at, several))
-        return unknown(
-            f"{lines} train: {RULE}, so give their DataLoader sampler=DistributedSampler(dataset)"
-        )
     if not script.loop:
         return unknown(f"no one loop over batches is seen: {RULE}")
     if len(script.loaders) != 1 and (maker := find_elsewhere(script)):
@@ -287,7 +282,7 @@ def find_other_loop(script: TrainingScript, call: ast.Call) -> ast.AST | None:
         node
         for node in ast.walk(script.text.tree)
         if isinstance(node, (ast.For, ast.comprehension))
-        and node is not script.loop
+        and not any(node is each.batches for each in script.trainings)
         and not any(isinstance(each, ast.Yield) for each in ast.walk(node))
         and script.text.class_of(node) not in script.loader_wrappers
     ]
@@ -433,7 +428,8 @@ def tell_epoch(script: TrainingScript) -> Part:
         return Part(name, Status.NOT_NEEDED, "no loop over epochs is seen: one pass needs none")
     loaders = [*script.loaders, *(each for each in script.more_loaders if is_plain(script, each))]
     names = [name_loader(script, epochs, each) for each in loaders]
-    if not (all(names) and isinstance(epochs, ast.For) and isinstance(epochs.target, ast.Name)):
+    counter = find_counter(script, epochs)
+    if not (all(names) and counter):
         return Part(
             name,
             Status.UNKNOWN,
@@ -441,9 +437,8 @@ def tell_epoch(script: TrainingScript) -> Part:
             "it has the loader, is not seen: call loader.sampler.set_epoch(epoch) at "
             f"the beginning of each; {rule}",
         )
-    epoch = epochs.target.id
-    edits = []
-    if epoch == "_":
+    epoch, edits = counter, []
+    if epoch == "_" and isinstance(epochs, ast.For):
         epoch = text.fresh("epoch")
         edits.append(replace_node(epochs.target, epoch))
     indent = script.indent_of(epochs.body[0])
@@ -452,6 +447,25 @@ def tell_epoch(script: TrainingScript) -> Part:
     return Part(
         name, Status.MISSING, f"{script.at(epochs)} tells no sampler its epoch: {rule}", edits
     )
+
+
+def find_counter(script: TrainingScript, epochs: Loop) -> str:
+    """What counts the rounds of a loop over epochs: the target of `for`, or of a `while` what is
+    compared, and raised once by one; empty if that is not seen."""
+    if isinstance(epochs, ast.For):
+        is_name = isinstance(epochs.target, (ast.Name, ast.Attribute))
+        return ast.unparse(epochs.target) if is_name else ""
+    raised = [
+        ast.unparse(node.target)
+        for node in ast.walk(epochs)
+        if isinstance(node, ast.AugAssign)
+        and ast.unparse(node) == f"{ast.unparse(node.target)} += 1"
+    ]
+    compared = [
+        ast.unparse(node.left) for node in ast.walk(epochs.test) if isinstance(node, ast.Compare)
+    ]
+    found = [each for each in compared if raised.count(each) == 1]
+    return found[0] if found else ""
 
 
 def find_endless(script: TrainingScript) -> ast.For | None:

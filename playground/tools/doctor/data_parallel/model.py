@@ -4,14 +4,18 @@ torch."""
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript
-from playground.tools.doctor.data_parallel.text import Function, Loop, is_guard, walk_own
-from playground.tools.doctor.data_parallel.trainings import find_trainings
+from playground.tools.doctor.data_parallel.text import (
+    Function,
+    Key,
+    find_method,
+    is_guard,
+    walk_own,
+)
 
 NORMS = "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"
 FILLS = {"apply"}
@@ -37,10 +41,9 @@ def find_model(script: TrainingScript) -> Part:
             f"DistributedDataParallel in its place; {rule}",
         )
     if not script.training or script.training.batches is None:
-        count = len(find_trainings(text))
-        why = f"{count} loops call backward()" if count != 1 else "no loop over batches is seen"
+        why = "no loop over batches is seen"
         return Part(name, Status.UNKNOWN, f"{why}: wrap each model that is trained; {rule}")
-    wrapping = Wrapping(script)
+    wrapping = Wrapping(script, several=script.chosen is not None)
     try:
         edits = wrapping.find_edits()
     except UnknownShape as why:
@@ -146,6 +149,11 @@ def find_norms_apart(script: TrainingScript) -> list[ast.Call]:
     return [] if script.text.find_calls("convert_sync_batchnorm") else found
 
 
+def is_parameter(function: Function, name: str) -> bool:
+    given = (each for each in ast.walk(function.args) if isinstance(each, ast.arg))
+    return any(each.arg == name for each in given)
+
+
 class UnknownShape(Exception):
     """The text does not show how the model comes to its call."""
 
@@ -164,10 +172,8 @@ class Wrapping:
         self.edits: list[Edit] = []
         self.passed: set[int] = set()
         """The parameters that are the wrapper now, by the ids of their functions."""
-        self.wrapped: dict[object, ast.expr] = {}
+        self.wrapped: dict[Key, ast.expr] = {}
         """An expression of what is wrapped, by its key."""
-        self.starts: list[ast.stmt] = []
-        """The statements that start one training after the other, of one model."""
 
     def find_edits(self) -> list[Edit]:
         """Raises `UnknownShape`."""
@@ -178,8 +184,7 @@ class Wrapping:
             self.use_wrapper(call.func)
         if len(self.wrapped) > 1 and not self.several:
             return Wrapping(self.script, several=True).find_edits()
-        wraps = [edit for each in self.wrapped.items() for edit in self.wrap(*each)]
-        return [*self.edits, *wraps]
+        return [*self.edits, *(self.wrap(*each) for each in self.wrapped.items())]
 
     def name_wrapper(self, model: ast.expr) -> str:
         """The name of the wrapper of this model."""
@@ -204,7 +209,10 @@ class Wrapping:
                 ast.unparse(each) for each in node.targets
             }:
                 inside += ast.walk(node.value)
-        return set().union(
+        own = filter(None, map(text.class_of, optimizers))  # which makes its own optimizer
+        names = [each.name for each in own if find_method(each, "forward")]
+        made = {*text.find_calls(*names)}
+        return made.union(
             *(
                 self.find_owner(node.func.value)
                 for node in inside
@@ -247,9 +255,7 @@ class Wrapping:
         if key is None:
             raise UnknownShape(f"{self.script.at(node)} calls {ast.unparse(node)}")
         function = next((each for each in self.all_functions() if id(each) == key[0]), None)
-        if function and key[1] in {
-            each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)
-        }:
+        if function and is_parameter(function, key[1]) and not self.trains_in(function):
             self.pass_wrapper(function, key[1])
             return
         self.wrapped.setdefault(key, node)
@@ -266,6 +272,8 @@ class Wrapping:
         self.passed.add(id(function))
         sites = [call for call in text.calls if text.resolve(call) is function]
         trains = [call for call in sites if call in self.training.path] or sites
+        if len(trains) != 1:
+            raise UnknownShape(f"{function.name} is called at {len(sites)} places")
         before = len(self.edits)
         forwards = {id(call.func) for call in self.find_forwards()}
         for node in walk_own(function):
@@ -279,31 +287,22 @@ class Wrapping:
                 self.edits.append(replace_node(node, f"{name}.module"))
         key = id(function), name
         given = {call: text.bind_all(call).get(key) for call in sites}
-        if not trains or (model := given[trains[0]]) is None:
-            places = " and ".join(map(self.script.at, sites)) or "nothing"
-            raise UnknownShape(f"what {places} passes to {function.name} as {name} is not seen")
-        if len(trains) > 1:
-            self.note_starts(function, trains)
+        if (model := given[trains[0]]) is None:
+            raise UnknownShape(f"what {self.script.at(trains[0])} passes as {name} is not seen")
         asks_module = len(self.edits) > before
         self.use_wrapper(model)
-        for call, other in given.items():  # another training, or a test on all ranks
+        for call, other in given.items():  # tests, on all ranks
             if other is None or other is model:
                 continue
             if text.key_of(other) == text.key_of(model):
                 self.use_wrapper(other)
-            elif asks_module or call in trains:
+            elif asks_module:
                 raise UnknownShape(f"{self.script.at(call)} passes another model")
 
-    def note_starts(self, function: Function, calls: Sequence[ast.Call]) -> None:
-        """Note the statements that start several trainings, one after the other. Raises
-        `UnknownShape`."""
-        text = self.text
-        found = sorted(map(text.outermost_statement, calls), key=lambda each: each.lineno)
-        if any(text.parents[each] is not text.parents[found[0]] for each in found) or any(
-            isinstance(each, Loop) for each in found
-        ):
-            raise UnknownShape(f"{function.name} is called at {len(calls)} places")
-        self.starts = found
+    def trains_in(self, function: Function) -> bool:
+        """Whether the whole training is in a function."""
+        whole = self.training.epochs or (None if self.training.is_lost else self.training.batches)
+        return whole is not None and self.text.function_of(whole) is function
 
     def is_passed_on(self, node: ast.Name) -> bool:
         """Whether it is passed to a function that calls it in the training, and gets the
@@ -332,9 +331,9 @@ class Wrapping:
         """Whether a statement changes which parameters are trained."""
         return any(self.text.find_set_trained(each) for each in self.text.reach(statement))
 
-    def wrap(self, key: object, sample: ast.expr) -> Iterator[Edit]:
+    def wrap(self, key: Key, sample: ast.expr) -> Edit:
         """The statement that wraps the model: behind the last that makes it, moves it, or says what
-        of it is trained. It stands once more before a later training of other parameters."""
+        of it is trained; before the training if it is a parameter."""
         text = self.text
         own = [
             node
@@ -344,7 +343,7 @@ class Wrapping:
         last: ast.stmt | None = None
         trained = [
             node
-            for node in (*self.training.path, *self.starts)
+            for node in self.training.path
             if isinstance(node, ast.stmt) and not isinstance(node, Function)
         ]
         for node in own:
@@ -371,12 +370,13 @@ class Wrapping:
                     continue
                 raise UnknownShape(f"{self.script.at(node)} makes or moves the model again")
             last = statement if last is None or statement.lineno > last.lineno else last
+        line = f"{self.name_wrapper(sample)} = {self.script.wrapper}({ast.unparse(sample)})"
+        function = text.function_of(sample)
+        if last is None and function and is_parameter(function, key[1]):
+            whole = self.training.epochs or self.training.batches
+            assert whole
+            start = text.outermost_statement(whole)
+            return add_before(start.lineno, self.script.indent_of(start), line)
         if last is None:
             raise UnknownShape(f"where {ast.unparse(sample)} is made is not seen")
-        line = f"{self.name_wrapper(sample)} = {self.script.wrapper}({ast.unparse(sample)})"
-        yield add_after(last, self.script.indent_of(last), line)
-        body = getattr(text.parents[self.starts[0]], "body", []) if self.starts else []
-        for before, start in itertools.pairwise(self.starts):
-            between = body[body.index(before) + 1 : body.index(start)]
-            if any(map(self.changes_trained, between)):
-                yield add_before(start.lineno, self.script.indent_of(start), line)
+        return add_after(last, self.script.indent_of(last), line)

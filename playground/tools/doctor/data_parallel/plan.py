@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,19 +48,37 @@ OWN = {"DistributedDataParallel", "DDP", "DistributedSampler"}
 def plan(source: str, name: str) -> Plan:
     """What a script lacks. `name`: of its file. Raises `SyntaxError`."""
     script = TrainingScript(TrainingText(source), name)
-    sampler = draw_alike(script, find_sampler(script))
-    parts = [
-        find_device(script),
-        sampler,
-        find_set_epoch(script),
-        draw_apart(script, find_model(script)),
-    ]
-    metrics = find_metrics(script)  # which tells where all ranks meet
-    parts += [find_logging(script), metrics, find_stop(script), find_resume(script)]
+    *of_trainings, metrics, stop = map(join, zip(*map(plan_training, script.choose()), strict=True))
+    parts = [find_device(script), *of_trainings, find_logging(script), metrics, stop]
+    parts.append(find_resume(script))
     start = find_start(script, parts)
     unbound = find_unbound(source)
     parts = [leave_unbound(source, unbound, start, each) for each in parts]
     return Plan(source, [find_start(script, parts), *parts])
+
+
+def plan_training(script: TrainingScript) -> list[Part]:
+    """The parts of one training. They tell where all ranks meet, so that what is logged comes
+    last."""
+    return [
+        draw_alike(script, find_sampler(script)),
+        find_set_epoch(script),
+        draw_apart(script, find_model(script)),
+        find_metrics(script),
+        find_stop(script),
+    ]
+
+
+def join(parts: Sequence[Part]) -> Part:
+    """One part of several trainings."""
+    known = {part.status for part in parts}
+    order = Status.MISSING, Status.UNKNOWN, Status.THERE, Status.NOT_NEEDED
+    status = next(each for each in order if each in known)
+    saws = [part.saw for part in parts if part.status is status]
+    unknown = [part.saw for part in parts if part.status is Status.UNKNOWN and part.saw not in saws]
+    edits = dict.fromkeys(edit for part in parts for edit in part.edits)
+    notes = dict.fromkeys([*unknown, *(note for part in parts for note in part.notes)])
+    return Part(parts[0].name, status, "; ".join(dict.fromkeys(saws)), (*edits,), (*notes,))
 
 
 def draw_alike(script: TrainingScript, part: Part) -> Part:

@@ -7,7 +7,7 @@ import math
 import re
 import tokenize
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
 
@@ -67,12 +67,23 @@ class TrainingScript:
     """The name of its file."""
     collective: set[int] = field(default_factory=set)
     """The ids of its functions in which all ranks meet when the changes are made."""
+    chosen: Training | None = None
+    """The training that is asked for, if the script has several."""
+
+    @cached_property
+    def trainings(self) -> list[Training]:
+        return find_trainings(self.text)
 
     @cached_property
     def training(self) -> Training | None:
-        """The only training of the script."""
-        found = find_trainings(self.text)
-        return found[0] if len(found) == 1 else None
+        """The training that is asked for: the only one, if none is."""
+        return self.chosen or (self.trainings[0] if len(self.trainings) == 1 else None)
+
+    def choose(self) -> list[TrainingScript]:
+        """The same script, for each of its trainings: itself, if it has only one."""
+        if len(self.trainings) == 1 or not all(each.batches for each in self.trainings):
+            return [self]
+        return [replace(self, chosen=each) for each in self.trainings]
 
     @cached_property
     def loop(self) -> ast.For | None:
@@ -118,7 +129,8 @@ class TrainingScript:
     def needs(self) -> list[ast.Call]:
         """The calls that need the process group."""
         steps = [call for call in self.text.calls if ".optim." in f".{self.text.dotted(call.func)}"]
-        return [*steps, *self.loaders, *([self.training.backward] if self.training else [])]
+        loaders = [one for each in self.choose() for one in each.loaders]
+        return [*steps, *loaders, *(each.backward for each in self.trainings)]
 
     @cached_property
     def imports(self) -> list[ast.Import | ast.ImportFrom]:
@@ -315,9 +327,9 @@ class TrainingScript:
         """The script's own functions that run for each batch, or sample: `forward`, `__getitem__`,
         those that are called in the loop over batches, and those that these call."""
         functions = [each for each in ast.walk(self.text.tree) if isinstance(each, Function)]
-        loop = [self.training.batches] if self.training and self.training.batches else []
+        loops = [each.batches for each in self.trainings if each.batches]
         own = (each for each in functions if each.name in PER_BATCH)
-        return self.text.reach(*loop, *own)[len(loop) :]
+        return self.text.reach(*loops, *own)[len(loops) :]
 
     def is_distributed_sampler(self, call: ast.Call) -> bool:
         """Whether it makes a DistributedSampler, or one of the script's own class of that kind."""

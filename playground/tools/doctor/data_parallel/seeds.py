@@ -63,8 +63,8 @@ def find_seeds(script: TrainingScript) -> dict[str, list[ast.Call]]:
 def runs_in_step(script: TrainingScript, call: ast.Call) -> bool:
     """Whether it draws for a step, or a sample: in the loop of the training, in a function that is
     called there, in `forward` or `__getitem__`."""
-    loop = script.training.batches if script.training else None
-    places = [*script.called_in_step, *([loop] if loop else [])]
+    loops = [each.batches for each in script.trainings if each.batches]
+    places = [*script.called_in_step, *loops]
     return any(each in places for each in script.text.climb(call))
 
 

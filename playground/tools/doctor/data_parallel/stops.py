@@ -18,7 +18,6 @@ from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript, is_of_rank
 from playground.tools.doctor.data_parallel.start import is_exit
 from playground.tools.doctor.data_parallel.text import Function, Loop
-from playground.tools.doctor.data_parallel.trainings import find_trainings
 
 NAME = "stop"
 LEAVES = "leaves the loop", "one would stop alone, and the others wait forever"
@@ -34,14 +33,13 @@ def find_stop(script: TrainingScript) -> Part:
     """The first stop of the training: it has to be by a value that all ranks share. Of a learning
     rate that is lowered by a value, the same is told."""
     training = script.training
-    is_lost = training and training.is_lost and not training.epochs
-    if is_lost or len(find_trainings(script.text)) > 1:
+    if not training or (training.is_lost and not training.epochs):
         saw = "whether the training stops by what each rank measures is not seen"
         return Part(NAME, Status.UNKNOWN, saw)
     none = Part(NAME, Status.NOT_NEEDED, "no stop by what each rank measures is seen")
-    if inner := training and share_loss(script):
+    if inner := share_loss(script):
         return inner
-    loop = training and training.epochs
+    loop = training.epochs
     if not loop:
         return none
     for leaves, names, verb in find_decisions(script, loop):
