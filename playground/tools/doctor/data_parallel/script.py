@@ -81,7 +81,7 @@ class TrainingScript:
 
     def choose(self) -> list[TrainingScript]:
         """The same script, for each of its trainings: itself, if it has only one."""
-        if len(self.trainings) == 1 or not all(each.batches for each in self.trainings):
+        if len(self.trainings) <= 1 or not all(each.batches for each in self.trainings):
             return [self]
         return [replace(self, chosen=each) for each in self.trainings]
 
