@@ -914,6 +914,64 @@ def test_results_in_lists_and_counts_of_tensors_are_of_all_ranks(save: Save, run
     assert "of 48 of 12" in after.out
 
 
+def test_sums_in_a_dictionary_are_of_all_ranks(save: Save, run_it: Ran) -> None:
+    """Under changing keys the whole of it, under others each by itself."""
+    source = shape(PLAIN).replace(
+        "    total = 0.0\n", '    total, sums, counts = 0.0, {}, {"right": 0, "loss": 0.0}\n'
+    )
+    source = source.replace(
+        "        total += loss.item()\n",
+        "        total += loss.item()\n        for name, part in {'a': loss, 'b': 2 * loss}.items():\n"
+        "            sums[name] = sums.get(name, 0.0) + part.item()\n"
+        "        counts['right'] += len(y)\n        counts['loss'] += loss.item()\n",
+    ).replace(
+        "{total / len(loader):.6f}", "{sums['b'] / 6:.5f} {counts['right']} {counts['loss']:.4f}"
+    )
+    save(source, "before.py")
+    save(plan(source, "before.py").after, "after.py")
+    before, after = run_it("-n", 1, "before.py"), run_it("after.py")
+    assert after.code == 0, after.err
+    assert after.out == before.out
+    assert " 48 " in after.out
+
+
+def test_a_loss_between_the_samples_of_a_batch_is_noted() -> None:
+    compared = (
+        "        out = model(x)\n        loss = nn.functional.cross_entropy("
+        "out @ out.T, torch.arange(len(x)))\n"
+    )
+    source = shape(PLAIN).replace(
+        "        loss = nn.functional.cross_entropy(model(x), y)\n", compared
+    )
+    assert any("train.py:16 compares the samples" in each for each in notes_of(source, "sampler"))
+    alone = source.replace("torch.arange(len(x))", "y")
+    assert not any("compares" in each for each in notes_of(alone, "sampler"))
+
+
+def test_a_while_that_counts_and_an_epoch_of_self_tell_the_sampler() -> None:
+    counts = shape(TRAINER).replace(
+        "        for epoch in range(epochs):\n",
+        "        self.epoch = 0\n        while self.epoch < epochs:\n            self.epoch += 1\n",
+    )
+    assert ".sampler.set_epoch(self.epoch)\n" in plan(counts, "train.py").after
+    of_self = shape(TRAINER).replace("for epoch in range", "for self.epoch in range")
+    assert ".sampler.set_epoch(self.epoch)\n" in plan(of_self, "train.py").after
+
+
+def test_a_model_that_makes_its_optimizer_is_wrapped() -> None:
+    net = (
+        "class Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x)\n"
+        "    def optimizer(self):\n        return torch.optim.SGD(self.parameters(), lr=0.1)\n\n"
+    )
+    source = shape(PLAIN).replace("loader =", f"{net}loader =")
+    source = source.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
+                            "optimizer = model.optimizer()")  # fmt: skip
+    source = source.replace(
+        "nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))", "Net(4, 2)"
+    )
+    assert "cross_entropy(ddp(x), y)" in plan(source, "train.py").after
+
+
 def test_a_stop_that_a_callback_sets_is_unknown() -> None:
     leaves = "            if self.should_stop:\n                break\n"
     sets = "    def stop(self):\n        self.should_stop = True\n\n"

@@ -30,6 +30,8 @@ SET_EPOCH = "set_epoch"
 SAME_ORDER = "without it, every epoch has the same order"
 ORDER = {"batch_size", "shuffle", "sampler", "batch_sampler"}
 """The arguments of a DataLoader that say which samples make up a batch."""
+ROWS = {"arange", "diag", "diagonal", "eye", "fill_diagonal_"}
+"""Functions by which a loss finds the pairs of one sample."""
 RULE = "each rank needs its own part of each batch"
 
 
@@ -348,12 +350,50 @@ def note_order(script: TrainingScript, call: ast.Call) -> list[str]:
             "divided batch, leave that out"
             for each in find_scaled_rates(script)
         )
+        notes += (
+            f"{script.at(each)} compares the samples of a batch with each other: each rank has "
+            "those of its own part, which is another loss. Gather the outputs of all ranks for it "
+            "(torch.distributed.nn.functional.all_gather)"
+            for each in find_comparisons(script)[:1]
+        )
     notes += (
         f"{script.at(each)} downloads, on all ranks at once: download once, before they start"
         for each in text.calls
         if any(one.arg == "download" and ast.unparse(one.value) == "True" for one in each.keywords)
     )
     return notes
+
+
+def find_comparisons(script: TrainingScript) -> list[ast.AST]:
+    """What compares all samples of a batch with each other, as a contrastive loss does: a product
+    with a transpose, or distances, in a function that also has the numbers of its rows."""
+    text, loop = script.text, script.loop
+    found = list[ast.AST]()
+    for place in (*script.called_in_step, *([loop] if loop else [])):
+        nodes = [*ast.walk(place)]
+        calls = {text.called(node) for node in nodes if isinstance(node, ast.Call)}
+        if calls & ROWS:
+            found += (node for node in nodes if is_comparison(script, node))
+    return found
+
+
+def is_comparison(script: TrainingScript, node: ast.AST) -> bool:
+    """Whether it is a product with the transpose of a name, or the distances of all pairs."""
+    text = script.text
+    if isinstance(node, ast.Call) and text.called(node) == "cdist":
+        return True
+    factors: list[ast.expr] = []
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        factors = [node.right]
+    elif isinstance(node, ast.Call) and text.called(node) in ("matmul", "mm"):
+        factors = [*node.args[-1:]]
+    for each in factors:
+        of = each.func if isinstance(each, ast.Call) else each
+        if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name):
+            dims = [ast.unparse(arg) for arg in each.args] if isinstance(each, ast.Call) else []
+            if of.attr in ("T", "t") or (of.attr == "transpose" and dims == ["0", "1"]):
+                return True
+    return False
 
 
 def find_scaled_rates(script: TrainingScript) -> list[ast.AST]:

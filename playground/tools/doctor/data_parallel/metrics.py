@@ -14,6 +14,7 @@ from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.text import Loop, find_results
+from playground.tools.doctor.data_parallel.trainings import take
 
 SHARING = "all_reduce", "reduce", "all_gather", "all_gather_object"
 """Calls by which ranks add up metrics, most often."""
@@ -27,6 +28,8 @@ BATCHES = ast.Call, ast.Dict, ast.DictComp, ast.Tuple, ast.List, ast.ListComp
 SUMMED = re.compile(r"==|\.eq\(|\bsum\(")
 OF_MODEL = re.compile(r"state_dict\(|parameters\(|\brange\(")
 """In what a loop walks: these are no samples."""
+TABLES = {"dict", "defaultdict", "Counter", "OrderedDict"}
+"""Functions that make a dictionary."""
 COUNTED = re.compile(r"\.size\(|\blen\(|\.shape\b|\.numel\(|^\d+$")
 """In what is added up: it is a sum over samples, not the mean of a batch."""
 
@@ -98,6 +101,7 @@ def reduce_training(script: TrainingScript) -> Iterator[Reduction]:
     if totals.names:
         saws.append(f"{', '.join(totals.names)} of {at} would be of one rank's samples only")
         lines += reduce_sums(script, loop, totals.sums, totals.lists, totals.loss)
+        lines += (line for each in totals.tables for line in reduce_table(script, loop, *each))
     others = [words for words, of_numbers in find_filled(script, loop).items() if not of_numbers]
     if others:
         saws.append(f"{', '.join(others)} of {at} would hold one rank's part only")
@@ -175,12 +179,14 @@ class Totals:
     lists: Sequence[str] = ()
     loss: str = ""
     """The last loss; empty if there are lists, or it is not used."""
+    tables: Sequence[tuple[str, bool]] = ()
+    """Dictionaries of sums, each with whether they are means per batch."""
 
     @property
     def names(self) -> list[str]:
         """Those whose values become the same on all ranks."""
         last = [self.loss] if self.loss and not self.sums else []
-        return [*self.lists, *(each for each, _ in self.sums), *last]
+        return [*self.lists, *(each for each, _ in (*self.sums, *self.tables)), *last]
 
 
 def find_totals(script: TrainingScript) -> Totals:
@@ -189,7 +195,8 @@ def find_totals(script: TrainingScript) -> Totals:
         return Totals()
     lists = [words for words, of_numbers in find_filled(script, script.loop).items() if of_numbers]
     loss = "" if lists else loss_after(script, script.loop)
-    return Totals([*find_sums(script, script.loop)], lists, loss)
+    tables = [*find_tables(script, script.loop)]
+    return Totals([*find_sums(script, script.loop)], lists, "" if tables else loss, tables)
 
 
 def find_sharing(script: TrainingScript) -> list[ast.Call]:
@@ -289,14 +296,58 @@ def add_up(
     ]
 
 
+def reduce_table(script: TrainingScript, loop: Loop, table: str, is_mean: bool) -> list[str]:
+    """The lines that add up over the ranks the sums in a dictionary, or take their means."""
+    total = script.text.fresh("totals")
+    of_all = f"({total} / {script.size})" if is_mean else total
+    values = f"[float(each) for each in {table}.values()]"
+    return [
+        f"{total} = torch.tensor({values}{tell_device(script, loop)})",
+        f"{script.dist}.all_reduce({total})",
+        f"{table} = dict(zip({table}, {of_all}.tolist()))",
+    ]
+
+
+def find_tables(script: TrainingScript, loop: ast.For) -> Iterator[tuple[str, bool]]:
+    """The dictionaries in which the loop adds up under changing keys, and that are used after it,
+    each with whether they hold means per batch."""
+    found = dict[str, bool]()
+    target: ast.expr
+    for node in ast.walk(loop):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+            target, added = node.target, node.value
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+            target, added = node.targets[0], node.value.right  # table[key] = table.get(key, 0) + x
+        else:
+            continue
+        if isinstance(target, ast.Subscript) and is_table(script, target.value):
+            words = ast.unparse(target.value)
+            is_own = isinstance(node, ast.AugAssign) or words in ast.unparse(node.value)
+            if is_own and not isinstance(target.slice, ast.Constant):
+                found[words] = not (is_over_samples(ast.unparse(added)) or script.summed_loss)
+    yield from ((words, each) for words, each in found.items() if script.is_used_after(words, loop))
+
+
+def is_table(script: TrainingScript, node: ast.expr) -> bool:
+    """Whether a name is set to a dictionary, once."""
+    made = take(script.text, node, {})
+    is_call = isinstance(made, ast.Call) and script.text.called(made) in TABLES
+    return is_call or isinstance(made, (ast.Dict, ast.DictComp))
+
+
 def find_sums(script: TrainingScript, loop: ast.For) -> Iterator[tuple[str, bool]]:
     """What the loop adds up and is used after it, and whether that is a mean per batch."""
     found = dict[str, bool]()
     for node in ast.walk(loop):
         if not (isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)):
             continue
-        words = ast.unparse(node.target)
-        if isinstance(node.target, (ast.Name, ast.Attribute)) and script.is_used_after(words, loop):
+        target, words = node.target, ast.unparse(node.target)
+        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+            used = ast.unparse(target.value) if is_table(script, target.value) else ""
+            words = script.text.code(target)
+        else:
+            used = words if isinstance(target, (ast.Name, ast.Attribute)) else ""
+        if used and script.is_used_after(used, loop):
             own = script.text.resolve(node.value) if isinstance(node.value, ast.Call) else None
             values = find_results(own) if own else [node.value]
             if not isinstance(node.value, ast.Constant):  # which counts batches
