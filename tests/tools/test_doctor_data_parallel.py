@@ -15,6 +15,7 @@ from fixtures import Ran, Run, Save
 from single_scripts import (
     ACCUMULATION,
     AMP,
+    BATCHES,
     DRAWN,
     ENDLESS,
     FUNCTIONS,
@@ -1087,17 +1088,75 @@ def test_results_in_lists_and_counts_of_tensors_are_of_all_ranks(save: Save, run
     assert "of 48 of 12" in after.out
 
 
-def test_a_stop_that_a_callback_sets_is_unknown() -> None:
+def test_a_stop_that_a_callback_sets_is_that_of_rank_0() -> None:
     leaves = "            if self.should_stop:\n                break\n"
     sets = "    def stop(self):\n        self.should_stop = True\n\n"
     source = shape(TRAINER).replace(
         "            self.history.append(total)\n",
         f"            self.history.append(total)\n{leaves}",
     )
-    part = stop_of(source.replace("    def save(", f"{sets}    def save("))
-    assert part.status is Status.UNKNOWN
+    set_later = source.replace("    def save(", f"{sets}    def save(")
+    part = stop_of(set_later)
+    assert part.status is Status.MISSING
     assert "leaves the loop by self.should_stop, which is set elsewhere" in part.saw
+    lines = (
+        "            decided = [self.should_stop]\n"
+        "            dist.broadcast_object_list(decided, 0)\n"
+        "            self.should_stop = decided[0]\n"
+    )
+    after = plan(set_later, "train.py").after
+    assert f"            self.history.append(total)\n{lines}{leaves}" in after
+    assert stop_of(after).status is Status.THERE
+    first = "            if not epoch:\n                pass\n            elif self.should"
+    other = set_later.replace("            if self.should", first)
+    part = stop_of(other)
+    assert (part.status, part.edits) == (Status.UNKNOWN, ())
+    assert part.notes[0].startswith("before it is asked for, on all ranks: `decided = [self.should")
     assert stop_of(source).status is Status.NOT_NEEDED
+
+
+CALLBACKS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+class Stop:
+    def __init__(self, patience):
+        self.patience = patience
+    def on_epoch(self, trainer, epoch):
+        if epoch >= self.patience and int(os.environ.get("RANK", 0)) == 0:
+            trainer.stop = True
+class Trainer:
+    def __init__(self, settings, callbacks):
+        self.settings, self.callbacks, self.stop = settings, callbacks, False
+        self.model = nn.Linear(4, 1)
+        self.optimizer = getattr(torch.optim, settings["kind"])(self.model.parameters(), lr=0.1)
+    def fit(self, loader):
+        for self.epoch in range(9):
+            for x in loader:
+                self.optimizer.zero_grad()
+                self.model(x).mean().backward()
+                self.optimizer.step()
+            for each in self.callbacks:
+                each.on_epoch(self, self.epoch)
+            if self.stop:
+                break
+def main():
+    settings = {"batch_size": 8, "kind": "SGD"}
+    loader = DataLoader(torch.ones(32, 4), settings["batch_size"], shuffle=True)
+    trainer = Trainer(settings, [Stop(2)])
+    trainer.fit(loader)
+    print("epochs", trainer.epoch)
+main()
+"""
+
+
+def test_ranks_stop_together_by_the_flag_of_rank_0(save: Save, run_it: Ran) -> None:
+    after = plan(CALLBACKS, "train.py").after
+    assert "            loader.sampler.set_epoch(self.epoch)\n" in after
+    assert 'DataLoader(train_set, settings["batch_size"] // dist.get_world_size(), ' in after
+    save(f"import os\n{after}")
+    done = run_it("train.py")
+    assert (done.code, done.err, done.out) == (0, "", "epochs 2\n")
 
 
 def test_two_loops_that_train_are_both_named() -> None:
@@ -1163,6 +1222,20 @@ def test_of_each_batch_of_a_sampler_a_rank_takes_a_part(made: str, shared: str) 
     notes = part_of(source, "sampler").notes
     assert "of a batch that the number of ranks does not divide, the rest is dropped" in notes[0]
     assert not any("draw the same order" in each for each in notes)
+
+
+def test_what_no_sampler_draws_from_is_drawn_apart() -> None:
+    """The sampler of batches draws from `random`, and dropout from torch."""
+    source = (
+        shape(BATCHES)
+        .replace("self.draws.sample", "random.sample")
+        .replace("nn.ReLU()", "nn.Dropout(0.1)")
+    )
+    source = source.replace("torch.manual_seed(0)\n", "torch.manual_seed(0)\nrandom.seed(0)\n")
+    after = plan(source, "train.py").after
+    assert "\ntorch.manual_seed(torch.initial_seed() + rank)\nfor epoch in" in after
+    assert after.count("random.seed(") == 1
+    assert "initial_seed" not in plan(source.replace("random.s", "torch.s"), "train.py").after
 
 
 def test_noise_in_what_forward_calls_is_drawn_apart() -> None:

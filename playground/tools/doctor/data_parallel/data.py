@@ -407,7 +407,7 @@ def tell_epoch(script: TrainingScript) -> Part:
     if epochs is None:
         return Part(name, Status.NOT_NEEDED, "no loop over epochs is seen: one pass needs none")
     loader = loader_in(script, epochs)
-    if not (loader and isinstance(epochs, ast.For) and isinstance(epochs.target, ast.Name)):
+    if not (loader and isinstance(epochs, ast.For) and text.key_of(epochs.target)):
         return Part(
             name,
             Status.UNKNOWN,
@@ -415,7 +415,7 @@ def tell_epoch(script: TrainingScript) -> Part:
             "it has the loader, is not seen: call loader.sampler.set_epoch(epoch) at "
             f"the beginning of each; {rule}",
         )
-    epoch = epochs.target.id
+    epoch = text.code(epochs.target)
     edits = []
     if epoch == "_":
         epoch = text.fresh("epoch")

@@ -241,8 +241,7 @@ class Wrapping:
         optimizers = [
             call
             for call in text.calls
-            if ".optim." in f".{text.dotted(call.func)}"
-            and "lr_scheduler" not in text.dotted(call.func)
+            if self.script.is_of_optim(call) and "lr_scheduler" not in text.dotted(call.func)
         ]
         inside = [node for call in optimizers for node in ast.walk(call)]
         named = {node.id for node in inside if isinstance(node, ast.Name)}

@@ -122,8 +122,15 @@ class TrainingScript:
     @cached_property
     def needs(self) -> list[ast.Call]:
         """The calls that need the process group."""
-        steps = [call for call in self.text.calls if ".optim." in f".{self.text.dotted(call.func)}"]
+        steps = [call for call in self.text.calls if self.is_of_optim(call)]
         return [*steps, *self.loaders, *([self.training.backward] if self.training else [])]
+
+    def is_of_optim(self, call: ast.Call) -> bool:
+        """Whether it calls what torch.optim has, by name or by `getattr(torch.optim, name)`."""
+        func = call.func
+        if isinstance(func, ast.Call) and self.text.called(func) == "getattr" and func.args:
+            return self.text.dotted(func.args[0]) == "torch.optim"
+        return ".optim." in f".{self.text.dotted(func)}"
 
     @cached_property
     def imports(self) -> list[ast.Import | ast.ImportFrom]:

@@ -110,12 +110,14 @@ def seed_apart(script: TrainingScript) -> tuple[list[Edit], list[str]]:
     """The lines, before the training, that give each rank numbers of its own where all ranks have
     one seed, and a step draws some; and why."""
     text, training = script.text, script.training
-    seeded, unseeded = find_seeds(script), find_unseeded(script)
+    kept = find_drawn_alike(script)
+    seeded = {name: calls for name, calls in find_seeds(script).items() if name not in kept}
+    unseeded = find_unseeded(script).keys() - kept
     seeds = [each for found in seeded.values() for each in found]
-    added = [name for each in unseeded if (name := name_library(script, each))]
+    added = [name for each in SEEDING if each in unseeded and (name := name_library(script, each))]
     drawn = find_drawn_in_step(script, {*seeded, *unseeded})
     loop = training and (training.epochs or training.batches)
-    if not ((seeds or added) and drawn and training and loop) or draws_alike(script):
+    if not ((seeds or added) and drawn and training and loop):
         return [], []
     if any(script.is_rank(node) for call in seeds for node in ast.walk(call)):
         return [], []
@@ -129,7 +131,8 @@ def seed_apart(script: TrainingScript) -> tuple[list[Edit], list[str]]:
         )
         return [], [note]
     place = text.statement_of(loop)
-    lines = [*seed_by_names(script, seeds, place)] or [*seed_anew(script, seeded, drawn)]
+    lines = [] if kept else [*seed_by_names(script, seeds, place)]
+    lines = lines or [*seed_anew(script, seeded, drawn)]
     lines += (f"{name}.{SEEDING[text.imports[name]]}({script.rank})" for name in added)
     if not lines:
         return [], [f"{why} on all: give each rank a seed of its own before {script.at(place)}"]
@@ -189,16 +192,25 @@ def tell_drawn(script: TrainingScript, call: ast.Call) -> str:
     return f"{script.text.code(call.func)} draws the same numbers"
 
 
-def draws_alike(script: TrainingScript) -> bool:
-    """Whether all ranks have to draw the same numbers in the training: batches, or an order."""
-    samplers = (
-        each.value
-        for call in script.loaders
-        for each in call.keywords
-        if each.arg in ("sampler", "batch_sampler")
-        if not any(map(script.is_distributed_sampler, script.text.makers(each.value)))
-    )
-    return bool(share_drawn(script)) or any(draws_itself(script, each) for each in samplers)
+def find_drawn_alike(script: TrainingScript) -> set[str]:
+    """The libraries of which all ranks have to draw the same numbers in the training: those from
+    which its batches, or their order, are drawn."""
+    text, found = script.text, set[str]()
+    if share_drawn(script):
+        return {*SEEDING}
+    for given in (each for call in script.loaders for each in call.keywords):
+        if given.arg not in ("sampler", "batch_sampler") or not draws_itself(script, given.value):
+            continue
+        made = text.makers(given.value)
+        if made and all(map(script.is_distributed_sampler, made)):
+            continue
+        owners = [
+            text.classes[name] for each in made if (name := text.called(each)) in text.classes
+        ]
+        calls = (node for each in owners for node in ast.walk(each) if isinstance(node, ast.Call))
+        libraries = {library for each in calls if (library := library_of(script, each))}
+        found |= libraries or {*SEEDING}
+    return found
 
 
 def reseed(script: TrainingScript, seed: ast.Call, place: ast.stmt) -> Iterator[str]:

@@ -129,8 +129,8 @@ class TrainingText:
 
     def operand(self, node: ast.expr) -> str:
         """The code of an expression, to stand beside an operator."""
-        is_simple = isinstance(node, (ast.Constant, ast.Name, ast.Attribute))
-        return self.code(node) if is_simple else f"({self.code(node)})"
+        simple = ast.Constant | ast.Name | ast.Attribute | ast.Subscript | ast.Call
+        return self.code(node) if isinstance(node, simple) else f"({self.code(node)})"
 
     def reach(self, *places: ast.AST) -> list[ast.AST]:
         """The script's own functions that are called in these places, and in each other, behind
