@@ -646,6 +646,68 @@ for epoch in range(3):
         optimizer.step()
 torch.save(model.state_dict(), "model.pt")
 """
+BATCHES = PLAIN.replace(
+    "loader = DataLoader(train_set, batch_size=8, shuffle=SHUFFLE)",
+    """class Buckets:
+    def __init__(self, count, size):
+        self.draws = random.Random(0)
+        self.batches = [range(first, first + size) for first in range(0, count, size)]
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.draws.sample(self.batches, len(self.batches)))
+
+
+loader = DataLoader(train_set, batch_sampler=Buckets(48, 8))""",
+).replace("import torch\n", "import random\n\nimport torch\n", 1)
+PROGRESS = f"""
+import csv
+import logging
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{DATA}
+logging.basicConfig(filename="train.log", level=logging.INFO)
+log = logging.getLogger("train")
+out = Path("losses.csv").open("w", newline="")
+table = csv.writer(out)
+loader = DataLoader(train_set, batch_size=8, shuffle=SHUFFLE)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def read_best(model):
+    model.load_state_dict(torch.load(Path("best.pt")))
+    return model
+
+
+best = float("inf")
+for epoch in range(3):
+    total = 0.0
+    for index, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+        if index % 2 == 0:
+            print(f"epoch {{epoch}} [{{index * len(x)}}/{{len(loader.dataset)}}]")
+            current = (index + 1) * len(x)
+            print("up to {{}}".format(current))
+    table.writerow([epoch, f"{{total:.4f}}"])
+    log.info("epoch %d", epoch)
+    if total < best:
+        best = total
+        torch.save(model.state_dict(), Path("best.pt"))
+out.close()
+model = read_best(model)
+print(Path("losses.csv").read_text().split())
+torch.save(model.state_dict(), "model.pt")
+"""
 SHAPES = {
     "a plain loop": PLAIN,
     "functions and main": FUNCTIONS,
@@ -667,4 +729,6 @@ SHAPES = {
     "a loop over phases": PHASES,
     "two trainings of one model, of other parameters": STAGES,
     "three loaders at once": TOGETHER,
+    "a sampler of batches": BATCHES,
+    "lines of progress, files of results, the best model read anew": PROGRESS,
 }

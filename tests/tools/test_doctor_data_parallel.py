@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import textwrap
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fixtures import Ran, Run, Save
 from single_scripts import (
     ACCUMULATION,
     AMP,
+    BATCHES,
     BOTH,
     DRAWN,
     ENDLESS,
@@ -396,6 +398,34 @@ def test_ranks_with_statistics_of_their_own_stop_together(save: Save, run_it: Ra
     assert done.out.count("early stop") == 1
 
 
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("torchvision.models.resnet18()", "torchvision.models.resnet18 makes a model with BatchNor"
+         "m, so that each rank normalises by its own part of the batch"),
+        ("torchvision.models.vgg16_bn()", "torchvision.models.vgg16_bn makes a model with BatchNor"
+         "m, so"),
+        ("nn.Sequential(torchvision.models.efficientnet_b0(), nn.Linear(9, 2))",
+         "torchvision.models.efficientnet_b0 makes a model with BatchNorm, so"),
+        ("timm.create_model('x')", "if timm.create_model makes a model with BatchNorm, each rank"),
+        ("Net()", "if Net makes a model with BatchNorm, each rank normalises by its own part"),
+        ("torchvision.models.get_model('x')", "if torchvision.models.get_model makes a model with"),
+        ("torchvision.models.vgg16()", ""),
+        ("torchvision.models.vit_b_16()", ""),
+        ("nn.Linear(4, 2)", ""),
+        ("nn.SyncBatchNorm.convert_sync_batchnorm(torchvision.models.resnet18())", ""),
+    ],
+)  # fmt: skip
+def test_a_model_of_another_file_may_have_batch_norm(made: str, told: str) -> None:
+    source = shape(PLAIN).replace("import torch\n", "import torch, torchvision, timm\n", 1)
+    source = re.sub(r"model = nn.Seq.*", f"model = {made}", source.replace("import nn\n", (
+        "import nn\nfrom net import Net\n"
+    ), 1))  # fmt: skip
+    notes = notes_of(source, "model")
+    assert len(notes) == bool(told)
+    assert all(each.split(": ", 1)[1].startswith(told) for each in notes)
+
+
 def test_what_a_model_has_of_its_own_on_each_rank_is_noted() -> None:
     norms = STOPS.replace("nn.Dropout(0.1)", "nn.BatchNorm1d(4)")
     [walks] = notes_of(norms, "metrics over ranks")
@@ -517,9 +547,9 @@ UNKNOWN = {
     "batches that are cut by hand": (OWN_BATCHES, "sampler", "walks a DataLoader is not seen"),
     "no loop": ("import torch\nx = torch.ones(1, requires_grad=True)\nx.backward()", "model",
                 "no loop over batches is seen"),
-    "a sampler of batches": (
-        shape(PLAIN).replace("batch_size=8, shuffle=False", "batch_sampler=[[0, 1], [2, 3]]"),
-        "sampler", "has a sampler that is not DistributedSampler",
+    "batches that are divided by rank": (
+        DIVIDED_BY_RANK.replace("mine, batch_size=10", "data, batch_sampler=Own(rank, size)"),
+        "sampler", "train.py:12 seems to divide",
     ),
     "one loader for all": (
         shape(PLAIN) + "for x, y in loader:\n    print(model(x))\n",
@@ -623,6 +653,138 @@ def test_a_print_that_only_makes_a_text_stays_one_line() -> None:
     )
 
 
+WRITTEN = """
+import torch
+from tensorboardX import SummaryWriter
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(48, 4), torch.zeros(48, dtype=torch.long))
+class Log:
+    def __init__(self, folder):
+        self.writer = SummaryWriter(folder) if folder else None
+    def show(self, name, value, step):
+        if self.writer is not None:
+            self.writer.add_scalar(name, value, step)
+def note(writer, model):
+    for name, value in model.named_parameters():
+        writer.add_histogram(name, value.sum().item(), 0)
+def main():
+    model, writer, log = nn.Linear(4, 2), SummaryWriter(log_dir="one"), Log("two")
+    loader = DataLoader(data, batch_size=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with SummaryWriter("three") as third:
+        for epoch in range(2):
+            for x, y in loader:
+                loss = nn.functional.cross_entropy(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            writer.add_scalar("loss", loss.item(), epoch)
+            log.show("loss", loss.item(), epoch)
+            third.add_scalar("loss", loss.item(), epoch)
+            note(writer, model)
+    writer.flush()
+    log.writer.close()
+if __name__ == "__main__":
+    main()
+"""
+TENSORBOARD = """
+import os
+class SummaryWriter:
+    def __init__(self, log_dir):
+        os.makedirs(log_dir, exist_ok=True)
+        self.file = open(f"{log_dir}/events.{os.getpid()}", "w")
+    def add_scalar(self, name, value, step):
+        print(name, f"{value:.4f}", step, file=self.file)
+    add_histogram = add_scalar
+    def flush(self): self.file.flush()
+    def close(self): self.file.close()
+    def __enter__(self): return self
+    def __exit__(self, *error): self.close()
+"""
+
+
+def test_a_log_is_written_by_rank_0_as_by_one_process(save: Save, run_it: Ran) -> None:
+    save(TENSORBOARD, "tensorboardX.py")
+    save(WRITTEN, "before.py")
+    after = plan(WRITTEN, "train.py").after
+    save(after, "after.py")
+    found = []
+    for size, name in ((1, "before.py"), (2, "after.py")):
+        done = run_it("-n", size, name)
+        assert (done.code, done.err) == (0, "")
+        files = sorted(Path().glob("*/events.*"))
+        assert len(files) == 3
+        found.append([each.read_text() for each in files])
+        for each in files:
+            each.unlink()
+    assert found[0] == found[1]
+    assert 'SummaryWriter(log_dir="one") if rank == 0 else None, Log("two")' in after
+    again = part_of(after, "logging and saving by rank 0")
+    assert (again.status, again.edits) == (Status.THERE, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        ("run = wandb.init(project='x')", "run = wandb.init(project='x', mode=None if rank == 0 "
+         'else "disabled")'),
+        ("wandb.init()\nwandb.log({'a': wandb.config.b})", "wandb.init(mode=None if rank == 0 else "
+         '"disabled")\nwandb.log({\'a\': wandb.config.b})'),
+        ("wandb.init(mode='offline')", "wandb.init(mode='offline' if rank == 0 else \"disabled\")"),
+        ("wandb.log({'a': 1})", "if rank == 0:\n    wandb.log({'a': 1})"),
+        ("mlflow.start_run()", "if rank == 0:\n    mlflow.start_run()"),
+        ("with mlflow.start_run() as run:\n    mlflow.pytorch.log_model(model, 'm')",
+         "with mlflow.start_run() if rank == 0 else contextlib.nullcontext() as run:\n"
+         "    if rank == 0:\n        mlflow.pytorch.log_model(model, 'm')"),
+        ("handler = logging.FileHandler('a.log')", "handler = logging.FileHandler('a.log' if rank "
+         "== 0 else os.devnull)"),
+        ("logging.basicConfig(level=10, filename='a.log')", "logging.basicConfig(level=10, "
+         "filename='a.log' if rank == 0 else os.devnull)"),
+        ("rows = csv.writer(Path('a').open('w'))", "rows = csv.writer(open(Path('a') if rank == 0 "
+         "else os.devnull, 'w'))"),
+        ("rows = open('a')", "rows = open('a')"),
+        ("for each in tqdm(loader): pass", "for each in tqdm(loader, disable=rank != 0): pass"),
+        ("bar = tqdm(total=48)", "bar = tqdm(total=48, disable=rank != 0)"),
+        ("figure.savefig('a.png')", "if rank == 0:\n    figure.savefig('a.png')"),
+    ],
+)  # fmt: skip
+def test_what_writes_or_shows_is_of_rank_0(line: str, changed: str) -> None:
+    head = "import csv, logging, mlflow, wandb\nfrom pathlib import Path\nfrom tqdm import tqdm\n"
+    silent = re.sub(r"    print.*\n", "", shape(PLAIN))
+    after = plan(f"{head}{silent}done = 1\n{line}\n", "train.py").after
+    assert f"\n{changed}\ndist.destroy_process_group()" in after
+    ast.parse(after)
+
+
+@pytest.mark.parametrize(
+    "use", ["folder = writer.log_dir", "evaluate(writer)", "state['writer'] = writer"]
+)
+def test_a_writer_that_other_ranks_need_is_noted(use: str) -> None:
+    head = "from torch.utils.tensorboard import SummaryWriter\nfrom other import evaluate\n"
+    source = f"{head}{shape(PLAIN)}writer = SummaryWriter()\nwriter.close()\n{use}\n"
+    found = plan(source, "train.py")
+    [note] = part_of(source, "logging and saving by rank 0").notes
+    assert note.startswith(
+        "train.py:27: each rank writes a log of its own to one folder, and train.py:29 needs it"
+    )
+    assert f"\nwriter = SummaryWriter()\nif rank == 0:\n    writer.close()\n{use}\n" in found.after
+
+
+def test_a_bar_of_all_samples_is_moved_by_those_of_all_ranks() -> None:
+    source = shape(PLAIN).replace("import torch\n", "from tqdm import tqdm\nimport torch\n", 1)
+    source = source.replace("    total = 0.0\n", "    total = 0.0\n    bar = tqdm(total=48)\n")
+    moved = source.replace("        total += ", "        bar.update(x.shape[0])\n        total += ")
+    after = plan(moved, "train.py").after
+    assert "        bar.update(x.shape[0] * dist.get_world_size())\n" in after
+    kept = moved.replace("x.shape[0]", "1").replace(
+        "print(f", "rows = 2 * len(x)\n    print(rows, f"
+    )
+    assert "bar.update(1)\n" in plan(kept, "train.py").after
+    assert "rows = 2 * len(x)\n" in plan(kept, "train.py").after
+
+
 def test_an_accelerator_is_a_gpu_and_an_image_is_a_file() -> None:
     source = SUMMED.replace(
         "import nn\n", "import nn\nfrom torchvision.utils import save_image\n", 1
@@ -630,6 +792,75 @@ def test_an_accelerator_is_a_gpu_and_an_image_is_a_file() -> None:
     after = plan(source, "train.py").after
     assert 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))' in after
     assert "    if rank == 0:\n        save_image(x, 'x.png')\n" in after
+
+
+RESUMED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+class Trainer:
+    def __init__(self, model, loader, path):
+        self.model, self.loader, self.path = model, loader, path
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def save(self):
+        torch.save(self.model.state_dict(), self.path)
+    def load(self):
+        self.model.load_state_dict(torch.load(self.path))
+    def fit(self):
+        for epoch in range(3):
+            for x in self.loader:
+                self.optimizer.zero_grad()
+                self.model(x).mean().backward()
+                self.optimizer.step()
+            self.save()
+        self.load()
+trainer = Trainer(nn.Linear(4, 1), DataLoader(torch.load("data.pt"), batch_size=4), "best.pt")
+trainer.fit()
+"""
+FOLDS = """
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+out = Path("out")
+data = torch.load("data.pt")
+for fold in range(2):
+    loader, model = DataLoader(data, batch_size=4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+    torch.save({"model": model.state_dict()}, out / f"{fold}.pt")
+    if fold:
+        state = torch.load(out / f"{fold}.pt")
+        model.load_state_dict(state["model"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        (RESUMED, "        dist.barrier()  # until rank 0 has written the file\n"
+         '        self.model.load_state_dict(torch.load(self.path, map_location="cpu"))\n'),
+        (FOLDS, "    dist.barrier()  # until rank 0 has written the file\n    if fold:\n"
+         '        state = torch.load(out / f"{fold}.pt", map_location="cpu")\n'),
+    ],
+)  # fmt: skip
+def test_ranks_wait_for_the_file_where_they_read_it(source: str, lines: str) -> None:
+    after = plan(source, "train.py").after
+    assert lines in after
+    assert after.count("barrier()") == 1
+    assert 'torch.load("data.pt")' in after  # which no rank saves
+
+
+def test_a_file_that_is_read_before_the_training_needs_no_wait() -> None:
+    early = RESUMED.replace("        self.load()\n", "").replace(
+        "        for epoch", "        self.load()\n        for epoch"
+    )
+    after = plan(early, "train.py").after
+    assert "barrier" not in after
+    assert 'torch.load(self.path, map_location="cpu")' in after
 
 
 def test_data_that_no_rank_saves_is_read_as_it_is() -> None:
@@ -731,6 +962,33 @@ def test_what_a_step_draws_is_drawn_by_a_seed_of_each_rank() -> None:
     assert "rank)" not in plan(unseeded, "a.py").after.replace("get_rank()", "")
 
 
+def test_a_seed_without_a_name_where_the_training_begins_is_made_anew(
+    save: Save, run_it: Ran
+) -> None:
+    """Each library's new seed comes from its old one."""
+    local = SEEDED.replace(
+        "def main():\n    set_seed(3)\n", "def main():\n    set_seed(3)\n    fit()"
+    )
+    local = local.replace("    fit()    loader", "    fit()\n\ndef fit():\n    loader")
+    local = local.replace("    set_seed(3)\n", "    seed = 3\n    set_seed(seed)\n")
+    local = local.replace(
+        "            model(x).mean()",
+        "            print(x[0, 0].item())\n            model(x).mean()",
+    )
+    after = plan(local, "train.py").after
+    lines = (
+        "    torch.manual_seed(torch.initial_seed() + rank)\n"
+        "    random.seed(random.randrange(2**32) + rank)\n"
+        "    for epoch in"
+    )
+    assert lines in after
+    save(after.replace("if rank == 0:", "if True:"))
+    done = run_it("train.py")
+    assert done.code == 0, done.err
+    drawn = done.out.split()
+    assert len({*drawn}) == len(drawn) == 2 * 24
+
+
 def test_data_and_splits_are_drawn_by_one_seed() -> None:
     unseeded = SEEDED.replace("    set_seed(3)\n", "    order = np.random.permutation(64)\n")
     found = plan(unseeded, "train.py")
@@ -756,7 +1014,11 @@ def test_data_that_each_round_draws_keep_one_seed() -> None:
     )
     ast.parse(folds)
     assert "set_seed(3 + rank)" not in plan(folds, "train.py").after
-    assert any("seed with seed + rank before" in each for each in notes_of(folds, "model"))
+    [note] = notes_of(folds, "model")
+    assert note.endswith(
+        "in each round, seed with seed before train.py:22, which all ranks have to draw alike, and "
+        "with seed + rank before the training"
+    )
 
 
 def test_a_bad_batch_is_left_by_all_ranks() -> None:
@@ -921,8 +1183,8 @@ def test_sums_in_a_dictionary_are_of_all_ranks(save: Save, run_it: Ran) -> None:
     )
     source = source.replace(
         "        total += loss.item()\n",
-        "        total += loss.item()\n        for name, part in {'a': loss, 'b': 2 * loss}.items():\n"
-        "            sums[name] = sums.get(name, 0.0) + part.item()\n"
+        "        total += loss.item()\n        both = {'a': loss, 'b': 2 * loss}\n"
+        "        for name, part in both.items():\n            sums[name] = sums.get(name, 0.0) + part.item()\n"
         "        counts['right'] += len(y)\n        counts['loss'] += loss.item()\n",
     ).replace(
         "{total / len(loader):.6f}", "{sums['b'] / 6:.5f} {counts['right']} {counts['loss']:.4f}"
@@ -972,17 +1234,75 @@ def test_a_model_that_makes_its_optimizer_is_wrapped() -> None:
     assert "cross_entropy(ddp(x), y)" in plan(source, "train.py").after
 
 
-def test_a_stop_that_a_callback_sets_is_unknown() -> None:
+def test_a_stop_that_a_callback_sets_is_that_of_rank_0() -> None:
     leaves = "            if self.should_stop:\n                break\n"
     sets = "    def stop(self):\n        self.should_stop = True\n\n"
     source = shape(TRAINER).replace(
         "            self.history.append(total)\n",
         f"            self.history.append(total)\n{leaves}",
     )
-    part = stop_of(source.replace("    def save(", f"{sets}    def save("))
-    assert part.status is Status.UNKNOWN
+    set_later = source.replace("    def save(", f"{sets}    def save(")
+    part = stop_of(set_later)
+    assert part.status is Status.MISSING
     assert "leaves the loop by self.should_stop, which is set elsewhere" in part.saw
+    lines = (
+        "            decided = [self.should_stop]\n"
+        "            dist.broadcast_object_list(decided, 0)\n"
+        "            self.should_stop = decided[0]\n"
+    )
+    after = plan(set_later, "train.py").after
+    assert f"            self.history.append(total)\n{lines}{leaves}" in after
+    assert stop_of(after).status is Status.THERE
+    first = "            if not epoch:\n                pass\n            elif self.should"
+    other = set_later.replace("            if self.should", first)
+    part = stop_of(other)
+    assert (part.status, part.edits) == (Status.UNKNOWN, ())
+    assert part.notes[0].startswith("before it is asked for, on all ranks: `decided = [self.should")
     assert stop_of(source).status is Status.NOT_NEEDED
+
+
+CALLBACKS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+class Stop:
+    def __init__(self, patience):
+        self.patience = patience
+    def on_epoch(self, trainer, epoch):
+        if epoch >= self.patience and int(os.environ.get("RANK", 0)) == 0:
+            trainer.stop = True
+class Trainer:
+    def __init__(self, settings, callbacks):
+        self.settings, self.callbacks, self.stop = settings, callbacks, False
+        self.model = nn.Linear(4, 1)
+        self.optimizer = getattr(torch.optim, settings["kind"])(self.model.parameters(), lr=0.1)
+    def fit(self, loader):
+        for self.epoch in range(9):
+            for x in loader:
+                self.optimizer.zero_grad()
+                self.model(x).mean().backward()
+                self.optimizer.step()
+            for each in self.callbacks:
+                each.on_epoch(self, self.epoch)
+            if self.stop:
+                break
+def main():
+    settings = {"batch_size": 8, "kind": "SGD"}
+    loader = DataLoader(torch.ones(32, 4), settings["batch_size"], shuffle=True)
+    trainer = Trainer(settings, [Stop(2)])
+    trainer.fit(loader)
+    print("epochs", trainer.epoch)
+main()
+"""
+
+
+def test_ranks_stop_together_by_the_flag_of_rank_0(save: Save, run_it: Ran) -> None:
+    after = plan(CALLBACKS, "train.py").after
+    assert "            loader.sampler.set_epoch(self.epoch)\n" in after
+    assert 'DataLoader(train_set, settings["batch_size"] // dist.get_world_size(), ' in after
+    save(f"import os\n{after}")
+    done = run_it("train.py")
+    assert (done.code, done.err, done.out) == (0, "", "epochs 2\n")
 
 
 def test_each_of_two_loops_that_train_has_a_wrapper_of_its_own() -> None:
@@ -1035,6 +1355,47 @@ def test_a_sampler_that_is_made_in_the_call_is_shared_with_one_seed() -> None:
     ast.parse(after)
     made = "RandomSampler(train_set, generator=torch.Generator().manual_seed(0)), rank,"
     assert f"sampler=Share(torch.utils.data.{made}" in after
+
+
+@pytest.mark.parametrize(
+    ("made", "shared"),
+    [
+        ("[[0, 1], [2, 3]]", "[[0, 1], [2, 3]]"),
+        (
+            "BatchSampler(RandomSampler(train_set), 8, drop_last=True)",
+            "BatchSampler(RandomSampler(train_set, generator=torch.Generator().manual_seed(0)), 8, "
+            "drop_last=True)",
+        ),
+    ],
+)
+def test_of_each_batch_of_a_sampler_a_rank_takes_a_part(made: str, shared: str) -> None:
+    source = shape(PLAIN).replace("batch_size=8, shuffle=False", f"batch_sampler={made}")
+    source = source.replace("import DataLoader", "import BatchSampler, DataLoader, RandomSampler")
+    after = plan(source, "train.py").after
+    assert f"batch_sampler=Share({shared}, rank, dist.get_world_size())" in after
+    found: dict[str, type] = {}
+    exec(after[after.index("class Share") : after.index("loader =")], found)
+    batches = [range(5), [5, 6, 7, 8], (9,)]
+    parts = [[*found["Share"](batches, rank, 2)] for rank in range(2)]
+    assert parts == [[[0, 2], [5, 7]], [[1, 3], [6, 8]]]
+    assert len(found["Share"](batches, 0, 2)) == 3
+    notes = part_of(source, "sampler").notes
+    assert "of a batch that the number of ranks does not divide, the rest is dropped" in notes[0]
+    assert not any("draw the same order" in each for each in notes)
+
+
+def test_what_no_sampler_draws_from_is_drawn_apart() -> None:
+    """The sampler of batches draws from `random`, and dropout from torch."""
+    source = (
+        shape(BATCHES)
+        .replace("self.draws.sample", "random.sample")
+        .replace("nn.ReLU()", "nn.Dropout(0.1)")
+    )
+    source = source.replace("torch.manual_seed(0)\n", "torch.manual_seed(0)\nrandom.seed(0)\n")
+    after = plan(source, "train.py").after
+    assert "\ntorch.manual_seed(torch.initial_seed() + rank)\nfor epoch in" in after
+    assert after.count("random.seed(") == 1
+    assert "initial_seed" not in plan(source.replace("random.s", "torch.s"), "train.py").after
 
 
 def test_noise_in_what_forward_calls_is_drawn_apart() -> None:

@@ -43,10 +43,30 @@ class {name}:
 
 
 '''
+SHARE_OF_BATCHES = '''\
+class {name}:
+    """The part of each batch of one rank, of batches that all ranks draw alike: every rank has as
+    many indices, and what is left over is dropped."""
+
+    def __init__(self, batches, rank, size):
+        self.batches, self.rank, self.size = batches, rank, size
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        for batch in map(list, self.batches):
+            if part := batch[self.rank : len(batch) // self.size * self.size : self.size]:
+                yield part
+
+
+'''
 OF_TENSORS = {"torch", "numpy", "itertools", "random", "math"}
 """Packages from whose functions batches are tensors, if the script draws them itself."""
 DRAWS = {"RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}
 """torch's samplers that draw from the generator which they are given."""
+KEEPS = {"BatchSampler", "SequentialSampler"}
+"""Those that draw nothing."""
 
 
 def share_stream(
@@ -54,41 +74,60 @@ def share_stream(
 ) -> Iterator[Edit]:
     """The changes of a DataLoader of a stream: of samples that follow each other, every rank takes
     one."""
-    code = script.text.code(data)
-    yield from put_in_share(script, call, data, SHARE, whole_code=code, base=base)
+    yield from put_in_share(script, call, data, SHARE, base=base)
 
 
 def share_indices(script: TrainingScript, call: ast.Call, sampler: ast.expr) -> Iterator[Edit]:
     """The changes of a DataLoader with a sampler: of indices that follow each other, every rank
     takes one. All ranks draw the same."""
-    seed, code = "generator=torch.Generator().manual_seed(0)", script.text.code(sampler)
-    for made in script.text.makers(sampler):
+    yield from seed_draws(script, sampler)
+    yield from put_in_share(script, call, sampler, SHARE_OF_INDICES)
+
+
+def share_batches(script: TrainingScript, call: ast.Call, batches: ast.expr) -> Iterator[Edit]:
+    """The changes of a DataLoader with a sampler of batches: of each batch, every rank takes a
+    part. All ranks draw the same."""
+    yield from seed_draws(script, batches)
+    yield from put_in_share(script, call, batches, SHARE_OF_BATCHES)
+
+
+def seed_draws(script: TrainingScript, sampler: ast.expr) -> Iterator[Edit]:
+    """The changes by which torch's samplers draw the same on all ranks."""
+    for made in find_samplers(script, sampler):
         is_seeded = any(each.arg == "generator" for each in made.keywords)
         if script.text.called(made) in DRAWS and not is_seeded:
-            if made is sampler:
-                code = f"{code.rstrip()[:-1].rstrip().rstrip(',')}, {seed})"
-            else:
-                yield script.add_argument(made, seed)
-    yield from put_in_share(script, call, sampler, SHARE_OF_INDICES, whole_code=code)
+            yield script.add_argument(made, "generator=torch.Generator().manual_seed(0)")
+
+
+def draws_itself(script: TrainingScript, sampler: ast.expr) -> bool:
+    """Whether it may draw from a generator that it is not given."""
+    names = {script.text.called(each) for each in find_samplers(script, sampler)}
+    is_listed = isinstance(sampler, ast.List | ast.Tuple)
+    return not is_listed and not (names and names <= {*DRAWS, *KEEPS})
+
+
+def find_samplers(script: TrainingScript, sampler: ast.expr) -> list[ast.Call]:
+    """The calls that make a sampler, and those that make what a BatchSampler is given."""
+    text, found = script.text, [*script.text.makers(sampler)]
+    for made in found:
+        if text.called(made) == "BatchSampler":
+            given = (*made.args, *(each.value for each in made.keywords))
+            found += (one for each in given for one in text.makers(each) if one not in found)
+    return found
 
 
 def put_in_share(
-    script: TrainingScript,
-    call: ast.Call,
-    whole: ast.expr,
-    text: str,
-    whole_code: str,
-    **names: str,
+    script: TrainingScript, call: ast.Call, whole: ast.expr, text: str, **names: str
 ) -> Iterator[Edit]:
-    """The changes that put an argument of a call, by its code, into a class of this text, added
-    above."""
+    """The changes that put an argument of a call into a class of this text, added above."""
     name = script.text.fresh("Share")
     *_, place, _ = script.text.climb(call)  # a statement of the module itself
     above = [place, *getattr(place, "decorator_list", ())]
     first = min(getattr(each, "lineno", 0) for each in above)
     yield Edit((first, 0), (first, 0), text.format(name=name, **names))
-    words = f"{name}({whole_code}, {script.rank}, {script.size})"
-    yield replace_node(whole, words)
+    begin, end = replace_node(whole, "").start, replace_node(whole, "").end
+    yield Edit(begin, begin, f"{name}(")
+    yield Edit(end, end, f", {script.rank}, {script.size})")
 
 
 def share_unpacked(script: TrainingScript, unpacked: ast.expr, data: ast.expr) -> Edit:

@@ -7,12 +7,13 @@ import ast
 from collections.abc import Collection, Iterator
 
 from playground.tools.doctor.data_parallel.batches import (
-    DRAWS,
     divide_unpacked,
+    draws_itself,
     find_division_of_drawn,
     find_elsewhere,
     list_names,
     list_unpacked,
+    share_batches,
     share_drawn,
     share_indices,
     share_stream,
@@ -137,21 +138,24 @@ def divide_own_sampler(script: TrainingScript) -> Part | None:
     """Of a DataLoader that is given a sampler."""
     if not (found := find_own_sampler(script)):
         return None
-    text, call = script.text, script.loaders[0]
-    made = text.makers(found.value)
+    call, whole = script.loaders[0], found.value
+    if by := script.find_division(whole):
+        return say_divided(script, by)
     saw = f"{script.at(call)} has a sampler that is not DistributedSampler: {RULE}"
-    if found.arg == "batch_sampler":
-        return unknown(
-            f"{saw}, so let it yield of each batch every {script.size}-th index, from "
-            f"{script.rank} on. All ranks must draw the same batches"
-        )
     notes = note_order(script, call)
-    if not all(text.called(each) in DRAWS for each in made) or not made:
+    if found.arg == "batch_sampler":
+        edits = [*share_batches(script, call, whole)]
+        notes[0] = (
+            "each rank has a part of each batch, so the learning rate and the number of steps "
+            "stay; of a batch that the number of ranks does not divide, the rest is dropped"
+        )
+    else:
+        edits = [*share_indices(script, call, whole), *divide_batch(script, call)]
+    if draws_itself(script, whole):
         notes.append(
             "all ranks have to draw the same order: let the sampler draw from a "
             "torch.Generator().manual_seed(0) of its own"
         )
-    edits = [*share_indices(script, call, found.value), *divide_batch(script, call)]
     return Part(NAME, Status.MISSING, saw, edits, notes)
 
 

@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before, replace_node
@@ -18,6 +19,18 @@ from playground.tools.doctor.data_parallel.text import (
 )
 
 NORMS = "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"
+SYNCED = "convert_sync_batchnorm", "SyncBatchNorm"
+NORMED = re.compile(
+    r"(deeplabv3|densenet|efficientnet|fcn_|googlenet|inception|lraspp|maxvit|mc3_|mnasnet|mobilenet"
+    r"|r2plus1d|r3d_|regnet|resnet|resnext|s3d|shufflenet|wide_resnet)|vgg\d+_bn$"
+)
+"""The names of torchvision's models with BatchNorm."""
+NOT_NORMED = re.compile(
+    r"(torch|transformers|peft|copy)\.(?!hub\.)|torchvision\.(?!models\.get_model\.)"
+)
+"""What makes other models, of which none has a BatchNorm that the text does not show."""
+OF_HUB = "torch.hub.load", "timm.create_model"
+"""What makes a model by its name."""
 FILLS = {"apply"}
 """Methods that give a model other values, which may be random."""
 TO_MODULE = {"train", "eval", "parameters", "zero_grad", "named_parameters"}
@@ -72,8 +85,8 @@ def note_model(script: TrainingScript, models: Iterable[ast.expr]) -> Iterator[s
         for each in find_unfreezing(script)[:1]
     )
     yield from (
-        f"{script.at(each)}: each rank normalises by its own part of the batch. To normalise by "
-        f"the whole on GPUs, add before the wrapper: {model} = "
+        f"{script.at(each)}: {tell_norms(script, each)}each rank normalises by its own part of the "
+        f"batch. To normalise by the whole on GPUs, add before the wrapper: {model} = "
         f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({model})"
         for model, each in find_normalised(script, models)
     )
@@ -126,10 +139,12 @@ def can_leave_out(script: TrainingScript, threads: Sequence[ast.Call]) -> bool:
 def find_normalised(
     script: TrainingScript, models: Iterable[ast.expr]
 ) -> Iterator[tuple[str, ast.Call]]:
-    """The models that may have BatchNorm, with their first layer of it: of a model of the script's
-    own class, one that the class makes, or a class that it makes."""
-    text = script.text
-    norms = text.find_calls(*NORMS)
+    """The models that may have BatchNorm, with their first layer of it, or what makes a model of
+    another package: of a model of the script's own class, one that the class makes, or a class that
+    it makes."""
+    text, norms = script.text, find_norms_apart(script)
+    if text.find_calls(*SYNCED):
+        return
     for model in models:
         left: list[ast.AST] = []
         for made in text.makers(model):
@@ -138,15 +153,46 @@ def find_normalised(
             calls = (node for node in ast.walk(each) if isinstance(node, ast.Call))
             inner = (text.classes.get(text.called(call)) or text.resolve(call) for call in calls)
             left += [one for one in dict.fromkeys(inner) if one and one not in left]
-        own = [norm for norm in norms if any(norm in ast.walk(each) for each in left)]
+        inside = [node for each in left for node in ast.walk(each) if isinstance(node, ast.Call)]
+        own = [norm for norm in norms if norm in inside]
+        own += (call for call in inside if text.dotted(call.func) in OF_HUB)
+        own += (made for made in text.makers(model) if is_of_elsewhere(script, made))
         if own or (norms and not left):
             yield ast.unparse(model), (own or norms)[0]
 
 
+def is_of_elsewhere(script: TrainingScript, made: ast.Call) -> bool:
+    """Whether a model is made in another file, or by a package that is not known to have none with
+    BatchNorm."""
+    text = script.text
+    is_own = text.resolve(made) is not None or text.called(made) in text.classes
+    return not (is_own or NOT_NORMED.match(f"{text.dotted(made.func)}."))
+
+
+def tell_norms(script: TrainingScript, each: ast.Call) -> str:
+    """What is said of BatchNorm where the text does not name it."""
+    text = script.text
+    if text.called(each) in NORMS:
+        return ""
+    words = text.code(each.func)
+    if is_normed(script, each):
+        return f"{words} makes a model with BatchNorm, so that "
+    return f"if {words} makes a model with BatchNorm, "
+
+
+def is_normed(script: TrainingScript, call: ast.Call) -> bool:
+    """Whether it makes a model of torchvision's with BatchNorm."""
+    package, _, name = script.text.dotted(call.func).rpartition(".")
+    return package.startswith("torchvision.models") and bool(NORMED.match(name))
+
+
 def find_norms_apart(script: TrainingScript) -> list[ast.Call]:
-    """The BatchNorm layers whose statistics each rank has of its own."""
-    found = script.text.find_calls(*NORMS)
-    return [] if script.text.find_calls("convert_sync_batchnorm") else found
+    """The BatchNorm layers whose statistics each rank has of its own, and what makes a model of
+    torchvision's that has some."""
+    if script.text.find_calls(*SYNCED):
+        return []
+    made = (call for call in script.text.calls if is_normed(script, call))
+    return [*script.text.find_calls(*NORMS), *made]
 
 
 def is_parameter(function: Function, name: str) -> bool:
@@ -199,8 +245,7 @@ class Wrapping:
         optimizers = [
             call
             for call in text.calls
-            if ".optim." in f".{text.dotted(call.func)}"
-            and "lr_scheduler" not in text.dotted(call.func)
+            if self.script.is_of_optim(call) and "lr_scheduler" not in text.dotted(call.func)
         ]
         inside = [node for call in optimizers for node in ast.walk(call)]
         named = {node.id for node in inside if isinstance(node, ast.Name)}

@@ -7,8 +7,16 @@ from collections.abc import Iterator, Sequence
 
 from playground.tools.doctor.data_parallel.edits import Edit, put_under, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
+from playground.tools.doctor.data_parallel.progress import count_all, show_bars_on_first
 from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.text import Function
+from playground.tools.doctor.data_parallel.writers import (
+    disable_on_others,
+    find_runs,
+    find_writers,
+    make_on_first,
+    note_writer,
+)
 
 PLAIN = {
     *("abs", "enumerate", "float", "format", "int", "items", "item", "join", "len", "max", "min"),
@@ -20,27 +28,40 @@ PLAIN = {
 def find_logging(script: TrainingScript) -> Part:
     """What prints, logs and saves: only rank 0 may."""
     name, text = "logging and saving by rank 0", script.text
+    runs, writers = find_runs(script), find_writers(script)
     found = [
-        node for node in ast.walk(text.tree) if isinstance(node, ast.stmt) and script.is_log(node)
+        node
+        for node in ast.walk(text.tree)
+        if isinstance(node, ast.stmt) and script.is_log(node)
+        if not (runs and is_of_wandb(script, node))  # whose runs are disabled on other ranks
     ]
-    apart = [each for each in found if not script.is_for_first(each)]
-    opened = [
-        each for each in text.calls if script.opens_to_write(each) and not script.is_for_first(each)
-    ]
-    if not found and not opened:
-        return Part(name, Status.NOT_NEEDED, "no print, save or log is seen")
-    if not apart and not opened:
-        return Part(name, Status.THERE, f"{script.at(found[0])} is under a condition on the rank")
+    found += [each for writer in writers for each in writer.statements]
+    apart = [each for each in dict.fromkeys(found) if not script.is_for_first(each)]
     notes = list[str]()
     edits = [
         *log_on_first(script, apart, notes),
-        *write_on_first(script, opened),
+        *(one for each in runs for one in disable_on_others(script, each)),
+        *(one for each in writers for one in make_on_first(script, each)),
+        *write_on_first(script),
         *show_bars_on_first(script),
-        *make_folders_once(script),
     ]
+    notes += (note_writer(script, each) for each in writers if each.other)
+    if not (edits or notes):
+        if found or runs:
+            first = script.at((found or runs)[0])
+            return Part(name, Status.THERE, f"{first} is under a condition on the rank")
+        saw = "no print, save or log is seen"
+        return Part(name, Status.NOT_NEEDED, saw, [*make_folders_once(script)])
     status = Status.MISSING if edits else Status.UNKNOWN
     saw = "all ranks would print, and write one file at once"
+    edits += [*make_folders_once(script), *count_all(script)]
     return Part(name, status, saw, edits, notes)
+
+
+def is_of_wandb(script: TrainingScript, statement: ast.stmt) -> bool:
+    assert isinstance(statement, ast.Expr)
+    assert isinstance(statement.value, ast.Call)
+    return script.text.dotted(statement.value.func).startswith("wandb.")
 
 
 def log_on_first(
@@ -56,20 +77,19 @@ def log_on_first(
         yield from put_under(condition, first.lineno, last.end_lineno or 0, indent)
 
 
-def write_on_first(script: TrainingScript, opened: Sequence[ast.Call]) -> Iterator[Edit]:
-    """The changes by which other ranks write these files to nowhere."""
-    for call in opened:
-        if call.args:
-            file = call.args[0]
-            words = f"{script.text.code(file)} if {script.rank_at(call)} == 0 else os.devnull"
+def write_on_first(script: TrainingScript) -> Iterator[Edit]:
+    """The changes by which other ranks write files to nowhere."""
+    for call in script.text.calls:
+        file = None if script.is_for_first(call) else script.find_written(call)
+        if file is None or any(map(script.is_rank, ast.walk(file))):
+            continue
+        words = f"{script.text.code(file)} if {script.rank_at(call)} == 0 else os.devnull"
+        if isinstance(call.func, ast.Attribute) and call.func.value is file:  # path.open("w")
+            given = call.args[0] if call.args else call.keywords[0]
+            begin, first = (call.lineno, call.col_offset), replace_node(given, "").start
+            yield Edit(begin, first, f"open({words}, ")
+        else:
             yield replace_node(file, words)
-
-
-def show_bars_on_first(script: TrainingScript) -> Iterator[Edit]:
-    """The changes by which only rank 0 shows bars of progress."""
-    for bar in script.text.find_calls("tqdm", "trange"):
-        if bar.args and not any(each.arg == "disable" for each in bar.keywords):
-            yield script.add_argument(bar, f"disable={script.rank_at(bar)} != 0")
 
 
 def make_folders_once(script: TrainingScript) -> Iterator[Edit]:
@@ -80,11 +100,7 @@ def make_folders_once(script: TrainingScript) -> Iterator[Edit]:
             continue
         if text.dotted(call.func) == "os.mkdir":
             yield replace_node(call.func, "os.makedirs")
-        if call.args or call.keywords:
-            yield script.add_argument(call, "exist_ok=True")
-        else:
-            end = call.end_lineno or 0, (call.end_col_offset or 0) - 1
-            yield Edit(end, end, "exist_ok=True")
+        yield script.add_argument(call, "exist_ok=True")
 
 
 def group(

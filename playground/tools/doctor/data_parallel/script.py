@@ -24,17 +24,22 @@ from playground.tools.doctor.data_parallel.trainings import Training, find_train
 
 FIRST = re.compile(r"rank|main_process|is_main|is_master", re.IGNORECASE)
 """In a condition: only one rank does it."""
-LOGS = {"print", "add_scalar", "add_scalars", "add_image", "add_histogram", "add_text"}
+LOGS = {
+    *("print", "add_scalar", "add_scalars", "add_image", "add_images", "add_histogram", "add_text"),
+    *("add_figure", "add_graph", "add_hparams", "add_video", "add_pr_curve"),
+}
 WRITES_OUT = {"sys.stdout.write", "sys.stderr.write", "tqdm.tqdm.write", "tqdm.auto.tqdm.write"}
 """Functions that print, besides those named `LOGS`."""
 SAVES = {
     *("save", "savefig", "save_image", "save_pretrained", "savetxt", "savez"),
-    *("imsave", "write_jpeg", "write_png"),
+    *("imsave", "write_jpeg", "write_png", "export"),
 }
 SAVERS = "torch.", "torchvision.", "matplotlib.", "numpy."
 """Packages whose functions of these names save."""
-WRITES = {"to_csv", "write_bytes", "write_text"}
+WRITES = {"savefig", "save_pretrained", "to_csv", "write_bytes", "write_text"}
 """Methods that write a file which they open themselves."""
+MODE = re.compile(r"[wax]b?t?\+?")
+"""The mode of a file that is opened to write."""
 MOVES_FILES = {
     *(f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "move")),
     *(f"os.{name}" for name in ("link", "remove", "rename", "replace", "symlink", "unlink")),
@@ -42,7 +47,7 @@ MOVES_FILES = {
 NOT_DATA = {"cuda", "device", "manual_seed", "print", "to"}
 """Calls that get a rank, and divide no data by it."""
 LOGGERS = re.compile(
-    r"(wandb|mlflow)\.\w+$|log(ging|ger)?\.(log\w*|debug|info|warn|warning|error|critical|exception)$",
+    r"(wandb|mlflow)\.[\w.]+$|log(ging|ger)?\.(log\w*|debug|info|warn|warning|error|critical|exception)$",
     re.IGNORECASE,
 )
 """Calls that log: `logging.basicConfig` and `log.setLevel` print nothing."""
@@ -128,9 +133,16 @@ class TrainingScript:
     @cached_property
     def needs(self) -> list[ast.Call]:
         """The calls that need the process group."""
-        steps = [call for call in self.text.calls if ".optim." in f".{self.text.dotted(call.func)}"]
+        steps = [call for call in self.text.calls if self.is_of_optim(call)]
         loaders = [one for each in self.choose() for one in each.loaders]
         return [*steps, *loaders, *(each.backward for each in self.trainings)]
+
+    def is_of_optim(self, call: ast.Call) -> bool:
+        """Whether it calls what torch.optim has, by name or by `getattr(torch.optim, name)`."""
+        func = call.func
+        if isinstance(func, ast.Call) and self.text.called(func) == "getattr" and func.args:
+            return self.text.dotted(func.args[0]) == "torch.optim"
+        return ".optim." in f".{self.text.dotted(func)}"
 
     @cached_property
     def imports(self) -> list[ast.Import | ast.ImportFrom]:
@@ -398,12 +410,11 @@ class TrainingScript:
 
     def add_argument(self, call: ast.Call, words: str) -> Edit:
         """One more argument, behind the last."""
-        last = max(
-            (
-                (each.end_lineno or 0, each.end_col_offset or 0)
-                for each in (*call.args, *(one.value for one in call.keywords))
-            ),
-        )
+        given = [*call.args, *(one.value for one in call.keywords)]
+        if not given:
+            end = call.end_lineno or 0, (call.end_col_offset or 0) - 1
+            return Edit(end, end, words)
+        last = max((each.end_lineno or 0, each.end_col_offset or 0) for each in given)
         return Edit(last, last, f", {words}")
 
     def is_log(self, node: ast.stmt) -> bool:
@@ -412,7 +423,7 @@ class TrainingScript:
             return False
         name, dotted = self.text.called(node.value), self.text.dotted(node.value.func)
         return (
-            (name in LOGS and (name != "print" or self.text.resolve(node.value) is None))
+            (name in LOGS and self.text.resolve(node.value) is None)
             or dotted in WRITES_OUT
             or dotted in MOVES_FILES
             or name in WRITES
@@ -420,11 +431,24 @@ class TrainingScript:
             or bool(LOGGERS.search(dotted))
         )
 
-    def opens_to_write(self, call: ast.Call) -> bool:
-        """Whether it is `open`, of a file that is written."""
-        given = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "mode")]
-        modes = [each.value for each in given if isinstance(each, ast.Constant)]
-        return self.text.dotted(call.func) == "open" and str(*modes)[:1] in {"w", "a", "x"}
+    def find_written(self, call: ast.Call) -> ast.expr | None:
+        """The name of the file that a call opens to write: of `open`, its method of a path, or a
+        handler of logging. None for other calls."""
+        dotted, given = (
+            self.text.dotted(call.func),
+            {each.arg: each.value for each in call.keywords},
+        )
+        if dotted.startswith("logging.") and dotted.endswith(("FileHandler", ".basicConfig")):
+            first = call.args[:1] if dotted.endswith("Handler") else []
+            return next(iter(first), given.get("filename"))
+        is_path = isinstance(call.func, ast.Attribute) and call.func.attr == "open"
+        given_mode = call.args[:1] if is_path else call.args[1:2]
+        mode = next(iter(given_mode), given.get("mode"))
+        if not (isinstance(mode, ast.Constant) and MODE.fullmatch(str(mode.value))):
+            return None
+        if isinstance(call.func, ast.Attribute) and is_path:
+            return call.func.value
+        return next(iter(call.args), None) if dotted == "open" else None
 
     def has_attribute_after(self, words: str, loop: Loop) -> bool:
         """Whether an attribute of an expression is taken after the loop, in its function:

@@ -4,12 +4,13 @@ apart, as the masks of dropout. Does not import torch."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
-from playground.tools.doctor.data_parallel.batches import DRAWS, share_drawn
+from playground.tools.doctor.data_parallel.batches import draws_itself, share_drawn
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before
 from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.text import Loop, find_results
+from playground.tools.doctor.data_parallel.trainings import Training
 
 SEEDS = {
     "torch.manual_seed": "torch",
@@ -20,6 +21,12 @@ SEEDS = {
 """Calls that seed a library's numbers."""
 SEEDING = {"torch": "manual_seed", "numpy": "random.seed", "random": "seed"}
 """How each library is seeded, behind its name."""
+AGAIN = {
+    "torch": "initial_seed()",
+    "numpy": "random.randint(2**31 - 1)",
+    "random": "randrange(2**32)",
+}
+"""What gives a number that comes from the seed of each, behind its name."""
 SEEDS_ALL = {"seed_everything", "set_seed"}
 """Functions of other packages that seed them all."""
 DROPS = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "dropout"}
@@ -104,42 +111,69 @@ def seed_apart(script: TrainingScript) -> tuple[list[Edit], list[str]]:
     """The lines, before the training, that give each rank numbers of its own where all ranks have
     one seed, and a step draws some; and why."""
     text, training = script.text, script.training
-    seeded = find_seeds(script)
+    kept = find_drawn_alike(script)
+    seeded = {name: calls for name, calls in find_seeds(script).items() if name not in kept}
+    unseeded = find_unseeded(script).keys() - kept
     seeds = [each for found in seeded.values() for each in found]
-    unseeded = find_unseeded(script)
-    added = [name for each in unseeded if (name := name_library(script, each))]
+    added = [name for each in SEEDING if each in unseeded and (name := name_library(script, each))]
     drawn = find_drawn_in_step(script, {*seeded, *unseeded})
     loop = training and (training.epochs or training.batches)
-    if not ((seeds or added) and drawn and loop) or draws_alike(script):
+    if not ((seeds or added) and drawn and training and loop):
         return [], []
     if any(script.is_rank(node) for call in seeds for node in ast.walk(call)):
         return [], []
     at = f" ({script.at(seeds[-1])})" if seeds else ""
-    why = f"{script.at(drawn)}: with one seed on all ranks{at}, {tell_drawn(script, drawn)} on all"
-    place = text.statement_of(loop)
-    lines = dict.fromkeys(each for call in seeds for each in reseed(script, call, place))
-    for name in added:
-        lines[f"{name}.{SEEDING[text.imports[name]]}({script.rank})"] = None
-    if not lines or is_drawn_again(script, place):
+    why = f"{script.at(drawn[0])}: with one seed on all ranks{at}, {tell_drawn(script, drawn[0])}"
+    if again := find_drawn_again(script, training):
         seed = text.code(seeds[-1].args[0]) if seeds and seeds[-1].args else "0"
-        return [], [f"{why}: seed with {seed} + {script.rank} before the training begins"]
-    edit = add_before(place.lineno, script.indent_of(place), *lines)
-    return [edit], [f"{why}: each gets a seed of its own"]
+        note = (
+            f"{why} on all: in each round, seed with {seed} before {script.at(again)}, which all "
+            f"ranks have to draw alike, and with {seed} + {script.rank} before the training"
+        )
+        return [], [note]
+    place = text.statement_of(loop)
+    lines = [] if kept else [*seed_by_names(script, seeds, place)]
+    lines = lines or [*seed_anew(script, seeded, drawn)]
+    lines += (f"{name}.{SEEDING[text.imports[name]]}({script.rank})" for name in added)
+    if not lines:
+        return [], [f"{why} on all: give each rank a seed of its own before {script.at(place)}"]
+    edit = add_before(place.lineno, script.indent_of(place), *dict.fromkeys(lines))
+    return [edit], [f"{why} on all: each gets a seed of its own"]
 
 
-def is_drawn_again(script: TrainingScript, place: ast.stmt) -> bool:
-    """Whether a loop around the training draws its data, or a split of them, in each round."""
-    around = [each for each in script.text.climb(place) if isinstance(each, Loop)]
-    return any(
-        bool(library_of(script, call)) and not runs_in_step(script, call)
-        for loop in around
-        for call in ast.walk(loop)
-        if isinstance(call, ast.Call)
-    )
+def seed_by_names(
+    script: TrainingScript, seeds: Sequence[ast.Call], place: ast.stmt
+) -> Iterator[str]:
+    """The lines at a place that seed as all these calls do, with the rank added; none if one of
+    them has no name there."""
+    lines = [[*reseed(script, each, place)] for each in seeds]
+    if all(lines):
+        yield from (line for each in lines for line in each)
 
 
-def find_drawn_in_step(script: TrainingScript, seeded: set[str]) -> ast.Call | None:
-    """What draws numbers of a library that is seeded, for a step, or a sample."""
+def seed_anew(
+    script: TrainingScript, seeded: Collection[str], drawn: Sequence[ast.Call]
+) -> Iterator[str]:
+    """The lines that seed each library by a number that comes from its seed, with the rank added:
+    torch, which seeds a DataLoader's workers, and those that are drawn from."""
+    used = {"torch", *(library_of(script, each) for each in drawn)}
+    for library in SEEDING:
+        if library in used and library in seeded and (name := name_library(script, library)):
+            yield f"{name}.{SEEDING[library]}({name}.{AGAIN[library]} + {script.rank})"
+
+
+def find_drawn_again(script: TrainingScript, training: Training) -> ast.Call | None:
+    """What draws its data, or a split of them, in each round of a loop around the training."""
+    inner = (training.batches, training.epochs)
+    around = [each for each in training.path if isinstance(each, Loop) and each not in inner]
+    places = script.text.reach(*around) if around else []
+    calls = (node for each in places for node in ast.walk(each) if isinstance(node, ast.Call))
+    drawn = (each for each in calls if library_of(script, each))
+    return next((each for each in drawn if not runs_in_step(script, each)), None)
+
+
+def find_drawn_in_step(script: TrainingScript, seeded: set[str]) -> list[ast.Call]:
+    """What draws numbers of a library that is seeded, for a step, or a sample, by line."""
     text = script.text
 
     def is_drawn(call: ast.Call) -> bool:
@@ -150,7 +184,7 @@ def find_drawn_in_step(script: TrainingScript, seeded: set[str]) -> ast.Call | N
         is_noise = library_of(script, call) in seeded and runs_in_step(script, call)
         return is_noise and not text.is_without_gradients(call)
 
-    return next(filter(is_drawn, sorted(text.calls, key=lambda each: each.lineno)), None)
+    return sorted(filter(is_drawn, text.calls), key=lambda each: each.lineno)
 
 
 def tell_drawn(script: TrainingScript, call: ast.Call) -> str:
@@ -159,21 +193,25 @@ def tell_drawn(script: TrainingScript, call: ast.Call) -> str:
     return f"{script.text.code(call.func)} draws the same numbers"
 
 
-def draws_alike(script: TrainingScript) -> bool:
-    """Whether all ranks have to draw the same numbers in the training: batches, or an order."""
-    own = [
-        made
-        for call in script.loaders
-        for each in call.keywords
-        if each.arg in ("sampler", "batch_sampler")
-        for made in script.text.makers(each.value)
-    ]
-    others = [
-        each
-        for each in own
-        if not (script.text.called(each) in DRAWS or script.is_distributed_sampler(each))
-    ]
-    return bool(share_drawn(script) or others)
+def find_drawn_alike(script: TrainingScript) -> set[str]:
+    """The libraries of which all ranks have to draw the same numbers in the training: those from
+    which its batches, or their order, are drawn."""
+    text, found = script.text, set[str]()
+    if share_drawn(script):
+        return {*SEEDING}
+    for given in (each for call in script.loaders for each in call.keywords):
+        if given.arg not in ("sampler", "batch_sampler") or not draws_itself(script, given.value):
+            continue
+        made = text.makers(given.value)
+        if made and all(map(script.is_distributed_sampler, made)):
+            continue
+        owners = [
+            text.classes[name] for each in made if (name := text.called(each)) in text.classes
+        ]
+        calls = (node for each in owners for node in ast.walk(each) if isinstance(node, ast.Call))
+        libraries = {library for each in calls if (library := library_of(script, each))}
+        found |= libraries or {*SEEDING}
+    return found
 
 
 def reseed(script: TrainingScript, seed: ast.Call, place: ast.stmt) -> Iterator[str]:

@@ -48,7 +48,7 @@ def list_imports(script: TrainingScript, parts: Collection[Part]) -> list[str]:
     changed = {part.name for part in parts if part.edits}
     lines = [edit.text for part in parts for edit in part.edits]
     needed = {f"import torch.distributed as {script.dist}": "torch.distributed"}
-    for module in ("torch", "os"):
+    for module in ("torch", "os", "contextlib"):
         if any(re.search(rf"\b{module}\.", line) for line in lines):
             needed = {f"import {module}": module} | needed
     if "model" in changed:

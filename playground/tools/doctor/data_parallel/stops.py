@@ -51,18 +51,37 @@ def find_stop(script: TrainingScript) -> Part:
             return Part(NAME, Status.THERE, f"{script.at(shared[0])} brings ranks together")
         return share(script, loop, leaves, values, verb)
     if found := find_flag(script, loop):
-        leaves, flag = found
-        saw = (
-            f"{script.at(leaves)} leaves the loop by {flag}, which is set elsewhere: if that comes "
-            f"from what a rank measures, broadcast it from rank 0 first"
-        )
-        return Part(NAME, Status.UNKNOWN, saw)
+        return share_flag(script, loop, *found)
     return none
 
 
-def find_flag(script: TrainingScript, loop: Loop) -> tuple[ast.stmt, str] | None:
+def share_flag(
+    script: TrainingScript, loop: Loop, leaves: ast.stmt, test: ast.If | ast.While, flag: str
+) -> Part:
+    """The part of a script that leaves the loop by an attribute that is set elsewhere: all ranks
+    take that of rank 0 where it is asked for."""
+    if shared := script.text.find_calls(*AGREE):
+        return Part(NAME, Status.THERE, f"{script.at(shared[0])} brings ranks together")
+    saw = (
+        f"{script.at(leaves)} leaves the loop by {flag}, which is set elsewhere, maybe by what a "
+        "rank measures: one would stop alone, and the others wait forever. Broadcast it from rank "
+        "0 first"
+    )
+    lines = lines_to_share(script, loop, flag)
+    around = [each for each in script.text.climb(test) if is_inside(script, each, loop)]
+    is_plain = isinstance(test, ast.If) and not any(isinstance(each, ast.If) for each in around)
+    if is_plain and script.stands_alone(test):
+        edit = add_before(test.lineno, script.indent_of(test), *lines)
+        return Part(NAME, Status.MISSING, saw, [edit])
+    note = f"before it is asked for, on all ranks: `{'; '.join(lines)}`"
+    return Part(NAME, Status.UNKNOWN, saw, notes=[note])
+
+
+def find_flag(
+    script: TrainingScript, loop: Loop
+) -> tuple[ast.stmt, ast.If | ast.While, str] | None:
     """A statement that leaves the loop by an attribute that a method sets later, as a callback
-    does; and that attribute."""
+    does; its condition, and that attribute."""
     set_later = {
         target.attr
         for node in ast.walk(script.text.tree)
@@ -82,7 +101,7 @@ def find_flag(script: TrainingScript, loop: Loop) -> tuple[ast.stmt, str] | None
             continue
         for node in ast.walk(test.test):
             if isinstance(node, ast.Attribute) and node.attr in set_later:
-                return leaves, ast.unparse(node)
+                return leaves, test, ast.unparse(node)
     return None
 
 

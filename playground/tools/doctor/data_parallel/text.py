@@ -108,10 +108,8 @@ class TrainingText:
 
     def operand(self, node: ast.expr) -> str:
         """The code of an expression, to stand beside an operator."""
-        is_simple = isinstance(
-            node, (ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.Subscript)
-        )
-        return self.code(node) if is_simple else f"({self.code(node)})"
+        simple = ast.Constant | ast.Name | ast.Attribute | ast.Subscript | ast.Call
+        return self.code(node) if isinstance(node, simple) else f"({self.code(node)})"
 
     def reach(self, *places: ast.AST) -> list[ast.AST]:
         """The script's own functions that are called in these places, and in each other, behind
@@ -274,10 +272,8 @@ class TrainingText:
         found: dict[Key, list[ast.expr | None]] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, (ast.Name, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
-                around = self.parents[node]
-                value = around.value if isinstance(around, (ast.Assign, ast.AnnAssign)) else None
                 if key := self.key_of(node):
-                    found.setdefault(key, []).append(value)
+                    found.setdefault(key, []).append(self.find_setting(node))
             elif isinstance(node, ast.arg):
                 function = self.function_of(node)
                 sites = [each for each in self.calls if function and self.resolve(each) is function]
@@ -285,6 +281,18 @@ class TrainingText:
                 given = [self.bind_all(each).get(key) for each in sites]
                 found.setdefault(key, []).extend(given or [None])
         return found
+
+    def find_setting(self, target: ast.expr) -> ast.expr | None:
+        """What an assignment sets its target to; None if it is of another statement."""
+        around = self.parents[target]
+        if isinstance(around, (ast.Assign, ast.AnnAssign)):
+            return around.value
+        whole = self.parents[around]
+        if isinstance(around, ast.Tuple) and isinstance(whole, ast.Assign):
+            values = getattr(whole.value, "elts", [])
+            is_one_each = around in whole.targets and len(values) == len(around.elts)
+            return values[around.elts.index(target)] if is_one_each else None
+        return None
 
     def assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple):
