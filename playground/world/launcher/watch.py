@@ -125,7 +125,10 @@ class WorldWatch:
 
     def explain(self, failure: PlaygroundError) -> PlaygroundError:
         """The failure, with the diagnosis of the flight recorders."""
-        found = self.examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
+        stacks = failure.others if isinstance(failure, RankFailed) else {}
+        if isinstance(failure, RankTimeout):
+            stacks = failure.stacks
+        found = self.examiner.explain(stacks)
         if found and found.kind != Kind.LOST:  # that a rank has failed is what the failure says
             failure.diagnosis = found
         return failure
