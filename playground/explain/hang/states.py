@@ -315,7 +315,7 @@ class RankState:
     """How it ended, if it is dead: "was killed by SIGKILL"; what it raised, if it has failed."""
 
     def find_caller(self, one: Operation) -> str:
-        """The function of torch in which the program has come to its operation, if it stands there,
-        and that function has another name: "get_model_state_dict" of an all_gather."""
-        is_there = self.stack[:1] == (one.line,) and one.name not in OF_DDP
-        return self.called if is_there and self.called not in (one.name, f"i{one.name}") else ""
+        """The function of torch in which the program has come to its collective, if it stands
+        there, and that function has another name: "get_model_state_dict" of an all_gather."""
+        is_there = self.stack[:1] == (one.line,) and self.called != one.name
+        return self.called if is_there and one.kind == COLLECTIVE and one.name not in OF_DDP else ""

@@ -34,9 +34,9 @@ NEVER_SEEN = (
     "what is printed or logged, but for sums over one rank's samples that the script's text shows; "
     "how large the loss is"
 )
-NOTHING_CALLED = (
-    "nothing was checked: no call of torch.distributed, no model in DistributedDataParallel, and "
-    "no step of an optimizer was seen"
+NOTHING_SEEN = (
+    "no collective, no message, no model in DistributedDataParallel, and no step of an optimizer "
+    "was"
 )
 HIDING = "replicas that drift apart hide other mistakes: run it again when this is fixed"
 
@@ -67,7 +67,7 @@ def say_nothing_wrong(facts: Sequence[RankFacts]) -> str:
         return "nothing wrong was seen: no optimizer made a step"
     failed = [each.rank for each in facts if each.state == FAILED]
     before = f" before {name_ranks(failed)} failed" if failed else ""
-    return "; ".join([f"{NOTHING_CALLED}{before}", *explain_unknown(facts)])
+    return "; ".join([f"nothing was checked: {NOTHING_SEEN} seen{before}", *explain_unknown(facts)])
 
 
 def say_looks(facts: Sequence[RankFacts]) -> Iterator[str]:
