@@ -130,6 +130,15 @@ class Preempted(PlaygroundError):
 
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 """How backends say that an operation took too long."""
+
+
+def has_timed_out(traceback: str) -> bool:
+    """Whether the exception of this traceback, or one below it, says that an operation took too
+    long. The lines of the code, which are indented, may name a timeout in any failure."""
+    said = (line for line in traceback.splitlines() if not line.startswith("  "))
+    return any(map(TIMED_OUT.search, said))
+
+
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|"
     r"Pair is not connected(?= \(.* <--> \[[\d.:a-f]+\])"

@@ -81,7 +81,7 @@ def test_a_right_script_is_told_nothing_but_what_was_looked_at(script: str, run_
     hints = run_cli("run", "-n", 2, "--check", "hints", script)
     assert (certain.code, hints.code) == (0, 0), certain.err + hints.err
     assert certain.err == ""
-    assert "nothing wrong was seen: 8 steps of optimizers were compared" in hints.err
+    assert "no silent mistake was seen: 8 steps of optimizers were compared" in hints.err
 
 
 METRIC = """
@@ -125,7 +125,7 @@ def test_of_a_run_that_calls_nothing_it_is_said_that_nothing_was_checked(
     Path("empty.py").write_text(f"import time\n{script}\n", encoding="utf-8")
     said = " ".join(run_cli("run", "-n", 2, "--check", "hints", "empty.py").err.split())
     assert f"nothing was checked: {NOTHING_SEEN} {end}" in said
-    assert "nothing wrong" not in said
+    assert "no silent mistake" not in said
     assert "looked at" not in said
 
 
@@ -283,4 +283,4 @@ def test_of_a_rank_that_sends_nothing_nothing_is_said(tmp_path: Path) -> None:
 def test_a_lesson_is_checked_too(run_cli: Run) -> None:
     ran = run_cli("p2p", "--check", "hints")
     assert ran.code == 0, ran.err
-    assert "nothing wrong was seen: no optimizer made a step" in ran.err
+    assert "no silent mistake was seen: no optimizer made a step" in ran.err

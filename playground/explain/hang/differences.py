@@ -64,6 +64,8 @@ UNSHARED_CALL = (
     "{more} If not, {otherwise}"
 )
 """The cure where a call from a line that the others have not called from meets another call."""
+LISTS = ", and to broadcast_object_list lists of the same length"
+"""What is added where calls may be its."""
 UNEQUAL_STEPS = "have ranks unequal numbers of batches, or does one leave the loop early?"
 MOST_EXTRA = 64
 """Largest number of calls of one rank that are looked for among those of another."""
@@ -238,6 +240,8 @@ def find_cure(kind: Kind, met: Mapping[int, Operation], states: Iterable[RankSta
     """The cure. Where different calls meet, and one is from a line that the other ranks have never
     called from, it may be under a condition; if they have, it has come too early. Of several such
     calls, the program comes to the first one first."""
+    if kind == Kind.SHAPES and all(map(may_be_lengths, met.values())):
+        return f"{kind.cure}{LISTS}"
     if kind not in (Kind.BESIDE_DDP, Kind.COLLECTIVES):
         return kind.cure
     known = {state.rank: state for state in states if state.rank in met}
@@ -264,6 +268,11 @@ def find_cure(kind: Kind, met: Mapping[int, Operation], states: Iterable[RankSta
         more=ask_for_group(met[callers[0]], callers, known),
         otherwise=UNEQUAL_STEPS if is_early else Kind.COLLECTIVES.cure,
     )  # fmt: skip
+
+
+def may_be_lengths(call: Operation) -> bool:
+    """Whether it may be what broadcast_object_list sends first: how long each object is."""
+    return (call.name, call.dtype, len(call.shape)) == ("broadcast", "int64", 1)
 
 
 def ask_for_group(call: Operation, callers: Sequence[int], known: Mapping[int, RankState]) -> str:

@@ -62,9 +62,9 @@ def tell_all(
 def say_nothing_wrong(facts: Sequence[RankFacts]) -> str:
     """What was seen, where nothing wrong was."""
     if any(each.looks for each in facts):
-        return f"nothing wrong was seen: {count_steps(facts)} were compared"
+        return f"no silent mistake was seen: {count_steps(facts)} were compared"
     if any(each.has_calls or each.has_events for each in facts):
-        return "nothing wrong was seen: no optimizer made a step"
+        return "no silent mistake was seen: no optimizer made a step"
     failed = [each.rank for each in facts if each.state == FAILED]
     before = f" before {name_ranks(failed)} failed" if failed else ""
     return "; ".join([f"nothing was checked: {NOTHING_SEEN} seen{before}", *explain_unknown(facts)])

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from playground.base.errors import (
     FAILS,
-    TIMED_OUT,
     Deadlock,
     PeerDisconnected,
     PlaygroundError,
@@ -18,6 +17,7 @@ from playground.base.errors import (
     RankFailed,
     RankTimeout,
     StoreFailed,
+    has_timed_out,
 )
 from playground.explain.hang import Kind
 from playground.explain.hang.activity import BETWEEN_LOOKS, compare
@@ -158,7 +158,7 @@ class WorldWatch:
         assert first
         if self.bare and isinstance(first, RankFailed) and first.refusal:
             return self.find_refusal() or first
-        if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
+        if isinstance(first, RankFailed) and has_timed_out(first.traceback):
             self.note_others(first)
         return first
 

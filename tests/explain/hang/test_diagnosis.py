@@ -28,7 +28,7 @@ from playground.base.untrusted import unpickle
 from playground.base.wrapping import PREFIX, wrap_sentence
 from playground.explain.hang import NEW_GROUP, Doing, Kind, Operation, RankState
 from playground.explain.hang.diagnosis import diagnose, explain_failure
-from playground.explain.hang.differences import find_mismatch
+from playground.explain.hang.differences import LISTS, find_mismatch
 from playground.explain.hang.states import (
     AWAITED,
     BACKWARD,
@@ -539,6 +539,17 @@ def test_counts_tell_the_cause_only_where_they_leave_no_other() -> None:
     )
     for others in (((3, 2, 0), (3, 3, 0)), ((0, 3, 0), (0, 3, 0)), ((3, 3, 0), (2, 3, 0))):
         assert "is it under a condition on the rank?" in cure(*others)
+
+
+@pytest.mark.parametrize(("dtype", "more"), [("int64", LISTS), ("float32", "")])
+def test_of_lists_of_unequal_lengths_the_cure_names_the_function_that_takes_them(
+    dtype: str, more: str
+) -> None:
+    lengths = collective("broadcast", peer=0, dtype=dtype)
+    states = [call((replace(lengths, shape=(rank + 1,)), 3), rank=rank) for rank in range(2)]
+    found = find_mismatch(states)
+    assert found
+    assert found.cure == f"{Kind.SHAPES.cure}{more}"
 
 
 def test_every_rank_s_shape_is_told_and_only_once() -> None:
