@@ -84,6 +84,7 @@ class Print:
     names: tuple[str, ...]
 
 
+@cache
 def find_print(path: str, line: int) -> Print | None:
     """Where the program prints on one rank what its loop at this line has added up; None if that is
     not seen, or ranks may have brought it together."""
