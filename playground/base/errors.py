@@ -76,8 +76,19 @@ class RankFailed(PlaygroundError):
         """What the program itself says it cannot do: the message of its `assert`, with the line, or
         of its `sys.exit`."""
 
+    @property
+    def headline(self) -> str:
+        own, first = self.own_headline, super().headline
+        return own if own.startswith(first) else first
+
+    @property
+    def own_headline(self) -> str:
+        """What this rank has done, in one line."""
+        return f"rank {self.rank} of {self.size} {self.reason}".partition("\n")[0]
+
     def __str__(self) -> str:
-        head = f"rank {self.rank} of {self.size} {self.reason}"
+        _, line, more = self.reason.partition("\n")
+        head = wrap_sentence(self.own_headline, at_spaces=True) + line + more
         told = join_paragraphs(format_outcomes(self.outcomes), format_stacks(self.others))
         own = join_paragraphs(head, self.traceback, told)
         lost = LOST_PEER.search(self.reason)
@@ -119,6 +130,15 @@ class Preempted(PlaygroundError):
 
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 """How backends say that an operation took too long."""
+
+
+def has_timed_out(traceback: str) -> bool:
+    """Whether the exception of this traceback, or one below it, says that an operation took too
+    long. The lines of the code, which are indented, may name a timeout in any failure."""
+    said = (line for line in traceback.splitlines() if not line.startswith("  "))
+    return any(map(TIMED_OUT.search, said))
+
+
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|"
     r"Pair is not connected(?= \(.* <--> \[[\d.:a-f]+\])"

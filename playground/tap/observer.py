@@ -75,6 +75,10 @@ class Observer:
     def batch_loaded(self, iterator: Any, batch: Any) -> None:
         """An iterator of a data loader returns a batch."""
 
+    def called_from_outside(self, operation: str) -> None:
+        """A function of torch.distributed was called for a group that this rank is not in: torch
+        warns, and does nothing."""
+
     def file_saved(self, file: Any, saved: Any) -> None:
         """`torch.save` has written this into a file, given by its path or open."""
 

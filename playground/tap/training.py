@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from playground.base.upstream import batch_iterator
 from playground.tap.observer import Observer
 from playground.tap.replacement import Replacement, calling
+
+OUTSIDE = "Running {} on global rank {} which does not belong to the given group."
+"""torch's own warning, which names the line that calls its function: that would be ours."""
 
 
 class Training:
@@ -28,6 +33,7 @@ class Training:
             (batch_iterator(), "__next__"): self.load_batch,
             (torch, "save"): self.save_file,
             (torch, "load"): self.load_file,
+            (distributed_c10d, "_warn_not_in_group"): self.warn_from_outside,
         }
         self.replacements = [
             Replacement(*place, calling(each)) for place, each in stand_ins.items()
@@ -60,6 +66,11 @@ class Training:
         for each in self.observers:
             each.batch_loaded(iterator, batch)
         return batch
+
+    def warn_from_outside(self, real: Callable[..., Any], operation: str) -> None:
+        for each in self.observers:
+            each.called_from_outside(operation)
+        warnings.warn(OUTSIDE.format(operation, torch.distributed.get_rank()), stacklevel=3)
 
     def save_file(
         self, real: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any

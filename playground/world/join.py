@@ -19,11 +19,11 @@ import torch.distributed as dist
 
 from playground.base import signals
 from playground.base.errors import (
-    TIMED_OUT,
     Deadlock,
     PeerDisconnected,
     PlaygroundError,
     RankFailed,
+    has_timed_out,
 )
 from playground.explain.hang.hooks import hooks
 from playground.world import backends
@@ -145,7 +145,7 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
         why = failed.headline
         if isinstance(failed, RankFailed):
             why = failed.reason.removeprefix("failed: ")
-            if TIMED_OUT.search(failed.traceback):
+            if has_timed_out(failed.traceback):
                 failed.diagnosis = watch.explain()
         watch.report(Loss([watch.env.rank], f"failed on {socket.gethostname()}: {why}"))
     else:  # by one that has ended as it should

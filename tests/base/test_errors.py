@@ -21,8 +21,9 @@ from playground.base.errors import (
     RendezvousTimeout,
     StoreFailed,
     UsageError,
+    has_timed_out,
 )
-from playground.base.wrapping import wrap_sentence
+from playground.base.wrapping import PREFIX, WIDTH, wrap_sentence
 from playground.explain.hang import Kind
 from playground.explain.hang.wording import Diagnosis
 
@@ -85,6 +86,21 @@ def test_ranks_that_have_not_answered_are_named_where_others_have(
     stacks: dict[int, str], who: str
 ) -> None:
     assert f"no sign of life for 3 s from {who}" in RankTimeout(4, 3, stacks).headline
+
+
+def test_a_long_headline_is_wrapped_where_it_is_shown_and_nowhere_else() -> None:
+    words = f"failed: RuntimeError: {'no backend ' * 12}for it"
+    failure = RankFailed(1, 2, f"{words}\nsecond line", "Traceback: …")
+    assert failure.headline == f"rank 1 of 2 {words}"
+    *head, second, last = str(failure).splitlines()
+    assert (" ".join(head), second, last) == (failure.headline, "second line", "Traceback: …")
+    assert len(PREFIX + head[0]) <= WIDTH >= max(map(len, head))
+
+
+def test_a_timeout_is_what_the_exception_says_and_not_what_the_code_does() -> None:
+    code = 'Traceback:\n  File "a.py", line 3, in <module>\n    init(timeout=timeout)\n'
+    assert not has_timed_out(f"{code}OSError: no host")
+    assert has_timed_out(f"{code}RuntimeError: Timed out waiting 4000ms")
 
 
 def test_others_stand_below_the_failure_with_what_the_recorders_say() -> None:

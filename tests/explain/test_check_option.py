@@ -23,7 +23,7 @@ from playground.explain.right.gathering import receive_logs
 from playground.explain.right.log import ENDED
 from playground.explain.right.observer import checked
 from playground.explain.right.reading import read_ranks
-from playground.explain.right.report import HIDING
+from playground.explain.right.report import HIDING, NOTHING_SEEN
 from playground.explain.right.rules import find_mistakes
 from playground.explain.right.run import NOT_CERTAIN
 from playground.site.texts import CHAPTERS
@@ -81,7 +81,53 @@ def test_a_right_script_is_told_nothing_but_what_was_looked_at(script: str, run_
     hints = run_cli("run", "-n", 2, "--check", "hints", script)
     assert (certain.code, hints.code) == (0, 0), certain.err + hints.err
     assert certain.err == ""
-    assert "nothing wrong was seen: 8 steps of optimizers were compared" in hints.err
+    assert "no silent mistake was seen: 8 steps of optimizers were compared" in hints.err
+
+
+METRIC = """
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group()
+data = [*range(8)]
+right = 0
+for batch in DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=False)):
+    right += (batch % 2 == 0).sum().item()
+if dist.get_rank() == 0:
+    print("accuracy", right / 4)
+dist.destroy_process_group()
+"""
+
+
+def test_a_sum_of_one_rank_s_samples_that_it_prints_is_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("metric.py").write_text(METRIC, encoding="utf-8")
+    told = run_cli("run", "-n", 2, "--check", "hints", "metric.py")
+    silent = run_cli("run", "-n", 2, "metric.py")
+    assert (told.code, silent.code, silent.err) == (0, 0, ""), told.err
+    said = " ".join(told.err.split())
+    assert (
+        "perhaps wrong [S11-printed]: metric.py:11 prints what one rank has added up of its own "
+        "samples: right (ranks 0-1)." in said
+    )
+    assert "nothing adds up over the ranks (metric.py:8)." in said
+
+
+@pytest.mark.parametrize(
+    ("script", "end"), [("print(1)", "seen"), ("raise ValueError", "seen before rank")]
+)
+def test_of_a_run_that_calls_nothing_it_is_said_that_nothing_was_checked(
+    script: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: Run
+) -> None:
+    """The other rank may be ended before it has failed, too."""
+    monkeypatch.chdir(tmp_path)
+    Path("empty.py").write_text(f"import time\n{script}\n", encoding="utf-8")
+    said = " ".join(run_cli("run", "-n", 2, "--check", "hints", "empty.py").err.split())
+    assert f"nothing was checked: {NOTHING_SEEN} {end}" in said
+    assert "no silent mistake" not in said
+    assert "looked at" not in said
 
 
 def test_a_rank_that_was_killed_leaves_what_it_has_seen(script: str, run_cli: Run) -> None:
@@ -238,4 +284,4 @@ def test_of_a_rank_that_sends_nothing_nothing_is_said(tmp_path: Path) -> None:
 def test_a_lesson_is_checked_too(run_cli: Run) -> None:
     ran = run_cli("p2p", "--check", "hints")
     assert ran.code == 0, ran.err
-    assert "nothing wrong was seen: no optimizer made a step" in ran.err
+    assert "no silent mistake was seen: no optimizer made a step" in ran.err

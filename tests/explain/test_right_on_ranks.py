@@ -3,6 +3,7 @@ not accused."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from ranks import needs_native_calls
 from silent_mistakes import Wrong
 
 from playground.explain.right.facts import RankFacts
-from playground.explain.right.finding import Finding
+from playground.explain.right.finding import Finding, Level
 from playground.explain.right.reading import read_ranks
 from playground.explain.right.report import tell
 from playground.explain.right.rules import find_mistakes
+from playground.site.texts import CHAPTERS
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -66,6 +68,22 @@ def test_a_wrong_program_is_named_with_its_cause_and_line(
     assert tell(found).startswith(f"playground: {wrong.level.value} [")
     module = (wrong.marked or wrong.program).__module__
     assert found.where == f"{module}.py:{wrong.line}"
+
+
+def test_the_page_has_each_mistake_in_the_column_of_its_level() -> None:
+    """That of the surest program: with less evidence it is told at a lower one."""
+    text = CHAPTERS["run"].read_text(encoding="utf-8")
+    head, *rows = re.findall(r"^\|.*", text.partition("What is looked at, and")[2], re.MULTILINE)
+    columns = [each.partition(":")[0].strip() for each in head.split("|")[2:-1]]
+    assert columns == [*Level]
+    on_page: dict[str, Level] = {}
+    for row in rows:
+        for level, cell in zip(Level, row.split("|")[2:-1], strict=True):
+            on_page |= dict.fromkeys(re.findall(r"\b[A-Z]\d+(?:-\w+)+", cell), level)
+    surest: dict[str, Level] = {}
+    for each in sorted(WRONG, key=lambda each: [*Level].index(each.level)):
+        surest.setdefault(each.rule, each.level)
+    assert {rule: on_page.get(rule) for rule in surest} == surest
 
 
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)

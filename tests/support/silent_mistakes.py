@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -477,6 +478,12 @@ def evaluated_with_padding() -> None:
             model(batch)
 
 
+def called_from_outside() -> None:
+    first = dist.new_group([0])
+    with warnings.catch_warnings(action="ignore"):
+        dist.broadcast(torch.ones(2), src=0, group=first)  # told
+
+
 def evaluated_on_one_rank_in_part() -> None:
     data = new_data(23)
     loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))
@@ -836,6 +843,7 @@ WRONG = (
     Wrong(one_epoch_again, "S4-setepoch", PROBABLE, marked=train_on),
     Wrong(split_apart, "S8-split", PROBABLE, marked=train_on),
     Wrong(evaluated_with_padding, "S6-pad", HINT),
+    Wrong(called_from_outside, "A4-outside", PROBABLE),
     Wrong(evaluated_on_one_rank_in_part, "S6-part", HINT),
     Wrong(repeated_by_workers, "S7-workers", PROBABLE),
     Wrong(trained_apart_on_parts, "N1-alone", HINT),

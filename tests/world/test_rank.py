@@ -8,7 +8,10 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from ranks import fork_a_talker
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import playground
 from playground.world import PeerDisconnected, RankFailed, report
@@ -75,6 +78,52 @@ def test_a_connection_of_the_user_s_is_no_peer() -> None:
     assert type(failure(RuntimeError(words), 0, 1)) is PeerDisconnected
 
 
+def test_what_a_worker_has_raised_is_the_headline_with_its_line() -> None:
+    raised = (
+        "Caught ValueError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        f'  File "{__file__}", line 12, in __getitem__\n    raise ValueError\n'
+        "ValueError: bad sample 17\nof two lines"
+    )
+    failed = failure(ValueError(raised), 1, 2)
+    assert failed.headline == (
+        "rank 1 of 2 failed: ValueError: bad sample 17 (test_rank.py:12, in DataLoader worker "
+        "process 0)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("signal", "cure"), [("Killed", "lack of memory"), ("Bus error", "df -h /dev/shm")]
+)
+def test_why_a_worker_was_killed_is_said(signal: str, cure: str) -> None:
+    killed = RuntimeError("DataLoader worker (pid(s) 12) exited unexpectedly")
+    killed.__cause__ = RuntimeError(f"DataLoader worker (pid 12) is killed by signal: {signal}. ")
+    assert cure in failure(killed, 0, 2).headline
+
+
+class Partly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.used(x)
+
+
+def leave_out(rank: int, size: int) -> None:
+    model = DistributedDataParallel(Partly())
+    for _ in range(2):
+        model(torch.ones(2)).backward()
+
+
+def test_parameters_that_the_loss_leaves_out_are_named() -> None:
+    with pytest.raises(RankFailed) as caught:
+        launch(leave_out, 2)
+    said = " ".join(str(caught.value).split())
+    assert ": on rank " in said
+    assert ", the loss does not depend on unused.weight, unused.bias: leave them out" in said
+
+
 def nothing_to_send(rank: int, size: int) -> Any:
     return lambda: None
 
@@ -102,7 +151,7 @@ def test_nccl_without_a_gpu_is_told_in_a_line_and_with_the_program_s_own(message
         "backend out: torch chooses gloo here, and nccl where there are GPUs; or simulate GPUs, "
         "with --gpus"
     )
-    place, line = str(failed).splitlines()[1:]
+    *_, place, line = str(failed).splitlines()
     assert place.startswith(f'  File "{__file__}"')
     assert line.strip() == "raise RuntimeError(message)"
 

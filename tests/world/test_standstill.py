@@ -23,7 +23,7 @@ from random_programs import collective, receive, run
 
 from playground import launch
 from playground.base.process_status import process_status
-from playground.explain.hang import Doing, standstill
+from playground.explain.hang import Doing, Kind, standstill
 from playground.explain.hang.diagnosis import diagnose
 from playground.explain.hang.wording import Diagnosis
 
@@ -104,6 +104,22 @@ def test_what_is_told_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
         stands.tell(each)
     assert [each.sentence in caplog.text for each in told] == [True, True]
     assert len(caplog.records) == 2
+
+
+def test_where_calls_have_differed_before_no_patience_helps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waits, straggler = run([receive(1, 2)], [])
+    found = diagnose([waits, replace(straggler, doing=Doing.IN_PROGRAM)])
+    assert found
+    told = "rank 0 has called new_group"
+    differs = replace(found, kind=Kind.RUNNING, difference=told)
+    stands = standstill.StandstillWatch([])
+    for silent in (replace(differs, difference=""), replace(differs, kind=Kind.STRAGGLER)):
+        stands.tell(silent)
+    assert caplog.text == ""
+    stands.tell(differs)
+    assert f"before that: {told}" in caplog.text
 
 
 def told_of(found: Diagnosis, caplog: pytest.LogCaptureFixture) -> str:

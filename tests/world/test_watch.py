@@ -152,7 +152,7 @@ def test_a_rank_that_does_not_leave_is_told_where_it_stands(
 ) -> None:
     monkeypatch.setattr(ending, "LEAVE_LIMIT", 1.0)
     monkeypatch.setattr(ending, "LOOK_INTERVAL", 0.1)
-    with pytest.raises(RankFailed, match="did not leave cleanly: still there after 2 s") as caught:
+    with pytest.raises(RankFailed, match=r"not leave cleanly: still\sthere after 2 s") as caught:
         launch(stay, 2, timeout=2)
     assert "threading.py" in caught.value.others[1]
 

@@ -328,6 +328,20 @@ def say(error: BaseException) -> str:
         return ""
 
 
+def say_innermost(said: Sequence[str]) -> str:
+    """The headline of an exception, of the lines of what it is and says: where these hold a
+    traceback, that of the innermost one."""
+    begins = max((at for at, line in enumerate(said) if NESTED in line), default=-1) + 1
+    heads = (line for line in said[begins:] if line.strip() and not line.startswith(" "))
+    return next(heads, said[-1])
+
+
+def find_place(lines: Sequence[str]) -> str:
+    """The program's innermost line in those of a traceback, "data.py:16"; empty if there is
+    none."""
+    return find_line(f"{line}\n" for line in reversed(lines)).partition(" in ")[0]
+
+
 def describe_raised(error: BaseException) -> tuple[str, tuple[str, ...]]:
     """An exception in one line, with the program's line that raised it, and its traceback. Where
     its message holds a traceback, both are of the innermost one."""
@@ -336,8 +350,7 @@ def describe_raised(error: BaseException) -> tuple[str, tuple[str, ...]]:
     whole.stack = StackSummary.from_list(frames)
     lines = "".join(whole.format()).rstrip().splitlines()
     said = "".join(whole.format_exception_only()).strip().splitlines()
-    headline = said[-1] if any(NESTED in line for line in said) else said[0]
-    place = find_line(f"{line}\n" for line in reversed(lines)).partition(" in ")[0]
+    headline, place = say_innermost(said), find_place(lines)
     headline = headline if len(headline) <= MOST_SAID else f"{headline[:MOST_SAID]}…"
     return f"{headline} ({place})" if place else headline, tuple(lines[-MOST_OF_TRACEBACK:])
 

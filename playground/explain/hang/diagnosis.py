@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from playground.base.ranks import name_ranks
 from playground.explain.hang.differences import (
+    ask_for_group,
     compose_difference,
     find_cure,
     find_first_difference,
@@ -22,6 +23,7 @@ from playground.explain.hang.differences import (
 )
 from playground.explain.hang.raised import note_raised
 from playground.explain.hang.states import (
+    BUFFERS,
     COLLECTIVE,
     FORM_WORLD,
     ISSUED,
@@ -345,8 +347,11 @@ def find_unwaited_receive(graph: WaitGraph) -> Diagnosis | None:
 
 UNANSWERED = "have rank {other} take part in this message, or rank {rank} leave it out"
 """The cure where a rank waits for a message with one that has finished."""
+ALONE = f"If so, {Kind.ALONE.cure}"
+"""What to do if that is the forward pass of a wrapped model."""
 UNSHARED = (
     "{ranks} {make} a call ({line}) that {others} {do} not: is it under a condition on the rank?"
+    "{more}"
 )
 """The cure where a rank waits in a collective whose line the others have not called from."""
 
@@ -413,8 +418,10 @@ def find_cure_here(
     if kind == Kind.ENDED and rank is not None:
         if graph.waits[rank].operation.kind != COLLECTIVE:
             return UNANSWERED.format(rank=rank, other=other)
+        alone = f" {ALONE}" if graph.waits[rank].operation.name == BUFFERS else ""
         by_counts = waits_in_ddp(graph, rank) and explain_counts(graph.states.values())
-        return by_counts or find_unshared(graph, rank) or kind.cure
+        unshared = find_unshared(graph, rank)
+        return by_counts or (unshared and f"{unshared}{alone}") or kind.cure
     return kind.cure
 
 
@@ -436,6 +443,7 @@ def find_unshared(graph: WaitGraph, rank: int) -> str:
         ranks=name_ranks(ranks), make="make" if ranks[1:] else "makes",
         line=shorten(one.line.partition(" in ")[0], 24),
         others=name_ranks(others), do="do" if others[1:] else "does",
+        more=ask_for_group(one, ranks, graph.states),
     )  # fmt: skip
 
 
@@ -449,6 +457,8 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
         others = (each.operation for each in graph.waits.values())
         by_model = kind == Kind.ABORTED and any(are_models(wait.operation, one) for one in others)
         what = detail(wait.operation, Kind.MODELS if by_model else kind)
+        if caller := state.find_caller(wait.operation):
+            what = f"{caller}'s {what}"
         line = wait.operation.line
         if kind == Kind.ABORTED and ABORT in state.end:
             return Predicate(f"{state.end} in {what}", f"{of_several(state.end)} in {what}", line)

@@ -60,10 +60,12 @@ from playground.explain.hang.wording import (
 ORDERED = COLLECTIVE, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
 """The channels whose calls a group counts together. The other collectives meet in the store."""
 UNSHARED_CALL = (
-    "{ranks} {call} {name} ({place}), {others} {do} not: is it under a condition on the rank? If "
-    "not, {otherwise}"
+    "{ranks} {call} {name} ({place}), {others} {do} not: is it under a condition on the rank?"
+    "{more} If not, {otherwise}"
 )
 """The cure where a call from a line that the others have not called from meets another call."""
+LISTS = ", and to broadcast_object_list lists of the same length"
+"""What is added where calls may be its."""
 UNEQUAL_STEPS = "have ranks unequal numbers of batches, or does one leave the loop early?"
 MOST_EXTRA = 64
 """Largest number of calls of one rank that are looked for among those of another."""
@@ -238,6 +240,8 @@ def find_cure(kind: Kind, met: Mapping[int, Operation], states: Iterable[RankSta
     """The cure. Where different calls meet, and one is from a line that the other ranks have never
     called from, it may be under a condition; if they have, it has come too early. Of several such
     calls, the program comes to the first one first."""
+    if kind == Kind.SHAPES and all(map(may_be_lengths, met.values())):
+        return f"{kind.cure}{LISTS}"
     if kind not in (Kind.BESIDE_DDP, Kind.COLLECTIVES):
         return kind.cure
     known = {state.rank: state for state in states if state.rank in met}
@@ -248,6 +252,8 @@ def find_cure(kind: Kind, met: Mapping[int, Operation], states: Iterable[RankSta
     paths = {rank: find_path(met[rank], known[rank]) for rank in known}
     callers = unshared[0]
     for each in unshared[1:]:
+        if met[each[0]].name == BUCKETS:
+            continue  # the second forward pass: the others have come to its line before
         if comes_before(paths[each[0]], paths[callers[0]]):
             callers = each
         elif kind == Kind.COLLECTIVES and not find_fork(paths[each[0]], paths[callers[0]]):
@@ -256,10 +262,27 @@ def find_cure(kind: Kind, met: Mapping[int, Operation], states: Iterable[RankSta
     is_early = kind == Kind.BESIDE_DDP or len(unshared) == 1
     return UNSHARED_CALL.format(
         ranks=name_ranks(callers), call="call" if callers[1:] else "calls",
-        name=met[callers[0]].name, place=describe_place(paths[callers[0]], paths[others[0]]),
+        name=known[callers[0]].find_caller(met[callers[0]]) or met[callers[0]].name,
+        place=describe_place(paths[callers[0]], paths[others[0]]),
         others=name_ranks(others), do="do" if others[1:] else "does",
+        more=ask_for_group(met[callers[0]], callers, known),
         otherwise=UNEQUAL_STEPS if is_early else Kind.COLLECTIVES.cure,
     )  # fmt: skip
+
+
+def may_be_lengths(call: Operation) -> bool:
+    """Whether it may be what broadcast_object_list sends first: how long each object is."""
+    return (call.name, call.dtype, len(call.shape)) == ("broadcast", "int64", 1)
+
+
+def ask_for_group(call: Operation, callers: Sequence[int], known: Mapping[int, RankState]) -> str:
+    """A question, where ranks call a collective of the default group that others do not, and have a
+    smaller group in common."""
+    for channel in known[callers[0]].counts if call.number == 0 else ():
+        if channel.number and {*callers} <= {*channel.group} < {*call.group}:
+            group = f"the group of {name_ranks(sorted(channel.group))}"
+            return f" Or is group= left out, for {group}?"
+    return ""
 
 
 def find_unshared_calls(

@@ -131,7 +131,8 @@ class StandstillWatch:
 
     def tell(self, found: Diagnosis) -> None:
         """Say why the ranks stand still, unless that has been said, or patience may help."""
-        is_probable = bool(found.unknown) or found.kind in SURE
+        differs = found.kind == Kind.RUNNING and bool(found.difference)
+        is_probable = bool(found.unknown) or found.kind in SURE or differs
         key = found.sentence if is_probable else ""
         if found.proved or key in self.told or not (is_probable or self.was_patient):
             return

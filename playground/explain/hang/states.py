@@ -278,6 +278,9 @@ class RankState:
     """Where the program stands, if known."""
     stack: tuple[str, ...] = ()
     """The program's lines on its stack, the innermost first, if they are known."""
+    called: str = ""
+    """The function of torch that the program has called there, if that is known:
+    "get_model_state_dict"."""
     worker: str = ""
     """Whom it waits for there, if that is a worker of its DataLoader."""
     worker_line: str = ""
@@ -310,3 +313,9 @@ class RankState:
     """That of the exception, in lines."""
     end: str = ""
     """How it ended, if it is dead: "was killed by SIGKILL"; what it raised, if it has failed."""
+
+    def find_caller(self, one: Operation) -> str:
+        """The function of torch in which the program has come to its collective, if it stands
+        there, and that function has another name: "get_model_state_dict" of an all_gather."""
+        is_there = self.stack[:1] == (one.line,) and self.called != one.name
+        return self.called if is_there and one.kind == COLLECTIVE and one.name not in OF_DDP else ""

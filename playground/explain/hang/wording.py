@@ -165,11 +165,15 @@ def detail(operation: Operation, kind: Kind) -> str:
         Kind.ABORTED: f" of shape {shape}" if shape else "",
         Kind.DTYPES: f" of {operation.dtype}",
         Kind.SIZES: f" of {operation.dtype}{shape}",
-        Kind.GROUPS: f" of group {operation.number} (ranks {format_ranks(operation.group)})",
+        Kind.GROUPS: f" of {name_group(operation)} (ranks {format_ranks(operation.group)})",
         Kind.WRONG_TAG: f" with tag {operation.tag}",
         Kind.MODELS: f" of model {operation.tag}" if name in OF_DDP and operation.tag > 0 else "",
     }
     return name + more.get(kind, "")
+
+
+def name_group(operation: Operation) -> str:
+    return f"group {operation.number}" if operation.number else "the default group"
 
 
 def compose(

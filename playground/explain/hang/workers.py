@@ -9,11 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from playground.base.frames import is_program
 from playground.base.process_status import list_processes, process_status, read_wait
 from playground.explain.hang.box import FRAME, QUESTION, View, find_line, find_lines
 from playground.explain.hang.states import RankState
 
 OF_TORCH = re.compile(r"/torch/")
+STANDS_IN = re.compile(r"wrapper$|inner(_func)?$|decorate_context$|_no_grad_wrapper$|_fn$")
+"""Names of functions that decorators of torch put in the place of another."""
 IN_LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
 WAITS_IN = ("_try_get_data", "_get_data")
 """The functions of a DataLoader in which it waits for the next batch of its workers."""
@@ -40,9 +43,21 @@ def add_place(state: RankState, stack: Sequence[str], pid: int, box: View | None
         state,
         line=find_line(stack),
         stack=(*find_lines(stack),),
+        called=find_called(stack),
         worker=worker,
         worker_line=find_line(box.ask_for_stack(int(one[1]))) if answers and box and one else "",
     )
+
+
+def find_called(stack: Sequence[str]) -> str:
+    """The function of torch that the program's innermost line has called, by its stack, innermost
+    frame first, if it has a public name: the outermost that stands in no other's place. Empty if
+    there is none."""
+    frames = [*filter(None, map(FRAME.match, stack))]
+    at = next((at for at, each in enumerate(frames) if is_program(each[1])), 0)
+    inner = [each for each in frames[:at] if not STANDS_IN.match(each[3])]
+    is_public = inner and OF_TORCH.search(inner[-1][1]) and not inner[-1][3].startswith("_")
+    return inner[-1][3] if is_public else ""
 
 
 def takes_questions(pid: int) -> bool:

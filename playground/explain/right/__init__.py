@@ -38,6 +38,7 @@ Rules, and what they find:
     calls       single calls (A, G, L0, P1)
     data        data that ranks train on (E, S)
     samples     samples of the ranks of a model (S5, S10)
+    printed     sums of one rank's samples that are printed (S11)
     drift       replicas that DistributedDataParallel keeps equal (D)
     models      what a model computes (L1, E3, B1, M7)
     optimizers  parameters that optimizers have (O1, M11)

@@ -28,6 +28,10 @@ memory differs between ranks. Unknown: a rank has not told this call (later call
 layout on the same line are not told); shapes differ, as of a flat view; tensors with gaps (G1).
 Source: a measurement on torch 2.14, which a test repeats.
 
+A4: ranks call for groups that they are in. Probable: torch has warned that a rank calls a
+function for a group that it is not in. (A program may rely on it that the call does nothing.)
+Source: `_warn_not_in_group` in torch.distributed.distributed_c10d (torch 2.15).
+
 P1: calls meet at one line. A hint: between two steps all ranks make the same calls of the whole
 world, of the same sizes and at the same lines, equally often, and in another order. Unknown: calls
 without a tensor, in a backward pass, or at lines that some ranks do not come to. Where counts or
@@ -51,6 +55,7 @@ from playground.explain.right.facts import (
     CUT,
     GAPS,
     LOST,
+    OUTSIDE,
     UNWAITED,
     WRITTEN,
     Layout,
@@ -98,15 +103,21 @@ TOLD[LOST] = TOLD[COPY] = (
     "the call is given a copy of a tensor, which nobody else has: the tensor stays as it was",
     "keep the copy in a variable, give that to the call, and use it afterwards",
 )
+TOLD[OUTSIDE] = (
+    "A4-outside",
+    "{operation} is called for a group that the rank is not in",
+    "there the call does nothing, and the tensor stays as it was",
+    "call it on the members of the group alone, or pass each rank the group that it is in",
+)
 RULES_OF_CALLS = {rule for rule, *_ in TOLD.values()} | {"G2-strides"}
 """Those that need a call, and nothing of what came before it."""
-LEVELS = {GAPS: SURE, LOST: SURE, WRITTEN: PROBABLE}
+LEVELS = {GAPS: SURE, LOST: SURE, WRITTEN: PROBABLE, OUTSIDE: PROBABLE}
 """How sure it is, by the kind of misuse; of others, a hint. What `set_` gives another memory counts
 as written, too."""
 
 
 def find_misuses(facts: Sequence[RankFacts]) -> Iterator[Finding]:
-    """G1-noncontig, G3-graph, A1-write, A3-nowait and L0-lost, of what ranks have seen."""
+    """G1-noncontig, G3-graph, A1-write, A3-nowait, A4-outside and L0-lost, of what ranks saw."""
     found: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     for rank in facts:
         for each in rank.misuses:

@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from playground.base.event_log import NONE
 from playground.base.upstream import count_collectives, is_carried_by_gloo, version_of
-from playground.explain.right.facts import CUT, GAPS, UNWAITED, WRITTEN
+from playground.explain.right.facts import CUT, GAPS, OUTSIDE, UNWAITED, WRITTEN
 from playground.explain.right.fingerprint import find_fingerprint, has_gaps
-from playground.explain.right.log import LAYOUT, MESSAGES, MISUSE
+from playground.explain.right.log import CALLS, LAYOUT, MESSAGES, MISUSE
 from playground.explain.right.source import find_loss, puts_back
-from playground.explain.right.watcher import Notes, SeesCalls, guarded, is_whole
+from playground.explain.right.watcher import Notes, SeesCalls, Watcher, guarded, is_whole
 from playground.tap import MESSAGES as SENDING, METHODS, Call
 
 IN_PLACE = {"allreduce", "broadcast", "send", "recv"}
@@ -61,7 +61,7 @@ class CallWatcher(SeesCalls):
         done."""
         self.sent = 0
         """How many messages were looked at."""
-        self.has_messages = False
+        self.has_calls = self.has_messages = False
         self.unwaited: dict[int, int] = {}
         """The lines of asynchronous calls that nobody has waited for, by the number of the call."""
         self.known_lines: set[int] = set()
@@ -73,6 +73,9 @@ class CallWatcher(SeesCalls):
     @guarded
     def begun(self, call: Call) -> None:
         tensors = [*call.inputs, *call.outputs]
+        if not self.has_calls:
+            self.has_calls = True
+            self.notes.log.tell(CALLS)
         if call.method in SENDING and not self.has_messages:
             self.has_messages = True
             self.notes.log.tell(MESSAGES)
@@ -190,6 +193,23 @@ class CallWatcher(SeesCalls):
             return
         self.misuses.add((kind, operation, number))
         self.notes.log.tell(MISUSE, kind, operation, self.notes.line_of(number), self.notes.step)
+
+
+class OutsideWatcher(Watcher):
+    """Sees the calls for groups that the rank is not in."""
+
+    looks_at_training = True
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__(notes)
+        self.told: set[tuple[str, int]] = set()
+
+    @guarded
+    def called_from_outside(self, operation: str) -> None:
+        line = self.notes.write_line()
+        if (operation, line) not in self.told and len(self.told) < MOST_MISUSES:
+            self.told.add((operation, line))
+            self.notes.log.tell(MISUSE, OUTSIDE, operation, line, self.notes.step)
 
 
 def form_of(tensor: Any) -> tuple[object, ...]:

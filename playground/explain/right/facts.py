@@ -219,8 +219,8 @@ class Samples:
     line: int
 
 
-GAPS, WRITTEN, UNWAITED, CUT, LOST, COPY = (
-    "gaps", "written", "unwaited", "cut", "lost", "copy",
+GAPS, WRITTEN, UNWAITED, CUT, LOST, COPY, OUTSIDE = (
+    "gaps", "written", "unwaited", "cut", "lost", "copy", "outside",
 )  # fmt: skip
 
 
@@ -232,7 +232,8 @@ class Misuse:
     """GAPS: it has gaps in memory, and gloo goes through the memory as if it had none. WRITTEN: the
     program has written it before it waited for the call. UNWAITED: the program has let go of the
     call without waiting for it. CUT: it has a gradient, which does not pass through the call. LOST:
-    it is a dense copy of a variable, which nobody else has. COPY: it is another copy of one."""
+    it is a dense copy of a variable, which nobody else has. COPY: it is another copy of one.
+    OUTSIDE: its rank is not in the group."""
     operation: str
     line: int
     """That of the call."""
@@ -337,6 +338,8 @@ class RankFacts:
     """Whether `steps` has all of them."""
     has_messages: bool = False
     """Whether it has sent or received: then ranks may agree otherwise than by collectives."""
+    has_calls: bool = False
+    """Whether it has called collectives, or sent or received."""
     races: int = 0
     """How many waits were missing on simulated GPUs: each was told when it was found."""
     has_threads: bool = False

@@ -24,7 +24,7 @@ DRAW, BATCH, SHARES, SAMPLES, FILE, MISUSE, THREADS, MESSAGES, UNKNOWN = (
     "draw", "batch", "shares", "samples", "file", "misuse", "threads", "messages", "unknown",
 )  # fmt: skip
 LAYOUT, RESTORED, OVERWRITTEN, UNOWNED = "layout", "restored", "overwritten", "unowned"
-RATES = "rates"
+RATES, CALLS = "rates", "calls"
 """Subjects of the lines of a log's text."""
 FIRST_STEPS, PERIOD = 12, 512
 """The first steps of each optimizer are looked at; then those whose number is a power of two; from

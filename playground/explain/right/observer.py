@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from playground.explain.right.calls_seen import CallWatcher
+from playground.explain.right.calls_seen import CallWatcher, OutsideWatcher
 from playground.explain.right.data_seen import DataWatcher
 from playground.explain.right.files_seen import FileWatcher
 from playground.explain.right.log import ENDED, FAILED, RACES, file_name
@@ -40,7 +40,7 @@ def checked(folder: Path, rank: int) -> Iterator[None]:
     state = FAILED
     try:
         with contextlib.ExitStack() as watching:
-            for each in (training, DataWatcher(notes), FileWatcher(notes)):
+            for each in (training, DataWatcher(notes), FileWatcher(notes), OutsideWatcher(notes)):
                 watching.enter_context(observing(each))
             for sees in calls:
                 watching.callback(sees.end)

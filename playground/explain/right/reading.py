@@ -30,6 +30,7 @@ from playground.explain.right.facts import (
 )
 from playground.explain.right.log import (
     BATCH,
+    CALLS,
     DRAW,
     FILE,
     FINAL,
@@ -123,6 +124,8 @@ def read_facts(reader: LogReader, rank: int) -> RankFacts:
             facts = replace(facts, has_restored=True)
         elif subject == MESSAGES:
             facts = replace(facts, has_messages=True)
+        elif subject == CALLS:
+            facts = replace(facts, has_calls=True)
         else:
             add_fact(facts, optimizers, subject, fields)
     begun = reader.read_header()[BEGUN]  # before the others, as the rank goes on

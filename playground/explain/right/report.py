@@ -9,6 +9,7 @@ from playground.base.ranks import name_ranks
 from playground.base.wrapping import WIDTH
 from playground.explain.right.facts import RankFacts
 from playground.explain.right.finding import Finding
+from playground.explain.right.log import FAILED
 from playground.ui.units import plural
 
 
@@ -30,7 +31,12 @@ def tell(finding: Finding, *, is_told: bool = False) -> str:
 
 
 NEVER_SEEN = (
-    "what is printed or logged, such as a metric of one rank's samples; how large the loss is"
+    "what is printed or logged, but for sums over one rank's samples that the script's text shows; "
+    "how large the loss is"
+)
+NOTHING_SEEN = (
+    "no collective, no message, no model in DistributedDataParallel, and no step of an optimizer "
+    "was"
 )
 HIDING = "replicas that drift apart hide other mistakes: run it again when this is fixed"
 
@@ -44,15 +50,24 @@ def tell_all(
     and what was not."""
     parts = [tell(each, is_told=is_told(each)) for each in findings]
     if not parts:
-        steps = sum(len(each.looks) for each in facts)
-        seen = f"{count_steps(facts)} were compared" if steps else "no optimizer made a step"
-        parts = [textwrap.fill(f"playground: nothing wrong was seen: {seen}", WIDTH)]
+        parts = [textwrap.fill(f"playground: {say_nothing_wrong(facts)}", WIDTH)]
     if any(each.rule.startswith("D") and not is_told(each) for each in findings):
         parts.append(textwrap.fill(f"playground: {HIDING}.", WIDTH))
-    if facts:
+    if facts and (findings or any(each.has_calls or each.has_events for each in facts)):
         looks = "\n".join(textwrap.fill(each, WIDTH) for each in say_looks(facts))
         parts = [*parts[:-1], f"{parts[-1]}\n{looks}"] if not findings else [*parts, looks]
     return "\n\n".join(parts)
+
+
+def say_nothing_wrong(facts: Sequence[RankFacts]) -> str:
+    """What was seen, where nothing wrong was."""
+    if any(each.looks for each in facts):
+        return f"no silent mistake was seen: {count_steps(facts)} were compared"
+    if any(each.has_calls or each.has_events for each in facts):
+        return "no silent mistake was seen: no optimizer made a step"
+    failed = [each.rank for each in facts if each.state == FAILED]
+    before = f" before {name_ranks(failed)} failed" if failed else ""
+    return "; ".join([f"nothing was checked: {NOTHING_SEEN} seen{before}", *explain_unknown(facts)])
 
 
 def say_looks(facts: Sequence[RankFacts]) -> Iterator[str]:

@@ -14,7 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from playground.base.errors import TIMED_OUT, PeerDisconnected, RankFailed, RankTimeout, UsageError
+from playground.base.errors import (
+    PeerDisconnected,
+    RankFailed,
+    RankTimeout,
+    UsageError,
+    has_timed_out,
+)
 from playground.base.process_status import process_status
 from playground.base.threads import OurThread
 from playground.explain.hang import (
@@ -288,7 +294,7 @@ def failed_in_operation(failure: RankFailed | RankTimeout) -> bool:
     a traceback, its connection was closed, or its time was up."""
     if isinstance(failure, (RankTimeout, PeerDisconnected)):
         return True
-    return not failure.traceback or bool(TIMED_OUT.search(failure.traceback))
+    return not failure.traceback or has_timed_out(failure.traceback)
 
 
 def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: float) -> None:

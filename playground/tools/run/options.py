@@ -52,8 +52,9 @@ class ProgramOptions:
     )
     check: str = flag(
         CERTAIN,
-        "Tell of silent mistakes in training: those that are certain or probable; hints, too; the "
-        "former, with exit code 1 if one is certain (strict); or none (off).",
+        "Tell of silent mistakes in training: what is wrong or probably wrong (certain); also what "
+        "is perhaps wrong, and what was looked at (hints); as certain, with exit code 1 if "
+        "something is wrong, not if it is only probably wrong (strict); nothing (off).",
         choices=CHECKS,
     )
     debug: int | None = flag(

@@ -56,10 +56,40 @@ def explain_shared_device(error: BaseException) -> str:
     return ""
 
 
+CURES = {
+    r"DataLoader worker .* is killed by signal: Bus error": (
+        "the shared memory is full, by which workers hand batches over: see df -h /dev/shm; give a "
+        "container more (docker run --shm-size 8g), or take fewer workers or smaller batches"
+    ),
+    r"DataLoader worker .* is killed by signal: Killed": (
+        "a worker was killed by SIGKILL, most often by the system for lack of memory: see dmesg "
+        "and free -h, count the workers of all ranks and what each keeps, and take fewer of them "
+        "or a smaller prefetch_factor"
+    ),
+    r"DataLoader worker .* is killed by signal: Segmentation fault": (
+        "a library has crashed in a worker: num_workers=0 with python -X faulthandler shows where"
+    ),
+    "server socket has failed to listen.*EADDRINUSE": (
+        "another process has this port, the launcher's store most likely: leave MASTER_ADDR and "
+        "MASTER_PORT as they are set, or take a free port"
+    ),
+    r"network addresses of \(.*\) cannot be retrieved": (
+        "no host of this name is known here: leave MASTER_ADDR as it is set, or correct it"
+    ),
+    r"Global rank \d+ is not part of group": (
+        "src and dst are ranks of the world: name a member of the group, or pass its number in the "
+        "group as group_src or group_dst"
+    ),
+}
+"""What to do about errors of torch 2.13 to 2.15 that no backend raises (regular expressions)."""
+
+
 def find_cure(error: BaseException) -> str:
-    """What to do about an error of a backend; empty if that is not known."""
+    """What to do about an error of torch's; empty if that is not known."""
+    said = "\n".join(map(str, (error, error.__cause__ or "", error.__context__ or "")))
     cures = (backend.find_cure(str(error)) for backend in BACKENDS.values())
-    return next(filter(None, cures), "")
+    own = (cure for pattern, cure in CURES.items() if re.search(pattern, said))
+    return next(filter(None, (*cures, *own)), "")
 
 
 def backend_of(group: Any = None) -> Backend:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from playground.base.errors import TIMED_OUT, PeerDisconnected, PlaygroundError, RankFailed
+from playground.base.errors import PeerDisconnected, PlaygroundError, RankFailed, has_timed_out
 from playground.explain.hang import UNASKED, Doing, Operation, RankState
 from playground.explain.hang.activity import Besides
 from playground.explain.hang.box import LATEST, find_line
@@ -185,7 +185,7 @@ def find_failed(failure: PlaygroundError, state: RankState) -> Operation | None:
     have called others since, below that exception."""
     if not isinstance(failure, RankFailed):
         return None
-    is_lost = isinstance(failure, PeerDisconnected) or TIMED_OUT.search(failure.traceback)
+    is_lost = isinstance(failure, PeerDisconnected) or has_timed_out(failure.traceback)
     if state.waits_for or not is_lost:
         return state.waits_for
     return next((one for one in reversed(state.operations) if not one.raised), None)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from playground.base.errors import (
     FAILS,
-    TIMED_OUT,
     Deadlock,
     PeerDisconnected,
     PlaygroundError,
@@ -18,6 +17,7 @@ from playground.base.errors import (
     RankFailed,
     RankTimeout,
     StoreFailed,
+    has_timed_out,
 )
 from playground.explain.hang import Kind
 from playground.explain.hang.activity import BETWEEN_LOOKS, compare
@@ -125,7 +125,10 @@ class WorldWatch:
 
     def explain(self, failure: PlaygroundError) -> PlaygroundError:
         """The failure, with the diagnosis of the flight recorders."""
-        found = self.examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
+        stacks = failure.others if isinstance(failure, RankFailed) else {}
+        if isinstance(failure, RankTimeout):
+            stacks = failure.stacks
+        found = self.examiner.explain(stacks)
         if found and found.kind != Kind.LOST:  # that a rank has failed is what the failure says
             failure.diagnosis = found
         return failure
@@ -155,7 +158,7 @@ class WorldWatch:
         assert first
         if self.bare and isinstance(first, RankFailed) and first.refusal:
             return self.find_refusal() or first
-        if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
+        if isinstance(first, RankFailed) and has_timed_out(first.traceback):
             self.note_others(first)
         return first
 

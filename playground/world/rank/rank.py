@@ -32,11 +32,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
 import traceback
 from bdb import BdbQuit
+from collections.abc import Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -56,6 +58,7 @@ from playground.base.frames import RUNNERS, is_program
 from playground.base.lost_ranks import end_waits
 from playground.base.threads import OurThread, signals_blocked
 from playground.explain.hang.activity import look
+from playground.explain.hang.box import NESTED, find_place, say_innermost
 from playground.world import backends
 from playground.world.rank.assignment import Answer, Assignment, MessageKind, Order, call
 from playground.world.rank.preemption import (
@@ -81,6 +84,16 @@ if TYPE_CHECKING:
     from playground.world.rank.member import Member
     from playground.world.rank.process_state import ProcessState
 
+NO_GRADIENT = re.compile(r"did not receive grad for rank (\d+): ([\d ]+)")
+"""In what DistributedDataParallel raises (torch 2.13 to 2.15)."""
+OF_DDP = "torch.nn.parallel.distributed"
+MOST_NAMES = 4
+UNUSED = (
+    "leave them out of the model, use them on all ranks, or pass find_unused_parameters=True to "
+    "DistributedDataParallel"
+)
+CAUGHT = re.compile(r"Caught \S+ (in .*?)\.?$")
+"""What torch raises of an exception in a worker of a DataLoader, or in a replica: with where."""
 
 _launcher: LauncherLine | None = None
 """Of a rank's process: not of the processes that it forks."""
@@ -395,7 +408,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     whole = traceback.TracebackException.from_exception(error)
     innermost = whole.stack[-1:]
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
-    headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
+    headline = say_headline("".join(whole.format_exception_only()).strip().splitlines())
     if missing := backends.explain_missing_device(error) or backends.explain_shared_device(error):
         own = [frame for frame in whole.stack if is_program(frame.filename)]
         where = traceback.StackSummary.from_list(own[-1:] or whole.stack[-1:])
@@ -404,11 +417,48 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     # say the same.
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
     kind = PeerDisconnected if lost else RankFailed
-    words = ": ".join(filter(None, [f"failed: {headline}", backends.find_cure(error)]))
+    if unused := describe_unused(error):
+        headline, cure = f"{headline.partition('. ')[0]}", f"{unused}: {UNUSED}"
+    else:
+        cure = backends.find_cure(error)
+    words = ": ".join(filter(None, [f"failed: {headline}", cure]))
     failed = kind(rank, size, words, "".join(whole.format()).rstrip())
     for frame in innermost:
         failed.refusal = describe_refusal(error, frame)
     return failed
+
+
+def describe_unused(error: BaseException) -> str:
+    """What DistributedDataParallel says of parameters without a gradient, by their names; empty if
+    `error` does not say it, or the names are not known."""
+    told = NO_GRADIENT.search(str(error))
+    names = told and find_names(error, [*map(int, told[2].split())])
+    if not told or not names:
+        return ""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"on rank {told[1]}, the loss does not depend on {', '.join(names[:MOST_NAMES])}{more}"
+
+
+def find_names(error: BaseException, numbers: Sequence[int]) -> list[str]:
+    """The names of parameters by their numbers in the wrapped model whose forward has raised this;
+    none if they are not known. Source: DistributedDataParallel._module_parameters (torch 2.15)"""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        model: Any = frame.f_locals.get("self")
+        if frame.f_globals.get("__name__") == OF_DDP and hasattr(model, "_module_parameters"):
+            names = {id(each): name for name, each in model.module.named_parameters()}
+            parameters = model._module_parameters
+            return [names[id(parameters[one])] for one in numbers if one < len(parameters)]
+    return []
+
+
+def say_headline(said: Sequence[str]) -> str:
+    """The headline of an exception, of the lines of what it is and says. One that hands on what
+    another process has raised, as a worker of a DataLoader, is told by that, with its line."""
+    if not any(NESTED in line for line in said):
+        return said[0]
+    caught = CAUGHT.search(said[0])
+    where = ", ".join(filter(None, (find_place(said), caught and caught[1])))
+    return f"{say_innermost(said)} ({where})" if where else say_innermost(said)
 
 
 def describe_refusal(error: BaseException, innermost: traceback.FrameSummary) -> str:

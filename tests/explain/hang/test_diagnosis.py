@@ -28,10 +28,11 @@ from playground.base.untrusted import unpickle
 from playground.base.wrapping import PREFIX, wrap_sentence
 from playground.explain.hang import NEW_GROUP, Doing, Kind, Operation, RankState
 from playground.explain.hang.diagnosis import diagnose, explain_failure
-from playground.explain.hang.differences import find_mismatch
+from playground.explain.hang.differences import LISTS, find_mismatch
 from playground.explain.hang.states import (
     AWAITED,
     BACKWARD,
+    BUCKETS,
     BUFFERS,
     DONE,
     FORM_WORLD,
@@ -72,7 +73,7 @@ SUM_4, BARRIER_4, BACKWARD_4, GROUP_4 = (
         ([[SUM_3], [SUM_3], [collective("all_reduce", group=(1, 2), number=1)]], "different groups",
         (1, 2),
          "rank 2 is in all_reduce of group 1 (ranks 1-2) (train.py:1) "
-         "where ranks 0-1 are in all_reduce of group 0 (ranks 0-2) (:1)"),
+         "where ranks 0-1 are in all_reduce of the default group (ranks 0-2) (:1)"),
         ([[GROUP_4, SUM_4], [GROUP_4, SUM_4], [SUM_4], [SUM_4]], "a group not made by all", (2, 3),
          "ranks 2-3 are in all_reduce (train.py:1) where ranks 0-1 are in new_group (:1)"),
         ([[GROUP_3, SUM_3], [GROUP_3], [SUM_3, GROUP_3]], "a group not made by all", (2,),
@@ -416,6 +417,7 @@ def test_wrong_programs_are_diagnosed() -> None:
 # --- where the calls of ranks first differ ---
 
 SUM_2, BACKWARD_2, FORWARD_2 = (collective(name) for name in ("all_reduce", BACKWARD, BUFFERS))
+BARRIER_2 = collective("barrier")
 
 
 def call(*calls: tuple[Operation, int], waits: bool = False, rank: int = 0) -> RankState:
@@ -539,6 +541,17 @@ def test_counts_tell_the_cause_only_where_they_leave_no_other() -> None:
         assert "is it under a condition on the rank?" in cure(*others)
 
 
+@pytest.mark.parametrize(("dtype", "more"), [("int64", LISTS), ("float32", "")])
+def test_of_lists_of_unequal_lengths_the_cure_names_the_function_that_takes_them(
+    dtype: str, more: str
+) -> None:
+    lengths = collective("broadcast", peer=0, dtype=dtype)
+    states = [call((replace(lengths, shape=(rank + 1,)), 3), rank=rank) for rank in range(2)]
+    found = find_mismatch(states)
+    assert found
+    assert found.cure == f"{Kind.SHAPES.cure}{more}"
+
+
 def test_every_rank_s_shape_is_told_and_only_once() -> None:
     shapes = [replace(SUM_3, shape=(length,)) for length in (1, 2, 3)]
     found = diagnose(run(*([one] for one in shapes)))
@@ -570,6 +583,58 @@ def test_a_call_that_meets_ddp_s_is_under_a_condition_or_has_come_too_early() ->
     for found in (diagnose(states), find_mismatch(states)):
         assert found
         assert (found.kind, found.cure) == (Kind.BESIDE_DDP, Kind.BESIDE_DDP.cure)
+
+
+def test_ddp_s_second_forward_is_not_under_a_condition() -> None:
+    """It arranges its buckets there: the others have come to its line, and called nothing."""
+    states = [
+        call((BACKWARD_2, 42), (SUM_2, 50), waits=True),
+        call((BACKWARD_2, 42), (collective(BUCKETS), 41), waits=True, rank=1),
+    ]
+    found = diagnose(states)
+    assert found
+    assert found.cure.startswith("rank 0 calls all_reduce (train.py:50), rank 1 does not: ")
+
+
+def test_a_group_that_may_have_been_left_out_is_asked_for() -> None:
+    pair = collective("all_reduce", group=(0, 1), number=1)
+    found = diagnose(run([pair, SUM_3], [pair, SUM_3], []))
+    assert found
+    assert found.cure.endswith("on the rank? Or is group= left out, for the group of ranks 0-1?")
+    states = [
+        call((pair, 40), (SUM_3, 50), waits=True),
+        call((pair, 40), (BARRIER_3, 60), waits=True, rank=1),
+        call((BARRIER_3, 60), waits=True, rank=2),
+    ]
+    found = diagnose(states)
+    assert found
+    assert "Or is group= left out, for the group of ranks 0-1? If not, call" in found.cure
+
+
+def test_the_function_of_torch_is_named_that_a_line_has_called() -> None:
+    mine, other = call((SUM_2, 50), waits=True), call((BARRIER_2, 60), waits=True, rank=1)
+    there = replace(mine, called="full_tensor", stack=("train.py:50 in step",))
+    found = diagnose([there, other])
+    assert found
+    assert "rank 0 is in full_tensor's all_reduce (train.py:50)" in " ".join(found.sentence.split())
+    assert found.cure.startswith("rank 0 calls full_tensor (train.py:50), rank 1 does not: ")
+    elsewhere = replace(there, stack=("train.py:70 in main",))
+    same = replace(there, called="all_reduce")
+    for state in (elsewhere, same):
+        found = diagnose([state, other])
+        assert found
+        assert "'s all_reduce" not in found.sentence
+
+
+def test_a_forward_that_others_do_not_make_is_one_of_the_wrapped_model() -> None:
+    states = [call(*STEP, (FORWARD_2, 60), waits=True), call(*STEP, rank=1)]
+    found = diagnose(states)
+    assert found
+    assert found.cure == (
+        "rank 0 makes a call (train.py:60) that rank 1 does not: is it under a condition on the "
+        "rank? If so, evaluate model.module, which calls no collective, or call the model on all "
+        "ranks"
+    )
 
 
 METRIC, MEETING = "train.py:39 in evaluate", "train.py:74 in main"
