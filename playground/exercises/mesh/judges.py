@@ -33,6 +33,7 @@ def axis_sums(rank: int, size: int, seed: int) -> Cases:
             f"a mesh of {' x '.join(map(str, shape))}",
             (shape, digits(rank, 3)),
             sums,
+            names=[f"sum along axis {axis}" for axis in range(len(shape))],
             most_moved=most,
         )
 
