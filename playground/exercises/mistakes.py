@@ -99,7 +99,7 @@ def find_name(
     """The failure with the name of a mistake, as `name_mistake` says. `run`: the attempt of a
     mistake in a world of another size. `tried`: those in the world that failed."""
     alike = [mistake for mistake, other in tried.items() if is_alike(made, other)]
-    refuted = list(alike)  # by other worlds, if these leave none of them
+    refuted = set[Mistake]()
     # That one is even if the first was odd, as what ranks do in pairs depends on it, and large.
     # Further ones only tell apart mistakes that do the same in both.
     others = {*solution.exercise.worlds} - {made.size}
@@ -107,6 +107,7 @@ def find_name(
         if not alike:
             break
         there = attempt(solution, before, size, seed)
+        refuted |= {mistake for mistake in alike if is_refuted(there, run(mistake, size))}
         alike = [mistake for mistake in alike if is_alike(there, run(mistake, size))]
         if len(alike) == 1:
             break
@@ -152,7 +153,7 @@ def find_probable(
     refuted: Container[Mistake],
 ) -> Failure:
     """The failure with a mistake that is probable, or as it is. `tried`: what the mistakes do in
-    the world that failed. `refuted`: those that do something else in another world, which may
+    the world that failed. `refuted`: those that have other results in another world, which may
     still explain a row of a prediction."""
     possible = {mistake: other for mistake, other in tried.items() if mistake not in refuted}
     same_results, same_first = (
@@ -253,6 +254,14 @@ def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
     if by == FIRST_RESULT:
         cases &= {one.case}
     return all(is_alike_in_case(one, other, case, by) for case in cases)
+
+
+def is_refuted(one: Attempt, other: Attempt) -> bool:
+    """Whether a world shows that its solution has not made the mistake of the other: one of them
+    passes, or both leave wrong results, which differ."""
+    if not (one.failure and other.failure):
+        return one.failure is not other.failure
+    return one.failure.status == other.failure.status == FAIL and not is_alike(one, other, RESULTS)
 
 
 def is_alike_in_case(one: Attempt, other: Attempt, case: int, by: int) -> bool:

@@ -100,7 +100,8 @@ def check_solution(
         return replace(verdict, status=FAIL, mistake=ANOTHER_RANK, words=words, notes=shown)
     if exercise.kind == FIND:
         fault = exercise.repair.fault
-        return replace(verdict, notes=(f"The fault: {fault.name}: {fault.says}",))
+        told = f"The fault: {fault.name}. {fault.says[0].upper()}{fault.says[1:]}."
+        return replace(verdict, notes=(told,))
     return verdict
 
 

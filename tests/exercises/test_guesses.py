@@ -62,6 +62,11 @@ def test_a_ratio_is_on_all_ranks() -> None:
     assert guess(right, right, half) == ""
 
 
+def test_of_a_truth_and_of_nothing_no_more_is_guessed_than_the_failure_says() -> None:
+    assert guess(*[observe((number(RESULT, False), number(RESULT, True)))] * 2) == ""
+    assert guess(*[observe((number("grad", 1.0), number("grad", None)))] * 2) == ""
+
+
 def test_what_is_right_on_one_rank_is_told_where_it_is_due_on_all() -> None:
     right, wrong = (observe((number(RESULT, each), number(RESULT, 7.0))) for each in (7.0, 3.0))
     other = observe((number(RESULT, 3.0), number(RESULT, 9.0)))
