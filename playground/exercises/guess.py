@@ -264,7 +264,8 @@ def guess_by_shares(observed: Mapping[int, Observation], wrong: Wrong) -> str:
     if is_own_result(observed):
         return "each rank has a result of its own"
     right = {*observed} - {rank for rank, _, _ in wrong}
-    common = {observed[0].expected[place].where for place in find_common(observed)}
+    due_leaves = next(iter(observed.values())).expected
+    common = {due_leaves[place].where for place in find_common(observed)}
     is_due_on_all = all(due.where in common for _, _, due in wrong)
     return (
         f"only rank {right.pop()} has the right result" if len(right) == 1 and is_due_on_all else ""

@@ -303,7 +303,8 @@ def check_all(
                 terminal.say(*map(printable, lines))
     folders = {file.resolve().parent for file in files}
     passed = [verdict for verdict in verdicts if verdict.status == PASS]
-    if say and passed and not is_class and not size and len(folders) == 1:
+    is_whole = any(each.passed == find_exercise(each.exercise).worlds for each in passed)
+    if say and is_whole and not is_class and len(folders) == 1:
         work = Workbook(folders.pop())
         terminal.say(*tell_progress(work, find_exercise(passed[-1].exercise), "this folder"))
     return verdicts
@@ -314,16 +315,17 @@ def steps_after(verdict: Verdict, size: int | None, seed: int) -> dict[str, str]
     file, with_seed = shlex.quote(verdict.file), f" --seed {seed}" if seed else ""
     if verdict.words == NOT_WRITTEN:
         return {"Task": f"exercise {verdict.exercise}"}
-    chosen = CATALOGUE.get(verdict.exercise)
-    if verdict.status == PASS:
-        chapter = {"Chapter": f"read {chosen.lesson}"} if chosen and chosen.kind == FIND else {}
-        return {"On all sizes": f"check {file}"} if size and not chapter else chapter
     if verdict.status == BLOCKED:
         return {}
-    on_size = f" -n {verdict.world}" if verdict.world and verdict.kind != CHOOSE else ""
+    chosen = find_exercise(verdict.exercise)
+    has_sizes = len(chosen.worlds) > 1
+    if verdict.status == PASS:
+        chapter = {"Chapter": f"read {chosen.lesson}"} if chosen.kind == FIND else {}
+        return {"On all sizes": f"check {file}"} if size and has_sizes else chapter
+    on_size = f" -n {verdict.world}" if verdict.world and has_sizes else ""
     if verdict.words == BREAKPOINT:
         return {"Debug": f"check {file}{on_size}{with_seed} --debug"}
-    hint = hint_step(find_exercise(verdict.exercise), Workbook(Path.cwd()))
+    hint = hint_step(chosen, Workbook(Path.cwd()))
     return {**hint, "Again": f"check {file}{on_size}{with_seed}"}
 
 

@@ -212,7 +212,7 @@ class Workbook:
             )
             return Verdict(exercise=exercise.name, file=str(file), status=ERROR, words=words)
         verdict = check_solution(solution, self.solutions_before(exercise), world, seed, debug)
-        if verdict.status != PASS or world or debug:
+        if verdict.status != PASS or verdict.passed != exercise.worlds or debug:
             return verdict
         if not is_own:
             words = f"not noted: the file of {exercise.name} is {exercise.file}"
@@ -273,8 +273,8 @@ def check_file(file: Path, world: int | None, seed: int, debug: bool = False) ->
     try:
         exercise = find_exercise(file.name)
         if not file.exists():
-            begin = f"begin it: python -m playground exercise {exercise.name}"
-            raise UsageError(f"there is no such file; {begin}")
+            begin = f"; begin it: python -m playground exercise {exercise.name}"
+            raise UsageError(f"there is no such file{begin * (file.name == exercise.file)}")
         return Workbook(file.parent).check(file, read_text(file), world, seed, debug)
     except UsageError as error:
         return replace(
