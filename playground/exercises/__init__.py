@@ -20,6 +20,7 @@ The judgement, in the process of the command:
     attempt        one world, and what its ranks report
     observation    what a rank did, and the first thing that is wrong with it
     mistakes       the catalogued mistake that does the same
+    rows           what the wrong numbers of a prediction would be the answers to
     guess          what has probably gone wrong, if none does
 
 In a rank:

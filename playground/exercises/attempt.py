@@ -77,6 +77,8 @@ class Attempt:
         """By case and rank."""
         self.at: dict[int, Place] = {}
         """Where each rank is: in the operation that it called last."""
+        self.calls: dict[int, int] = {}
+        """How many operations each rank has called in this case."""
         self.given: dict[int, tuple[str, int]] = {}
         """The dtype and the number of elements of what each rank gave its last operation."""
         self.written: tuple[str, ...] = ()
@@ -94,6 +96,11 @@ class Attempt:
         return observed[0].notes if 0 in observed else ()
 
     @property
+    def are_first(self) -> bool:
+        """Whether no rank has called an operation before the one that it is in."""
+        return all(number <= 1 for number in self.calls.values())
+
+    @property
     def places(self) -> dict[int, tuple[str, object]]:
         """Where the ranks are, whatever their lines are and the words in the keys that they wait
         for."""
@@ -108,12 +115,14 @@ class Attempt:
         """A report. Raises `Ended` for one that ends the check."""
         if "at" in event:
             self.at[rank] = event["at"]
+            self.calls[rank] = self.calls.get(rank, 0) + 1
             self.given[rank] = event.get("given", ("", 0))
             self.printed[rank] = event.get("printed", self.printed.get(rank, ""))
         elif "observed" in event:
             self.observed.setdefault(event["case"], {})[rank] = event["observed"]
         elif "number" in event:
             self.at[rank] = COMPUTES
+            self.calls[rank] = 0
             self.printed.pop(rank, None)
             if event["number"] > self.case:
                 self.case = event["number"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral, Real
@@ -195,8 +195,12 @@ def choose_setting(
 
     def run(function: Callable[[], Any]) -> object:
         answer = function()
-        if not isinstance(answer, dict) or dict(answer) not in settings:
-            return right | {"setting": "none of the task's"}
+        if not isinstance(answer, dict) or {*answer} != {*best}:
+            return right | {"setting": describe_keys(best)}
+        for name, value in answer.items():
+            allowed = [*dict.fromkeys(setting[name] for setting in settings)]
+            if value not in allowed:
+                return right | {"setting": f"{name} is none of {', '.join(map(str, allowed))}"}
         mine, least = cost(**settings[settings.index(dict(answer))]), cost(**best)
         notes[:] = [f"{unit}: {mine:.4g} chosen, {least:.4g} the least"]
         if mine > ENOUGH * least:
@@ -204,6 +208,11 @@ def choose_setting(
         return right
 
     return Case(about, (), right, is_coded=False, run=run, gives_rank=False, notes=notes)
+
+
+def describe_keys(names: Iterable[str]) -> str:
+    """What an answer is to be that has not these keys, and these alone."""
+    return f"to be returned is a dictionary with the keys {', '.join(names)}"
 
 
 def as_number(value: Any, counted: object) -> Any:

@@ -10,7 +10,8 @@ import torch.
 | `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes  |
 |                 | wrong, the lines                                                               |
 | `faults.diff`   | of a program to be repaired: the changes that break it, of which a seed takes  |
-|                 | one; and names that change with the seed: see `repair`                         |
+|                 | one, each with its name and a sentence on what came of it, which are told once |
+|                 | it is repaired; and names that change with the seed: see `repair`              |
 
 An exercise is of one of four kinds, which differ in what the learner writes and the judge compares:
 
@@ -395,6 +396,8 @@ CORE = {
     "snapshot", "error-feedback",
 }  # fmt: skip
 """Those of the shorter path through the course."""
+SUFFIX = re.compile(r"(\.\d+)?(\.py)?$")
+"""The end of a file's name, with the number that it has if `exercise --reset` has kept it."""
 SIMILAR = 0.7
 """From this similarity on, of 1, another name is taken for the one that is meant."""
 LIST = "python -m playground exercise"
@@ -405,9 +408,10 @@ CATALOGUE = dict(sorted(CATALOGUE.items(), key=lambda item: PLACES.index(item[1]
 
 
 def find_exercise(name: str, others: Iterable[str] = ()) -> Exercise:
-    """The exercise of this name, which may be that of its file or function. Raises `UsageError`,
-    with the name that is meant probably, of an exercise or of `others`, if there is none."""
-    name = name.removesuffix(".py").replace("_", "-")
+    """The exercise of this name, which may be that of its function, or of its file in any folder.
+    Raises `UsageError`, with the name that is meant probably, of an exercise or of `others`, if
+    there is none."""
+    name = SUFFIX.sub("", Path(name).name).replace("_", "-")
     if name not in CATALOGUE:
         near = difflib.get_close_matches(name, [*CATALOGUE, *others], 1, SIMILAR)
         advice = f"did you mean {near[0]}?" if near else f"list all of them: {LIST}"

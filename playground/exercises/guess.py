@@ -34,8 +34,14 @@ RATIOS: dict[str, Slip] = {
     "counted twice": lambda due, size: 2 * due,
     "the wrong sign": lambda due, size: -due,
 }
+RATIOS_OF_WHOLE: dict[str, Slip] = RATIOS | {
+    "divided by the number of ranks": lambda due, size: due // size,
+}
 RATIOS_OF_FLOATS: dict[str, Slip] = {
     "the sum in place of the mean": lambda due, size: due * size,
+    "divided by 2, and not by the number of ranks": (
+        lambda due, size: math.nan if size in (2, 4) else due * size / 2
+    ),
     "divided by the number of ranks once too often": lambda due, size: due / size,
 } | RATIOS
 """A ratio is in all numbers, or it is none; of whole numbers there are no means."""
@@ -48,15 +54,18 @@ SIGNS = {
     r"no rank -?\d+ in a world": "a neighbour beyond the first or the last rank",
     r"Pair is not connected.*\[none\]": "a rank sends to itself, or receives from itself",
     "tensors differ in": "",
+    "Invalid process group": "this rank is not in the group that it uses",
+    r"Global rank \d+ is not part": "src and dst are ranks of the world, also in a group",
     "SIGABRT": "two tensors that meet differ in size or dtype",
     r"[Ss]plit|same size|size mismatch|must match|Check failed: \w*[Ss]hape": (
         "two tensors, or a slice and a tensor, differ in size"
     ),
     "storage of size 0": "a tensor is used whose memory has been freed",
-    "NoneType": "a rank that has no value is not provided for",
+    "NoneType": "a value is None: it is not there yet, or this rank has none",
     "out of (range|bounds)": "an index beyond the end, where a share is smaller or empty",
 }
 """What the words of an error say of its cause."""
+NOT_SENT = "all ranks wait for messages that nobody has sent to them"
 LEFT_OUT = "a share is left out"
 SHARES = {
     "twice$": "a share is added twice",
@@ -72,23 +81,36 @@ def guess_by_words(words: str) -> str:
     return next((guess for sign, guess in SIGNS.items() if re.search(sign, words)), "")
 
 
-def guess_by_places(at: Mapping[int, Place], size: int) -> str:
-    """The likely cause of a deadlock; empty if unknown."""
+def guess_by_places(at: Mapping[int, Place], size: int, are_first: bool = True) -> str:
+    """The likely cause of a deadlock; empty if unknown. `are_first`: whether no rank has called
+    anything before the call in which it waits."""
     waiting = [at[rank] for rank in range(size) if at.get(rank, RETURNED) != RETURNED]
     names = [place.name for place in waiting]
     if not names:
         return ""
     if all("send" in name for name in names):
-        return "all send first" if len(names) == size else "nobody receives what is sent"
+        all_send = "all send first" if are_first else "all ranks wait in send, and none receives"
+        return all_send if len(names) == size else "nobody receives what is sent"
     if all(name.startswith(AWAITS) for name in names):
         return "a key that nobody has written"
     if all("recv" in name for name in names):
-        return "all receive first" if len(names) == size else "nobody sends what is waited for"
+        all_receive = "all receive first" if are_first else NOT_SENT
+        return all_receive if len(names) == size else "nobody sends what is waited for"
     if len(names) < size:
-        return "a rank leaves out a call that the others make"
+        return guess_by_peers(at) or "a rank leaves out a call that the others make"
     return (
         "ranks wait in different calls" if len({*names}) > 1 else "ranks wait for different ranks"
     )
+
+
+def guess_by_peers(at: Mapping[int, Place]) -> str:
+    """That a message has no other end: the rank there has returned. Empty if there is none."""
+    for rank, place in sorted(at.items()):
+        if place.peer is not None and at.get(place.peer, RETURNED) == RETURNED:
+            way = "sends to" if "send" in place.name else "waits for"
+            back = "receive" if "send" in place.name else "send"
+            return f"rank {rank} {way} rank {place.peer}, which does not {back}"
+    return ""
 
 
 def root_of_leaf(leaf: Leaf) -> str:
@@ -97,11 +119,15 @@ def root_of_leaf(leaf: Leaf) -> str:
     return re.split(r"\[|, ", leaf.where)[0]
 
 
-def guess_by_values(
-    observed: Mapping[int, Observation], root_of: Callable[[Leaf], str] = root_of_leaf
-) -> str:
-    """What explains all that is wrong in a case; empty if nothing does. `root_of`: what one ratio
-    is in all numbers of."""
+def guess_by_prediction(observed: Mapping[int, Observation]) -> str:
+    """What explains all numbers of a prediction that are wrong: of the guesses by values, those
+    that are no sentences about ranks."""
+    guess = guess_by_values(observed)
+    return guess if guess in ONE_OFF.values() or " in the place of " in guess else ""
+
+
+def guess_by_values(observed: Mapping[int, Observation]) -> str:
+    """What explains all that is wrong in a case; empty if nothing does."""
     pairs = [
         (rank, *pair)
         for rank, seen in observed.items()
@@ -118,6 +144,8 @@ def guess_by_values(
     if any(mine.where != due.where for _, mine, due in wrong):
         return ""
     if kinds := {describe_kinds(mine, due) for _, mine, due in wrong if mine.kind != due.kind}:
+        if any("NoneType" in kind for kind in kinds):  # which the failure says itself
+            return ""
         return kinds.pop() if len(kinds) == 1 else "values of other types"
     if more := [
         math.prod(mine.shape) - math.prod(due.shape)
@@ -133,7 +161,7 @@ def guess_by_values(
         return guess_by_messages(observed, wrong)
     if any(seen.is_shared for seen in observed.values()):
         return "one tensor for all: they are the same memory"
-    numbers = guess_by_numbers(wrong, pairs, len(observed), root_of)
+    numbers = guess_by_numbers(wrong, pairs, len(observed))
     if numbers == ZEROS and all(mine.kind in ("int", "float") for _, mine, _ in wrong):
         return describe_zeros(observed, {mine.where for _, mine, _ in wrong})
     return numbers or guess_by_order(wrong) or guess_by_shares(observed, wrong)
@@ -153,7 +181,7 @@ def guess_by_messages(observed: Mapping[int, Observation], wrong: Wrong) -> str:
     return f"its own values came back: {name_ranks(senders)} sent what {had} just received"
 
 
-def guess_by_numbers(wrong: Wrong, pairs: Wrong, size: int, root_of: Callable[[Leaf], str]) -> str:
+def guess_by_numbers(wrong: Wrong, pairs: Wrong, size: int) -> str:
     """What all wrong numbers have in common. `pairs`: what ranks hold and should hold, right or
     wrong."""
     numbers = [(value, due) for value, due in numbers_in(wrong) if not is_close(value, due)]
@@ -163,10 +191,12 @@ def guess_by_numbers(wrong: Wrong, pairs: Wrong, size: int, root_of: Callable[[L
     for name, slip in FIXED.items():
         if is_explained_by(slip, numbers, size) and not has_words:
             return name
-    roots = {root_of(due) for _, _, due in wrong}
-    alike = [*numbers_in([each for each in pairs if root_of(each[2]) in roots])]
+    roots = {root_of_leaf(due) for _, _, due in wrong}
+    alike = [*numbers_in([each for each in pairs if root_of_leaf(each[2]) in roots])]
     is_whole = all(mine.kind.startswith(("int", "uint")) for _, mine, _ in wrong)
-    for name, slip in (RATIOS if is_whole else RATIOS_OF_FLOATS).items():
+    is_number = any(mine.kind == "int" for _, mine, _ in wrong)  # often of ranks, or of samples
+    of_whole = RATIOS if is_number else RATIOS_OF_WHOLE
+    for name, slip in (of_whole if is_whole else RATIOS_OF_FLOATS).items():
         if is_explained_by(slip, alike, size) and not has_words:
             return name
     differences = {value - due for value, due in numbers}
@@ -180,6 +210,8 @@ def guess_by_numbers(wrong: Wrong, pairs: Wrong, size: int, root_of: Callable[[L
 def numbers_in(pairs: Wrong) -> Iterator[tuple[float, float]]:
     """What is held and what is due, of all numbers in these."""
     for _, mine, due in pairs:
+        if due.kind == "bool":
+            continue
         for value, due_value in zip(mine.values, due.values, strict=False):
             if isinstance(value, (int, float)) and isinstance(due_value, (int, float)):
                 yield value, due_value
@@ -212,7 +244,7 @@ def guess_by_order(wrong: Wrong) -> str:
         mine.shape and sorted(map(str, mine.values)) == sorted(map(str, due.values))
         for _, mine, due in wrong
     ):
-        return "the right values, in another order"
+        return "the right values, in other places"
     held, expected = (
         sorted(f"{rank} {pair[place].values}" for rank, *pair in wrong if pair[place].kind != "str")
         for place in (0, 1)
@@ -229,7 +261,15 @@ def guess_by_shares(observed: Mapping[int, Observation], wrong: Wrong) -> str:
                 has_moved(mine, due, len(observed)) for _, mine, due in wrong
             )
             return "a share is in another place" if is_moved else guess
-    return "each rank has a result of its own" if is_own_result(observed) else ""
+    if is_own_result(observed):
+        return "each rank has a result of its own"
+    right = {*observed} - {rank for rank, _, _ in wrong}
+    due_leaves = next(iter(observed.values())).expected
+    common = {due_leaves[place].where for place in find_common(observed)}
+    is_due_on_all = all(due.where in common for _, _, due in wrong)
+    return (
+        f"only rank {right.pop()} has the right result" if len(right) == 1 and is_due_on_all else ""
+    )
 
 
 def has_moved(mine: Leaf, due: Leaf, size: int) -> bool:
@@ -249,16 +289,28 @@ def has_moved(mine: Leaf, due: Leaf, size: int) -> bool:
 
 
 def is_own_result(observed: Mapping[int, Observation]) -> bool:
-    """Whether the same is due on all ranks, all are wrong, and no two hold the same."""
-    ranks = list(observed.values())
-    if len(ranks) < 2 or any(
-        find_difference(seen.expected, ranks[0].expected) for seen in ranks[1:]
-    ):
+    """Whether all ranks are wrong where the same is due on all, and no two hold the same there."""
+    common = find_common(observed)
+    held, expected = (
+        [[getattr(seen, name)[place] for place in common] for seen in observed.values()]
+        for name in ("held", "expected")
+    )
+    if len(observed) < 2 or not all(map(find_difference, held, expected)):
         return False
-    if not all(find_difference(seen.held, seen.expected) for seen in ranks):
-        return False
-    others = [(one, other) for place, one in enumerate(ranks) for other in ranks[:place]]
-    return all(find_difference(one.held, other.held) for one, other in others)
+    others = [(one, other) for place, one in enumerate(held) for other in held[:place]]
+    return all(find_difference(one, other) for one, other in others)
+
+
+def find_common(observed: Mapping[int, Observation]) -> list[int]:
+    """The places in the results at which the same is due on all ranks."""
+    ranks = observed.values()
+    least = min(min(len(seen.held), len(seen.expected)) for seen in ranks)
+    dues = [[seen.expected[place] for seen in ranks] for place in range(least)]
+    return [
+        place
+        for place, (due, *others) in enumerate(dues)
+        if not any(find_difference([due], [other]) for other in others)
+    ]
 
 
 def is_same(one: Leaf, other: Leaf) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from playground.exercises.cases import ENOUGH, Case
+from playground.exercises.cases import ENOUGH, Case, describe_keys
 from playground.training import mesh_costs as costs
 from playground.training.formulas import STAGES
 from playground.training.mesh_costs import Cost, TrainingTask
@@ -79,7 +79,7 @@ def choose(about: str, task: TrainingTask, choices: Mapping[str, tuple[int, ...]
     def run(function: Callable[[], Any]) -> object:
         answer = function()
         if not isinstance(answer, dict) or {*answer} != {*choices}:
-            return right | {"answer": f"its keys are to be {', '.join(choices)}"}
+            return right | {"answer": describe_keys(choices)}
         layout = new_layout(answer, task)
         if fault := find_fault(layout, task, choices):
             return right | fault

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from playground.exercises.attempt import (
@@ -28,24 +28,23 @@ from playground.exercises.guess import (
     RATIOS_OF_FLOATS,
     UNTOUCHED,
     guess_by_places,
+    guess_by_prediction,
     guess_by_values,
     guess_by_words,
 )
 from playground.exercises.observation import (
     SENDS_TOO_MUCH,
     Failure,
-    Leaf,
     Observation,
     count_elements,
     find_difference,
     find_failure,
 )
+from playground.exercises.rows import find_by_rows, tell_rows
 
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER
-PROBABLY = "probably: "
+PROBABLY, OR = "probably: ", ", or: "
 AS_BEFORE = "as before: your change makes no difference to the result"
-Held = Mapping[int, Sequence[Leaf]]
-"""What a prediction holds, by case."""
 VARYING = re.compile(r"no rank \d+|(?<=SIGABRT).*")
 """What differs from run to run in the words of an error: which rank is the first to send to one
 that is not there, and where others are when a rank is aborted."""
@@ -81,7 +80,26 @@ def name_mistake(
         for mistake in solution.exercise.mistakes
         if mistake.status == found.status and mistake.name not in NAMED
     }
+    named = find_name(solution, before, seed, made, found, run, tried)
+    if solution.exercise.kind == PREDICT and found.status == FAIL:
+        names = named.mistake.removeprefix(PROBABLY).split(OR)
+        return replace(named, rows=tuple(tell_rows(made, tried, names)))
+    return named
+
+
+def find_name(
+    solution: Solution,
+    before: Sequence[Solution],
+    seed: int,
+    made: Attempt,
+    found: Failure,
+    run: Callable[[Mistake, int], Attempt],
+    tried: Mapping[Mistake, Attempt],
+) -> Failure:
+    """The failure with the name of a mistake, as `name_mistake` says. `run`: the attempt of a
+    mistake in a world of another size. `tried`: those in the world that failed."""
     alike = [mistake for mistake, other in tried.items() if is_alike(made, other)]
+    refuted = set[Mistake]()
     # That one is even if the first was odd, as what ranks do in pairs depends on it, and large.
     # Further ones only tell apart mistakes that do the same in both.
     others = {*solution.exercise.worlds} - {made.size}
@@ -89,6 +107,7 @@ def name_mistake(
         if not alike:
             break
         there = attempt(solution, before, size, seed)
+        refuted |= {mistake for mistake in alike if is_refuted(there, run(mistake, size))}
         alike = [mistake for mistake in alike if is_alike(there, run(mistake, size))]
         if len(alike) == 1:
             break
@@ -96,12 +115,12 @@ def name_mistake(
         return replace(found, mistake=alike[0].name, says=alike[0].says)
     if alike:
         return name_probable(found, alike)
-    return found if found.mistake else find_probable(solution, made, found, tried)
+    return found if found.mistake else find_probable(solution, made, found, tried, refuted)
 
 
 def name_probable(found: Failure, mistakes: Sequence[Mistake]) -> Failure:
     """The failure with a mistake that is probable, or with the first two of several."""
-    names = ", or: ".join(mistake.name for mistake in mistakes[:2])
+    names = OR.join(mistake.name for mistake in mistakes[:2])
     says = mistakes[0].says if len(mistakes) == 1 else ""
     return replace(found, mistake=f"{PROBABLY}{names}", says=says)
 
@@ -127,24 +146,32 @@ def run_mistake(
 
 
 def find_probable(
-    solution: Solution, made: Attempt, found: Failure, tried: Mapping[Mistake, Attempt]
+    solution: Solution,
+    made: Attempt,
+    found: Failure,
+    tried: Mapping[Mistake, Attempt],
+    refuted: Container[Mistake],
 ) -> Failure:
     """The failure with a mistake that is probable, or as it is. `tried`: what the mistakes do in
-    the world that failed."""
+    the world that failed. `refuted`: those that have other results in another world, which may
+    still explain a row of a prediction."""
+    possible = {mistake: other for mistake, other in tried.items() if mistake not in refuted}
     same_results, same_first = (
-        [mistake for mistake, other in tried.items() if is_alike(made, other, by)]
+        [mistake for mistake, other in possible.items() if is_alike(made, other, by)]
         for by in (RESULTS, FIRST_RESULT)
     )
     if same_results:
         return name_probable(found, same_results)
-    if solution.exercise.kind == PREDICT and (rows := find_by_rows(made, found, tried)):
-        return name_probable(found, rows)
+    if solution.exercise.kind == PREDICT:
+        if rows := find_by_rows(made, found, tried):
+            return name_probable(found, rows)
+        same_first = []  # other cases contradict it
     guess = guess_mistake(solution, made, found)
     if same_first and (not guess or guess in RATIOS_OF_FLOATS):
         return name_probable(found, same_first)
     if guess:
         return replace(found, mistake=f"{PROBABLY}{guess}")
-    told = [mistake for mistake, other in tried.items() if is_told_alike(found, other.failure)]
+    told = [mistake for mistake, other in possible.items() if is_told_alike(found, other.failure)]
     return name_probable(found, told) if len(told) == 1 else found
 
 
@@ -161,12 +188,12 @@ def is_told_alike(one: Failure, other: Failure | None) -> bool:
 def guess_mistake(solution: Solution, made: Attempt, failure: Failure) -> str:
     """What a failure looks like; empty if like nothing known."""
     if failure.status == DEADLOCK:
-        return guess_by_places(made.at, made.size)
+        return guess_by_places(made.at, made.size, made.are_first)
     if failure.status == FAIL:
         observed = made.observed.get(made.case, {})
-        # a ratio is in all rows of a prediction, or it is none
-        is_prediction = solution.exercise.kind == PREDICT
-        guess = guess_by_values(observed, *[lambda leaf: ""] * is_prediction)
+        if solution.exercise.kind == PREDICT:
+            return guess_by_prediction(observed)
+        guess = guess_by_values(observed)
         return (guess == UNTOUCHED and describe_rebound(solution)) or guess
     return guess_by_words(failure.words)
 
@@ -183,7 +210,7 @@ def describe_rebound(solution: Solution) -> str:
 
 def find_rebound(text: str, function: str) -> str:
     """A parameter, other than rank and size, or an item of one in a loop, that a function assigns
-    to; empty if there is none."""
+    to; empty if there is none. A slice of the parameter is no other tensor."""
     for defined in ast.walk(ast.parse(text)):
         if isinstance(defined, ast.FunctionDef) and defined.name == function:
             names = {each.arg for each in defined.args.args} - {"rank", "size"}
@@ -200,6 +227,10 @@ def find_rebound(text: str, function: str) -> str:
                 for node in ast.walk(defined)
                 if isinstance(node, ast.Assign)
                 for target in node.targets
+                if not (
+                    isinstance(node.value, ast.Subscript)
+                    and ast.unparse(node.value.value) == ast.unparse(target)
+                )
             )
             return next(
                 (each.id for each in targets if isinstance(each, ast.Name) and each.id in names), ""
@@ -225,51 +256,12 @@ def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
     return all(is_alike_in_case(one, other, case, by) for case in cases)
 
 
-def find_by_rows(made: Attempt, found: Failure, tried: Mapping[Mistake, Attempt]) -> list[Mistake]:
-    """The mistakes that explain the row in which a prediction is wrong first, and the most others:
-    none that a row contradicts, which is right where the mistake makes it wrong."""
-    rows = {leaf.where for seen in made.observed.values() for leaf in seen[0].expected}
-    right = rows - find_wrong_rows(made)
-    same = {
-        mistake: find_same_rows(made, other)
-        for mistake, other in tried.items()
-        if not right & find_wrong_rows(other)
-    }
-    most = max((len(each) for each in same.values() if found.where in each), default=0)
-    return [each for each, places in same.items() if found.where in places and len(places) == most]
-
-
-def find_same_rows(one: Attempt, other: Attempt) -> set[str]:
-    """The rows in which two predictions are the same, in all cases."""
-    mine, theirs = (
-        {case: observed[0].held for case, observed in each.observed.items()}
-        for each in (one, other)
-    )
-    rows = {leaf.where for held in mine.values() for leaf in held}
-    return rows - find_differing(mine, theirs)
-
-
-def find_wrong_rows(made: Attempt) -> set[str]:
-    """The rows in which a prediction is wrong, in one of the cases."""
-    held, expected = (
-        {case: getattr(observed[0], name) for case, observed in made.observed.items()}
-        for name in ("held", "expected")
-    )
-    return find_differing(held, expected)
-
-
-def find_differing(one: Held, other: Held) -> set[str]:
-    """The rows in which two predictions of the same cases differ."""
-    mine, theirs = (
-        {(case, leaf.where): leaf for case, leaves in each.items() for leaf in leaves}
-        for each in (one, other)
-    )
-    return {
-        place[1]
-        for place in mine.keys() | theirs.keys()
-        if not (place in mine and place in theirs)
-        or find_difference([mine[place]], [theirs[place]])
-    }
+def is_refuted(one: Attempt, other: Attempt) -> bool:
+    """Whether a world shows that its solution has not made the mistake of the other: one of them
+    passes, or both leave wrong results, which differ."""
+    if not (one.failure and other.failure):
+        return one.failure is not other.failure
+    return one.failure.status == other.failure.status == FAIL and not is_alike(one, other, RESULTS)
 
 
 def is_alike_in_case(one: Attempt, other: Attempt, case: int, by: int) -> bool:

@@ -102,11 +102,16 @@ class Failure:
     a task changes."""
     index: int | None = None
     """Place of the first element that differs, in the flattened tensor."""
+    shape: tuple[int, ...] = ()
+    """The shape of that tensor."""
     held: object = None
     expected: object = None
     line: int = 0
     ranks: tuple[str, ...] = ()
     """Where each rank stands, if they wait for each other."""
+    rows: tuple[str, ...] = ()
+    """What the numbers of a prediction that are wrong would be the answers to, where that is
+    known."""
     printed: str = ""
     """The solution's output in this case, on the rank that is named."""
 
@@ -123,7 +128,12 @@ def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Failure |
                     words = f"{value}; expected: {wanted}"
                 place = index if due.shape else None
                 return Failure(
-                    where=due.where, index=place, held=value, expected=wanted, words=words
+                    where=due.where,
+                    index=place,
+                    shape=due.shape,
+                    held=value,
+                    expected=wanted,
+                    words=words,
                 )
     missing = [each.where for each in expected[len(held) :]]
     if missing and not missing[0].startswith(RESULT):
@@ -138,9 +148,10 @@ def find_mismatch(mine: Leaf, due: Leaf, places: Sequence[str]) -> Failure:
     """Values of different types or shapes, or in different places, of which `places` are held."""
     where, found, wanted = due.where, describe(mine), describe(due)
     if mine.where != where:
-        if mine.where in ("", RESULT):
-            is_item = where.startswith(f"{RESULT}[")
-            where, wanted = RESULT, "a list or a tuple" if is_item else f"a dict with {where!r}"
+        if mine.where in ("", RESULT) or mine.where.startswith("["):
+            found = "a list or a tuple" if mine.where.startswith("[") else found
+            is_item, name = where.startswith(f"{RESULT}["), where.partition("[")[0]
+            where, wanted = RESULT, "a list or a tuple" if is_item else f"a dict with {name!r}"
         elif where.startswith(f"{mine.where}["):
             where, wanted = mine.where, "a list"
         elif any(place.startswith(f"{where}[") for place in places):
@@ -249,6 +260,17 @@ def find_wrong_value(
         why = explain_digits(found.held, found.expected, len(observed))
         found = replace(found, words=f"{found.words}{': ' if why else ''}{why}")
     return found
+
+
+def name_element(index: int, shape: Sequence[int]) -> str:
+    """An element by its place: "element 3", or "element [1, 0]" of a matrix."""
+    if len(shape) < 2:
+        return f"element {index}"
+    places = list[int]()
+    for length in reversed(shape):
+        index, place = divmod(index, length)
+        places.insert(0, place)
+    return f"element {places}"
 
 
 def name_place(where: str, names: Sequence[str]) -> str:

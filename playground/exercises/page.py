@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import time
@@ -20,9 +21,12 @@ from playground.exercises.attempt import BREAKPOINT, JUDGE
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
+    CHOOSE,
     CORE,
+    FIND,
     PASS,
     PLACES,
+    SUFFIX,
     Exercise,
     find_exercise,
 )
@@ -45,6 +49,7 @@ from playground.ui.run_options import RunOptions
 from playground.ui.session import to_document
 from playground.ui.tables import Column, Table
 from playground.ui.text import heading
+from playground.ui.units import plural
 from playground.world.launcher import fork_client
 from playground.world.launcher.pool import keeping_worlds
 
@@ -233,17 +238,13 @@ def check(
         raise UsageError(
             "there is no solution in this folder; list them: python -m playground exercise"
         )
-    named = (CATALOGUE.get(file.stem.replace("_", "-")) for file in files)
-    exercises = [each for each in named if each]
+    exercises = [each for file in files if (each := exercise_of(file))]
     start_with_gpus(exercises)
     fork_client.preload(JUDGE.module)
     for each in exercises:
         fork_client.preload(*each.preload)
         if size and size not in each.worlds:
-            sizes = ", ".join(map(str, sorted(each.worlds)))
-            raise UsageError(
-                f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them"
-            )
+            raise UsageError(f"-n {size}: {each.name} {tell_worlds(each)}")
     fork_client.warm_up()
     seen = read_all(files)  # before they are checked: what is saved meanwhile is checked again
     verdicts = check_all(files, size, seed, say=not as_json, debug=debug)
@@ -257,10 +258,29 @@ def check(
     raise click.exceptions.Exit(max(verdict.exit_code for verdict in verdicts))
 
 
+def tell_worlds(chosen: Exercise) -> str:
+    """On how many ranks an exercise is checked, which are to be given in the place of others."""
+    if chosen.kind == CHOOSE:
+        return "runs nothing on ranks: leave -n out"
+    if len(chosen.worlds) == 1:
+        return f"is checked on {plural(chosen.worlds[0], 'rank')}: leave -n out"
+    sizes = ", ".join(map(str, sorted(chosen.worlds)))
+    return f"is checked on {sizes} ranks, choose one of them"
+
+
+def exercise_of(file: Path) -> Exercise | None:
+    """The exercise that a file is named after."""
+    with contextlib.suppress(UsageError):
+        return find_exercise(file.name)
+    return None
+
+
 def find_file(file: Path) -> Path:
     """The file, or that of the exercise which is called so."""
-    chosen = CATALOGUE.get(file.name.replace("_", "-"))
-    return file if file.exists() or chosen is None else file.with_name(chosen.file)
+    if file.exists() or not (chosen := exercise_of(file)):
+        return file
+    kept = SUFFIX.search(file.name)
+    return file.with_name(f"{chosen.function}{(kept and kept[1]) or ''}.py")
 
 
 @keeping_worlds()  # in which mistakes of the catalogue run, to be compared with a failure
@@ -283,7 +303,8 @@ def check_all(
                 terminal.say(*map(printable, lines))
     folders = {file.resolve().parent for file in files}
     passed = [verdict for verdict in verdicts if verdict.status == PASS]
-    if say and passed and not is_class and not size and len(folders) == 1:
+    is_whole = any(each.passed == find_exercise(each.exercise).worlds for each in passed)
+    if say and is_whole and not is_class and len(folders) == 1:
         work = Workbook(folders.pop())
         terminal.say(*tell_progress(work, find_exercise(passed[-1].exercise), "this folder"))
     return verdicts
@@ -294,14 +315,17 @@ def steps_after(verdict: Verdict, size: int | None, seed: int) -> dict[str, str]
     file, with_seed = shlex.quote(verdict.file), f" --seed {seed}" if seed else ""
     if verdict.words == NOT_WRITTEN:
         return {"Task": f"exercise {verdict.exercise}"}
-    if verdict.status == PASS:
-        return {"On all sizes": f"check {file}"} if size else {}
     if verdict.status == BLOCKED:
         return {}
-    on_size = f" -n {verdict.world}" if verdict.world else ""
+    chosen = find_exercise(verdict.exercise)
+    has_sizes = len(chosen.worlds) > 1
+    if verdict.status == PASS:
+        chapter = {"Chapter": f"read {chosen.lesson}"} if chosen.kind == FIND else {}
+        return {"On all sizes": f"check {file}"} if size and has_sizes else chapter
+    on_size = f" -n {verdict.world}" if verdict.world and has_sizes else ""
     if verdict.words == BREAKPOINT:
         return {"Debug": f"check {file}{on_size}{with_seed} --debug"}
-    hint = hint_step(find_exercise(verdict.exercise), Workbook(Path.cwd()))
+    hint = hint_step(chosen, Workbook(Path.cwd()))
     return {**hint, "Again": f"check {file}{on_size}{with_seed}"}
 
 

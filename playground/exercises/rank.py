@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import linecache
 import os
 import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -24,9 +27,12 @@ from playground.exercises.exercise import RETURNED
 from playground.exercises.limits import solving
 from playground.exercises.observation import RESULT, Leaf, Observation, Problem, count_messages
 from playground.exercises.transcript import Transcript
-from playground.world.rank.reports import report
+from playground.ui.units import plural
+from playground.world.rank.reports import BREAKPOINT, Event, hearing, report
 
 LEFT_RUNNING = "a thread left running"
+SHOWN_VALUE = 80
+"""Characters that are shown of an input."""
 LAST_WORDS = 2.0
 """Seconds that threads may go on after the solution has returned."""
 
@@ -103,7 +109,9 @@ def run_case(
     seed_generator(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)
-    returned = call_solution(rank, case, function, record)
+    title = f"case {place + 1} on {plural(record.size, 'rank')}: {case.about}"
+    with hearing(Announcement(title, function)):
+        returned = call_solution(rank, case, function, record)
     note_problems(case, returned, record)
     held, expected = compare(case, returned, record)
     return Observation(
@@ -124,6 +132,30 @@ def run_case(
         culprit=case.culprit,
         notes=tuple(case.notes),
     )
+
+
+@dataclass
+class Announcement:
+    """Where a person answers breakpoints: before the first one of a case, which case it is, and
+    what the function has been given, as that is now."""
+
+    title: str
+    function: Callable[..., Any]
+    is_made: bool = False
+
+    def __call__(self, event: Event) -> None:
+        if BREAKPOINT in event and not self.is_made:
+            self.is_made = True
+            print("\n".join([self.title, *self.tell_inputs()]), flush=True)
+
+    def tell_inputs(self) -> Iterator[str]:
+        code = getattr(self.function, "__code__", None)
+        frames = (each for each, _ in traceback.walk_stack(None) if each.f_code is code)
+        if frame := next(frames, None):
+            names, _, _, values = inspect.getargvalues(frame)
+            for name in names:
+                text = " ".join(repr(values[name]).split())
+                yield f"  {name} = {text[:SHOWN_VALUE]}{' …' * (len(text) > SHOWN_VALUE)}"
 
 
 def call_solution(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from playground.exercises.changes import patch, read_changes
+from playground.exercises.changes import Change, patch, read_changes
 
 SEED = re.compile(r"^SEED = (\d+)$", re.MULTILINE)
 CULPRIT = re.compile(r"^RANK = (.*)$", re.MULTILINE)
@@ -61,10 +61,14 @@ class Repair:
     seed: int
 
     @property
+    def fault(self) -> Change:
+        """The change that breaks it."""
+        return of_fault(self.seed, read_changes(self.faults))
+
+    @property
     def broken(self) -> str:
-        """The program with a fault, and without an answer."""
-        fault = of_fault(self.seed, read_changes(self.faults))
-        return self.draw_names(CULPRIT.sub("RANK = None", patch(self.written, fault.lines)))
+        """The program with its fault, and without an answer."""
+        return self.draw_names(CULPRIT.sub("RANK = None", patch(self.written, self.fault.lines)))
 
     def draw_names(self, text: str) -> str:
         """A version of the program with its seed, and the names that go with the seed: a repair of

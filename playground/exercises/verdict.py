@@ -20,6 +20,7 @@ from playground.exercises.exercise import (
     LOOP,
     PASS,
     PREDICT,
+    WRITE,
     Exercise,
     normalise,
 )  # fmt: skip
@@ -31,6 +32,7 @@ from playground.exercises.observation import (
     Failure,
     Observation,
     find_difference,
+    name_element,
     name_place,
 )
 from playground.exercises.repair import CULPRIT
@@ -47,6 +49,7 @@ class Verdict(Failure):
 
     exercise: str
     file: str
+    kind: str = WRITE
     status: str = PASS
     passed: tuple[int, ...] = ()
     """Sizes of the worlds that passed."""
@@ -76,7 +79,7 @@ def check_solution(
     exercise = solution.exercise.with_seed_of(text)
     solution = replace(solution, exercise=exercise, text=text)
     seed = exercise.seed if exercise.kind == FIND else seed
-    verdict = Verdict(exercise=exercise.name, file=solution.file, seed=seed)
+    verdict = Verdict(exercise=exercise.name, file=solution.file, kind=exercise.kind, seed=seed)
     if refused := refuse(verdict, exercise, text):
         return refused
     is_report = exercise.kind == FIND and not exercise.repair.find_changes(text)
@@ -95,6 +98,10 @@ def check_solution(
         report = check_solution(replace(solution, text=exercise.stub), before, world)
         shown = ("the program as it was:", *tell_lines(replace(report, file="")))
         return replace(verdict, status=FAIL, mistake=ANOTHER_RANK, words=words, notes=shown)
+    if exercise.kind == FIND:
+        fault = exercise.repair.fault
+        told = f"The fault: {fault.name}. {fault.says[0].upper()}{fault.says[1:]}."
+        return replace(verdict, notes=(told,))
     return verdict
 
 
@@ -167,7 +174,7 @@ def tell_rank(rank: int, seen: Observation) -> str:
 def tell_words(failure: Failure, rank: int | None, line: int = 0) -> str:
     """What is wrong, after the rank, the place of what differs and the line, as far as they are
     known."""
-    element = f"element {failure.index}" if failure.index is not None else ""
+    element = name_element(failure.index, failure.shape) if failure.index is not None else ""
     where = "" if failure.where == RESULT else failure.where
     parts = (
         f"rank {rank}" if rank is not None else "",
@@ -183,25 +190,27 @@ def tell_lines(verdict: Verdict) -> list[str]:
     """The verdict as lines of text."""
     file = verdict.file
     sizes = ", ".join(map(str, sorted(verdict.passed)))
+    ranks = f"{sizes} rank{'s' if verdict.passed != (1,) else ''}"
+    is_run = verdict.kind != CHOOSE  # a choice is costed: nothing runs on ranks
     notes = [f"  {line}" for line in verdict.notes]
     if verdict.status == PASS:
-        return [f"{file}  passed on {sizes} rank{'s' if verdict.passed != (1,) else ''}", *notes]
+        return [f"{file}  passed{f' on {ranks}' if is_run else ''}", *notes]
     if verdict.world is None or verdict.words == NOT_WRITTEN:
         return [f"{file}  {verdict.words}", *notes]
-    passed = f"{sizes} rank{'s' if verdict.passed != (1,) else ''} ok, " if sizes else ""
-    world = plural(verdict.world, "rank")
+    passed = f"{ranks} ok, " if sizes else ""
+    world = f"{plural(verdict.world, 'rank')}: " if is_run else ""
     ends = {DEADLOCK: "deadlock", BLOCKED: "could not be judged", LOOP: "do not end"}.get(
         verdict.status, "fail"
     )
     if verdict.words == BREAKPOINT:
         ends = "stopped"
-    lines = [f"{file}  {passed}{world}: {ends}{f' ({verdict.case})' if verdict.case else ''}"]
+    lines = [f"{file}  {passed}{world}{ends}{f' ({verdict.case})' if verdict.case else ''}"]
     if verdict.mistake:
         mistake = f"{verdict.mistake[0].upper()}{verdict.mistake[1:]}"
         lines.append(f"  {mistake}{': ' if verdict.says else ''}{verdict.says}")
     if verdict.words and not verdict.ranks:
         lines.append(f"  {tell_words(verdict, verdict.rank, verdict.line)}")
-    lines += [f"  {line}" for line in verdict.ranks]
+    lines += [f"  {line}" for line in (*verdict.ranks, *verdict.rows)]
     printed = verdict.printed.splitlines()[:SHOWN_LINES]
     lines += [
         f"  {' ' * 9 if number else 'printed: '}{each}" for number, each in enumerate(printed)

@@ -203,20 +203,21 @@ class Workbook:
         """Judge a solution, and note that it has passed, unless it is debugged."""
         exercise = find_exercise(file.name)
         solution = Solution(exercise, text, str(file))
+        is_own = file.name == exercise.file
         seeds = self.seeds.get(exercise.name), seed_of(text)
-        if None not in seeds and seeds[0] != seeds[1]:
+        if is_own and None not in seeds and seeds[0] != seeds[1]:
             words = (
                 f"SEED is no longer {seeds[0]}: this is another program; write {seeds[0]} again, "
                 f"or begin again: python -m playground exercise {exercise.name} --reset"
             )
             return Verdict(exercise=exercise.name, file=str(file), status=ERROR, words=words)
         verdict = check_solution(solution, self.solutions_before(exercise), world, seed, debug)
-        if (
-            verdict.status == PASS
-            and world is None
-            and not debug
-            and self.passed.get(exercise.name) != exercise.digest(text)
-        ):
+        if verdict.status != PASS or verdict.passed != exercise.worlds or debug:
+            return verdict
+        if not is_own:
+            words = f"not noted: the file of {exercise.name} is {exercise.file}"
+            return replace(verdict, notes=(*verdict.notes, words))
+        if self.passed.get(exercise.name) != exercise.digest(text):
             self.note(exercise, exercise.digest(text))
         return verdict
 
@@ -272,8 +273,8 @@ def check_file(file: Path, world: int | None, seed: int, debug: bool = False) ->
     try:
         exercise = find_exercise(file.name)
         if not file.exists():
-            begin = f"begin it: python -m playground exercise {exercise.name}"
-            raise UsageError(f"there is no such file; {begin}")
+            begin = f"; begin it: python -m playground exercise {exercise.name}"
+            raise UsageError(f"there is no such file{begin * (file.name == exercise.file)}")
         return Workbook(file.parent).check(file, read_text(file), world, seed, debug)
     except UsageError as error:
         return replace(

@@ -30,7 +30,7 @@ from playground.exercises import (
     verdict as verdict_module,
 )
 from playground.exercises.attempt import Attempt, Solution, attempt
-from playground.exercises.changes import patch
+from playground.exercises.changes import patch, read_changes
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
@@ -55,7 +55,7 @@ from playground.exercises.failures.judges import stuck
 from playground.exercises.layouts import Layout, compare, cost_of
 from playground.exercises.limits import LOGGED, leave_out, solving
 from playground.exercises.mistakes import NAMED, attempt_mistake
-from playground.exercises.observation import Failure, explain_digits
+from playground.exercises.observation import Failure, explain_digits, name_element
 from playground.exercises.repair import CULPRIT
 from playground.exercises.scaling import judges as scaling
 from playground.exercises.transcript import TICK, Transcript
@@ -459,6 +459,8 @@ def test_every_exercise_has_its_parts() -> None:
         assert exercise.mistakes
         assert {mistake.status for mistake in exercise.mistakes} <= {FAIL, DEADLOCK, ERROR}
         assert exercise.solution not in [mistake.text for mistake in exercise.mistakes]
+        if exercise.kind == FIND:
+            assert all(fault.says for fault in read_changes(exercise.read("faults.diff")))
 
 
 def test_a_mistake_is_a_change_of_its_reference() -> None:
@@ -533,7 +535,8 @@ def test_a_program_to_be_repaired_fails_in_another_way_with_another_seed(
     lines = tell_lines(repaired)
     assert lines[0].endswith("write the rank at fault into RANK = …, a number from 0 to 3")
     assert [line.strip() for line in lines[3:]] == [line.strip() for line in tell_lines(report)[1:]]
-    assert judge(exercise, find_answer(other)).notes == ()
+    [told] = judge(exercise, find_answer(other)).notes
+    assert told.startswith(f"The fault: {other.repair.fault.name}. ")
 
 
 def find_answer(exercise: Exercise) -> str:
@@ -610,6 +613,86 @@ def test_a_prediction_stands_beside_what_was_counted(folder: Path, run_cli: Run)
     assert "  messages                   1                 2" in shown.out
     (folder / factor.file).write_text(factor.solution.replace('"root_bytes"', '"root"'))
     assert "  root_bytes is missing" in run_cli("check", "-n", 2).out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "rows"),
+    [
+        (
+            "ring-traffic",
+            {'"messages": 2': '"messages": 6', '"root_bytes": (': '"root_bytes": 3 * ('},
+            ["messages, root_bytes: 3 times what is counted, on 3 ranks"],
+        ),
+        (
+            "ring-traffic",
+            {"2 * (ranks - 1) * elements": "(ranks - 1) * elements"},
+            ["all_bytes: this is the answer to root_bytes"],
+        ),
+        (
+            "ring-traffic",
+            {
+                "2 * (ranks - 1) * elements": "12 * (ranks - 1) * elements",
+                '"root_bytes": (ranks - 1)': '"root_bytes": 2 * (ranks - 1)',
+            },
+            [
+                "all_bytes: 6 times what is counted",
+                "root_bytes: probably: what the root receives, too: a byte is counted where it is "
+                "sent",
+            ],
+        ),
+        (
+            "rung-traffic",
+            {"[len(sizes), 1, buckets]": "[1, len(sizes), buckets]"},
+            ["calls: the right numbers, in another order"],
+        ),
+        (
+            "rung-traffic",
+            {"[sent] * 3": "[sent + 1, sent, sent]"},
+            [],
+        ),
+    ],
+)
+def test_a_wrong_number_of_a_prediction_is_told_what_it_would_answer(
+    name: str, changes: dict[str, str], rows: list[str]
+) -> None:
+    exercise = CATALOGUE[name]
+    text = exercise.solution
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    verdict = judge(exercise, text, exercise.worlds[0])
+    assert list(verdict.rows) == rows, tell_lines(verdict)
+    assert {f"  {row}" for row in rows} <= {*tell_lines(verdict)}
+
+
+def test_a_choice_says_nothing_of_ranks(folder: Path, run_cli: Run) -> None:
+    slow_link = CATALOGUE["slow-link"]
+    (folder / slow_link.file).write_text(slow_link.mistakes[0].text)
+    shown = run_cli("check").out.splitlines()
+    assert shown[0] == "slow_link.py  fail (400 million parameters on 32 ranks)"
+    assert "Again:       python -m playground check slow_link.py" in shown
+    (folder / slow_link.file).write_text(slow_link.solution)
+    assert run_cli("check", "-n", 1).out.splitlines()[0] == "slow_link.py  passed"
+    assert Workbook(folder).has_passed(slow_link)
+
+
+def test_after_a_repair_the_fault_is_told_and_the_chapter_named(folder: Path, run_cli: Run) -> None:
+    program = CATALOGUE["stuck"]
+    (folder / program.file).write_text(program.solution)
+    assert run_cli("check").out.splitlines()[:4] == [
+        "stuck.py  passed on 4 ranks",
+        "  The fault: own number of steps. The rank with the fewest batches leaves the",
+        "  loop, and the others wait for it in all_reduce.",
+        "Chapter: python -m playground read failures",
+    ]
+
+
+def test_an_element_of_a_matrix_is_named_by_its_row_and_column() -> None:
+    assert [name_element(*each) for each in ((3, (7,)), (12, (5, 6)), (23, (2, 3, 4)))] == [
+        "element 3",
+        "element [2, 0]",
+        "element [1, 2, 3]",
+    ]
 
 
 def test_a_layout_costs_what_its_mesh_does() -> None:
@@ -1123,6 +1206,11 @@ def test_what_is_no_solution_gets_one_line(
             ("check", "swap.py", "-n", "9"),
             "-n 9: swap is checked on 1, 2, 3, 4, 5 ranks, choose one of them",
         ),
+        (
+            ("check", "slow_link.py", "-n", "2"),
+            "-n 2: slow-link runs nothing on ranks: leave -n out",
+        ),
+        (("check", "gated-mlp", "-n", "2"), "-n 2: gated-mlp is checked on 1 rank: leave -n out"),
         (("exercise", "--reset"), "--reset begins one exercise again: name it"),
     ],
 )
@@ -1133,6 +1221,31 @@ def test_bad_requests_get_one_line(
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err
     assert len(shown.err.splitlines()) == 1
+
+
+def test_an_exercise_is_named_by_its_file_too(folder: Path, run_cli: Run) -> None:
+    for words in (("exercise", "token_ring.py"), ("hint", "my/token_ring.py"), ("exercise", "p2p")):
+        assert run_cli(*words).code == 0
+    assert (folder / "token_ring.py").is_file()
+    assert "token_ring.py  not written yet" in run_cli("check", "token-ring.py").out
+    assert "token_ring.py  not written yet" in run_cli("check", "token-ring").out
+
+
+def test_a_file_that_reset_has_kept_is_checked_and_not_noted(folder: Path, run_cli: Run) -> None:
+    handover = CATALOGUE["handover"]
+    (folder / handover.file).write_text(handover.solution)
+    assert run_cli("exercise", "handover", "--reset").code == 0
+    for name in ("handover.1.py", "handover.1"):
+        assert run_cli("check", name).out.splitlines()[:2] == [
+            "handover.1.py  passed on 2, 3, 5 ranks",
+            "  not noted: the file of handover is handover.py",
+        ]
+    assert Workbook(folder).passed == {}
+    assert run_cli("check", "handover.2.py").out == "handover.2.py  there is no such file\n"
+    lost = CATALOGUE["lost-token"]
+    run_cli("exercise", "lost-token")
+    run_cli("exercise", "lost-token", "--reset")
+    assert "4 ranks: deadlock" in run_cli("check", f"{lost.function}.1.py").out
 
 
 @pytest.mark.stress
@@ -1159,8 +1272,8 @@ def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: R
         [
             "eve/column.py  2 ranks: fail (16 elements, int64)",
             "  Received into a lost copy: the copy is never written back",
-            "  rank 1, element 2: holds 10, should be 1: rank 1's share is in it, rank 0's share "
-            "is missing",
+            "  rank 1, element [0, 2]: holds 10, should be 1: rank 1's share is in it, rank 0's "
+            "share is missing",
         ],
     ]
     about = {

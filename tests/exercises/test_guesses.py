@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from playground.exercises.guess import guess_by_values
+from playground.exercises.exercise import RETURNED, Place
+from playground.exercises.guess import (
+    NOT_SENT,
+    guess_by_places,
+    guess_by_prediction,
+    guess_by_values,
+)
+from playground.exercises.mistakes import find_rebound
 from playground.exercises.observation import (
     OWN,
     RESULT,
@@ -51,7 +58,33 @@ def grads(*values: float) -> tuple[tuple[Leaf, Leaf], ...]:
 def test_a_ratio_is_on_all_ranks() -> None:
     right, half = (observe((number(RESULT, each), number(RESULT, 0.8))) for each in (0.8, 0.4))
     assert guess(half, half) == SHARE
-    assert guess(right, half) == ""
+    assert guess(right, half) == "only rank 0 has the right result"
+    assert guess(right, right, half) == ""
+
+
+def test_of_a_truth_and_of_nothing_no_more_is_guessed_than_the_failure_says() -> None:
+    assert guess(*[observe((number(RESULT, False), number(RESULT, True)))] * 2) == ""
+    assert guess(*[observe((number("grad", 1.0), number("grad", None)))] * 2) == ""
+
+
+def test_what_is_right_on_one_rank_is_told_where_it_is_due_on_all() -> None:
+    right, wrong = (observe((number(RESULT, each), number(RESULT, 7.0))) for each in (7.0, 3.0))
+    other = observe((number(RESULT, 3.0), number(RESULT, 9.0)))
+    assert guess(wrong, right, wrong) == "only rank 1 has the right result"
+    assert guess(right, other) == ""
+
+
+def test_the_number_of_ranks_is_guessed_of_where_it_is_written_down_or_too_often_used() -> None:
+    fixed, whole, count = (
+        observe((leaf("grad", 55.5), leaf("grad", 37.0))),
+        observe((leaf("sum", 37, kind="int64"), leaf("sum", 111, kind="int64"))),
+        observe((number("size", 1), number("size", 3))),
+    )
+    assert [guess(each, each, each) for each in (fixed, whole, count)] == [
+        "divided by 2, and not by the number of ranks",
+        "divided by the number of ranks",
+        "",
+    ]
 
 
 def test_a_ratio_is_in_all_elements_and_in_all_items_of_a_list() -> None:
@@ -61,13 +94,16 @@ def test_a_ratio_is_in_all_elements_and_in_all_items_of_a_list() -> None:
     assert guess(*[observe(*grads(4.0, 4.0), (kept, kept))] * 2) == SUM
 
 
-def test_a_ratio_of_a_prediction_is_in_all_of_its_rows() -> None:
-    rows = {name: (number(name, 8), number(name, 4)) for name in ("sent", "held")}
-    right = number("held", 4), number("held", 4)
-    twice, once = observe(*rows.values()), observe(rows["sent"], right)
-    assert [guess_by_values({0: each}, lambda leaf: "") for each in (twice, once)] == [
-        "counted twice",
+def test_of_a_prediction_no_guess_is_about_ranks() -> None:
+    twice = observe(*((number(name, 8), number(name, 4)) for name in ("sent", "held")))
+    zero = observe((number("sent", 0), number("sent", 4)))
+    one_off = observe((number("sent", 9), number("sent", 8)))
+    text = observe((number("sent", "8"), number("sent", 8)))
+    assert [guess_by_prediction({0: each}) for each in (twice, zero, one_off, text)] == [
         "",
+        "",
+        "one too many",
+        "str in the place of int",
     ]
 
 
@@ -100,7 +136,8 @@ def test_a_result_of_its_own_is_on_each_rank() -> None:
         observe((leaf(RESULT, each), leaf(RESULT, 7.0))) for each in (1.0, 3.0, 7.0)
     )
     assert guess(one, other) == "each rank has a result of its own"
-    assert guess(right, other) == ""
+    assert guess(right, other) == "only rank 0 has the right result"
+    assert guess(right, right, other) == ""
 
 
 def test_a_tensor_is_told_from_a_number() -> None:
@@ -131,6 +168,36 @@ def test_values_of_another_rank_are_told() -> None:
         for mine, due in ((1, 10), (100, 1))
     )
     assert guess(one, other, other) == "one rank's values are where another rank's should be"
+
+
+def test_a_value_where_the_same_is_due_on_all_is_each_rank_s_own_whatever_else_there_is() -> None:
+    ranks = [
+        observe((leaf("grad[0]", own), leaf("grad[0]", 5.5)), (leaf("start", own),) * 2)
+        for own in (1.0, 10.0)
+    ]
+    assert guess(*ranks) == "each rank has a result of its own"
+
+
+def test_ranks_that_all_wait_have_sent_first_or_not() -> None:
+    receive, send = ({at: Place(name, 1 - at) for at in range(2)} for name in ("recv", "send"))
+    assert guess_by_places(receive, 2) == "all receive first"
+    assert guess_by_places(receive, 2, False) == NOT_SENT
+    assert guess_by_places(send, 2) == "all send first"
+    assert guess_by_places(send, 2, False) == "all ranks wait in send, and none receives"
+
+
+def test_a_message_without_its_other_end_is_told() -> None:
+    at = {0: Place("send", 2), 1: Place("recv", 0), 2: RETURNED}
+    assert guess_by_places(at, 3) == "rank 0 sends to rank 2, which does not receive"
+    at = {0: RETURNED, 1: Place("broadcast"), 2: Place("recv", 0)}
+    assert guess_by_places(at, 3) == "rank 2 waits for rank 0, which does not send"
+    at = {0: RETURNED, 1: Place("broadcast"), 2: Place("broadcast")}
+    assert guess_by_places(at, 3) == "a rank leaves out a call that the others make"
+
+
+def test_a_slice_of_a_parameter_is_no_other_tensor() -> None:
+    assert find_rebound("def f(rank, tensor):\n    tensor = tensor[1:]\n", "f") == ""
+    assert find_rebound("def f(rank, tensor):\n    tensor = other[1:]\n", "f") == "tensor"
 
 
 def test_a_value_too_many_is_told_by_its_place() -> None:

@@ -252,12 +252,19 @@ def test_a_solution_is_debugged(
 ) -> None:
     save(SWAP, "swap.py")
     child = at_terminal("-m", "playground", "check", "swap", "-n", "2", "--debug")
-    asked = set()
+    asked, shown = set(), ""
     while child.expect([PROMPT, pexpect.EOF]) == 0:
         asked.add(int(child.match[1]))
+        shown += child.before
         child.sendline("c")
     child.close()
     assert asked == {0, 1}
+    for line in (
+        "[rank 1] case 1 on 2 ranks: 6 elements, int64",
+        "[rank 1]   tensor = tensor([10, 10, 10, 10, 10, 10])",
+        "[rank 0] case 3 on 2 ranks: 1 element, float64",
+    ):
+        assert shown.count(line) == 1
     assert "[rank 1] swapped 1" in child.before
     assert "swap.py  passed on 2 ranks" in child.before
     assert child.exitstatus == 0

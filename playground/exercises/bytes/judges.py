@@ -33,7 +33,11 @@ def error_feedback(rank: int, size: int, seed: int) -> Cases:
             compressed.append(sent)
             means.append(torch.stack(sent).mean(dim=0))
             sums.append(residuals[rank])
-        returns = {"gradient": means, "residual": sums}
+        returns = {
+            f"{name}, step {step}": each
+            for name, steps in (("gradient", means), ("residual", sums))
+            for step, each in enumerate(steps)
+        }
         run = partial(take_steps, rank, size, given[rank], compress)
         nonzero = [
             sum(int(each.count_nonzero()) for each in steps)
@@ -64,13 +68,12 @@ def take_steps(
     given: torch.Tensor,
     compress: Callable[..., Any],
     function: Callable[..., Any],
-) -> dict[str, list[torch.Tensor]]:
-    residual, held = torch.zeros(40), dict[str, list[torch.Tensor]](gradient=[], residual=[])
-    for _ in range(4):
+) -> dict[str, torch.Tensor]:
+    residual, held = torch.zeros(40), dict[str, torch.Tensor]()
+    for step in range(4):
         gradient = given.clone()
         function(rank, size, gradient, residual, compress)
-        held["gradient"].append(gradient)
-        held["residual"].append(residual.clone())
+        held |= {f"gradient, step {step}": gradient, f"residual, step {step}": residual.clone()}
     return held
 
 
@@ -94,7 +97,11 @@ def outer_step(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             f"rate {rate}, momentum {momentum}",
             (),
-            returns={"shared": due, "params": due},
+            returns={
+                f"{name}, step {step}": each
+                for name in ("shared", "params")
+                for step, each in enumerate(due)
+            },
             run=partial(train_outside, rank, size, begin, ways[rank], rate, momentum),
             is_coded=False,
             most_moved=OUTER_STEPS * 2 * 7,
@@ -104,17 +111,19 @@ def outer_step(rank: int, size: int, seed: int) -> Cases:
 def train_outside(
     rank: int, size: int, begin: list[torch.Tensor], way: float, rate: float, momentum: float,
     function: Callable[..., None],
-) -> dict[str, list[list[torch.Tensor]]]:  # fmt: skip
+) -> dict[str, list[torch.Tensor]]:  # fmt: skip
     """Outer steps, before each of which this rank's parameters change by `way`."""
     shared, own = ([each.clone() for each in begin] for _ in range(2))
     velocity = [torch.zeros_like(each) for each in begin]
-    held = dict[str, list[list[torch.Tensor]]](shared=[], params=[])
-    for _ in range(OUTER_STEPS):
+    held = dict[str, list[torch.Tensor]]()
+    for step in range(OUTER_STEPS):
         for param in own:
             param += way
         function(rank, size, shared, own, velocity, rate, momentum)
-        held["shared"].append([each.clone() for each in shared])
-        held["params"].append([each.clone() for each in own])
+        held |= {
+            f"{name}, step {step}": [each.clone() for each in tensors]
+            for name, tensors in (("shared", shared), ("params", own))
+        }
     return held
 
 

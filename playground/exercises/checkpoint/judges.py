@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from playground.exercises.cases import Case, Cases, choose_setting, predict
 from playground.tap import Call, Observer, observing
+from playground.ui.units import plural
 
 PATIENCE = 2.0
 """Seconds that a file is held back at most."""
@@ -106,8 +107,8 @@ class Writes(Observer):
         dist.group.WORLD.barrier().wait()
         early = any(file.read_text() for file in self.folder.glob("begun-*"))
         return {
-            "blocks": f"written by {self.count('blocks')} ranks",
-            "index": f"written by {self.count('index')} ranks",
+            "blocks": f"written by {plural(self.count('blocks'), 'rank')}",
+            "index": f"written by {plural(self.count('index'), 'rank')}",
             "the index came": "before all blocks" if early else "after all blocks",
             "this rank returned": "with the index" if is_there else "before the index",
         }
@@ -122,8 +123,8 @@ def commit(rank: int, size: int, seed: int) -> Cases:
                 f"checkpoint {number + 1}",
                 (),
                 {
-                    "blocks": f"written by {size} ranks",
-                    "index": "written by 1 ranks",
+                    "blocks": f"written by {plural(size, 'rank')}",
+                    "index": "written by 1 rank",
                     "the index came": "after all blocks",
                     "this rank returned": "with the index",
                 },

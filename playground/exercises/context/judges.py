@@ -46,8 +46,8 @@ def zigzag(rank: int, size: int, seed: int) -> Cases:
                 "positions on no rank": "none",
                 "positions on several ranks": "none",
                 "runs of positions": "at most 2 on each rank",
-                "order on each rank": "ascending",
-                "pairs": [length * (length + 1) // 2 // size] * size,
+                "their order on each rank": "ascending",
+                "work of the ranks, in pairs": [length * (length + 1) // 2 // size] * size,
             },
             is_coded=False,
             run=partial(ask_for_positions, rank, size, length, found),
@@ -74,8 +74,8 @@ def look_at_positions(length: int, everyones: list[list[list[int]]]) -> dict[str
             position for position, times in Counter(all_of_them).items() if times > 1
         ),
         "runs of positions": "at most 2 on each rank" if runs <= 2 else f"{runs}",
-        "order on each rank": "ascending" if found == [*map(sorted, found)] else "another",
-        "pairs": [sum(position + 1 for position in each) for each in found],
+        "their order on each rank": "ascending" if found == [*map(sorted, found)] else "another",
+        "work of the ranks, in pairs": [sum(position + 1 for position in each) for each in found],
     }
 
 
@@ -125,6 +125,7 @@ def ring_backward(rank: int, size: int, seed: int) -> Cases:
             f"{plural(tokens, 'token')} on each rank",
             (key, value, backward),
             due,
+            names=[f"gradient of the {name}" for name in ("query", "key", "value")],
             is_coded=False,
             most_moved=4 * size * key.numel(),
         )

@@ -41,7 +41,7 @@ def replicas(rank: int, size: int, seed: int) -> Cases:
             {
                 "outputs": due.detach(),
                 "grad": gradients(whole),
-                "samples": lengths,
+                "samples of replica": lengths,
                 "replicas": len(lengths),
             },
             is_coded=False,
@@ -64,6 +64,6 @@ def step(
     return {
         "outputs": outputs,
         "grad": gradients(module),
-        "samples": [each.samples for each in seen],
+        "samples of replica": [each.samples for each in seen],
         "replicas": len({each.weight.data_ptr() for each in seen}),
     }

@@ -199,7 +199,12 @@ def resumed(rank: int, size: int, seed: int) -> Cases:
         step = min(last)
         state = sum(share[step] for share in shares)
         yield Case(
-            f"steps up to {newest}", (shares[rank],), (step, state), is_coded=False, culprit=culprit
+            f"steps up to {newest}",
+            (shares[rank],),
+            (step, state),
+            names=("step", "sum of the shares"),
+            is_coded=False,
+            culprit=culprit,
         )
 
 

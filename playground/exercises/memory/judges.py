@@ -132,6 +132,7 @@ def lost_gradients(rank: int, size: int, seed: int) -> Cases:
             plural(len(batches), "microbatch", "es"),
             (batches, torch.Tensor.bfloat16),
             (sums[rank], sum(sums) / size),
+            names=("its own sum", "the mean"),
             is_coded=False,
             culprit=culprit,
         )

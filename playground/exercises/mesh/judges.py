@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from playground.exercises.cases import Case, Cases, digits, predict
 from playground.exercises.layouts import POWERS, choose
+from playground.exercises.observation import OWN
 from playground.training.mesh_costs import TrainingTask, hosts_of_eight
 
 SHAPES = ((2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2), (4, 2), (1, 2), (2,))
@@ -28,11 +29,14 @@ def axis_sums(rank: int, size: int, seed: int) -> Cases:
             for row in mesh.movedim(axis, -1).reshape(-1, shape[axis]).tolist()
         )
         sums = [sum(digits(other, 3) for other in row) for row in rows if rank in row]
-        most = sum(3 * (ranks - 1) for ranks in shape)
+        most, tensor = sum(3 * (ranks - 1) for ranks in shape), digits(rank, 3)
         yield Case(
             f"a mesh of {' x '.join(map(str, shape))}",
-            (shape, digits(rank, 3)),
+            (shape, tensor),
             sums,
+            held={OWN: tensor},
+            expected={OWN: tensor.clone()},
+            names=[f"sum along axis {axis}" for axis in range(len(shape))],
             most_moved=most,
         )
 

@@ -124,7 +124,8 @@ def scaled_rate(rank: int, size: int, seed: int) -> Cases:
             0.1 * batch / 32 * min(1, done / warm_up)
             for batch, done in zip(totals, seen, strict=True)
         ]
-        yield Case(about, (batches[rank], 0.1, 32, warm_up), due, is_coded=False)
+        names = [f"step {step}" for step in range(len(totals))]
+        yield Case(about, (batches[rank], 0.1, 32, warm_up), due, names, is_coded=False)
 
 
 def noise_scale(rank: int, size: int, seed: int) -> Cases:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from playground.exercises.cases import ENOUGH, Case, Cases, predict
+from playground.exercises.cases import ENOUGH, Case, Cases, describe_keys, predict
 from playground.exercises.repair import of_fault
 from playground.lessons.all_reduce.lesson import measure, ring
 from playground.training.mesh_costs import TrainingTask, cost_of, hosts_of_eight
@@ -149,7 +149,7 @@ def choose_batch(rank: int, size: int, seed: int) -> Cases:
     def run(function: Callable[[], Any]) -> object:
         answer = function()
         if not isinstance(answer, dict) or {*answer} != {"gpus", "sequences"}:
-            return right | {"answer": "its keys are to be gpus, sequences"}
+            return right | {"answer": describe_keys(("gpus", "sequences"))}
         gpus, sequences = int(answer["gpus"]), int(answer["sequences"])
         if fault := find_fault(gpus, sequences):
             return right | fault

@@ -29,7 +29,7 @@ from playground.training.sharding import METHODS, train
 from playground.ui.units import plural
 
 EQUAL: Shapes = ((4,),) * 4
-HELD = "gradients of 1 to 3 held when that of 0 is computed"
+HELD = "gradients held when the last one is computed"
 OUT, EACH = 2, 3
 """Rows of a weight, and elements of each that are a rank's."""
 
@@ -51,7 +51,7 @@ def own_share(rank: int, size: int, seed: int) -> Cases:
             held=partial(describe_step, size, start, parameters, actions, stepped),
             expected={
                 "what the step has subtracted": mean,
-                "step": f"called for {each} elements{sent}",
+                "step": f"called for {plural(each, 'element')}{sent}",
             },
             most_moved=2 * (size - 1) * each,
             actions=actions,
@@ -77,14 +77,14 @@ def describe_step(
     actions: Actions,
     stepped: list[tuple[int, int]],
 ) -> dict[str, object]:
-    lengths = ", ".join(str(length) for length, _ in stepped) or "no"
+    lengths = ", then for ".join(plural(length, "element") for length, _ in stepped)
     calls = stepped[-1][1] if stepped else 0
     sent = ", and the shards are sent after it"
     if calls == actions.calls:
         sent = f", and nothing is sent after it ({plural(calls, 'call')} before it)"
     return {
         "what the step has subtracted": start - parameters,
-        "step": f"called for {lengths} elements{sent * (size > 1)}",
+        "step": f"called for {lengths}{sent * (size > 1)}" if stepped else "not called",
     }
 
 
@@ -113,7 +113,7 @@ def reduce_hook(rank: int, size: int, seed: int) -> Cases:
                 "grad": [
                     mean if number % size == rank else None for number, mean in enumerate(means)
                 ],
-                HELD: [owned] if unused is None else [],
+                HELD: f"{owned} of the others" if unused is None else "",
                 "hooks": "removed",
             },
             most_moved=max(others, 4 * len(EQUAL) * (size - 1) / size),
@@ -125,7 +125,7 @@ def describe_backward(model: nn.ParameterList, held: list[int]) -> dict[str, obj
     has_hooks = any(param._post_accumulate_grad_hooks for param in model)
     return {
         "grad": gradients(model),
-        HELD: [*held],
+        HELD: ", ".join(f"{number} of the others" for number in held),
         "hooks": "left" if has_hooks else "removed",
     }
 
@@ -221,6 +221,7 @@ def leak(rank: int, size: int, seed: int) -> Cases:
             plural(len(inputs), "batch", "es"),
             (inputs, model.forward, limit),
             (sum(spikes), 15.0 * sum(spikes)),
+            names=("spikes", "excess"),
             held=model.describe,
             expected={"activations alive": f"at most {ALIVE}"},
             is_coded=False,
