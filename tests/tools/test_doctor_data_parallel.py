@@ -1184,7 +1184,8 @@ def test_sums_in_a_dictionary_are_of_all_ranks(save: Save, run_it: Ran) -> None:
     source = source.replace(
         "        total += loss.item()\n",
         "        total += loss.item()\n        both = {'a': loss, 'b': 2 * loss}\n"
-        "        for name, part in both.items():\n            sums[name] = sums.get(name, 0.0) + part.item()\n"
+        "        for name, part in both.items():\n"
+        "            sums[name] = sums.get(name, 0.0) + part.item()\n"
         "        counts['right'] += len(y)\n        counts['loss'] += loss.item()\n",
     ).replace(
         "{total / len(loader):.6f}", "{sums['b'] / 6:.5f} {counts['right']} {counts['loss']:.4f}"
@@ -1205,7 +1206,7 @@ def test_a_loss_between_the_samples_of_a_batch_is_noted() -> None:
     source = shape(PLAIN).replace(
         "        loss = nn.functional.cross_entropy(model(x), y)\n", compared
     )
-    assert any("train.py:16 compares the samples" in each for each in notes_of(source, "sampler"))
+    assert any("train.py:20 compares the samples" in each for each in notes_of(source, "sampler"))
     alone = source.replace("torch.arange(len(x))", "y")
     assert not any("compares" in each for each in notes_of(alone, "sampler"))
 
