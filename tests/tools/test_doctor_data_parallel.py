@@ -323,7 +323,7 @@ def test_lines_that_have_no_place_are_noted() -> None:
     part = stop_of(STOPS.replace("= evaluate(val_loader)", "= evaluate(val_loader); print()"))
     assert part.status is Status.MISSING
     assert not part.edits
-    assert part.notes == [
+    assert [*part.notes] == [
         "before it is compared, on all ranks: `decided = torch.tensor([val_loss]); "
         "dist.broadcast(decided, 0); val_loss = decided.item()`"
     ]
@@ -1188,7 +1188,8 @@ def test_sums_in_a_dictionary_are_of_all_ranks(save: Save, run_it: Ran) -> None:
         "            sums[name] = sums.get(name, 0.0) + part.item()\n"
         "        counts['right'] += len(y)\n        counts['loss'] += loss.item()\n",
     ).replace(
-        "{total / len(loader):.6f}", "{sums['b'] / 6:.5f} {counts['right']} {counts['loss']:.4f}"
+        "{total / len(loader):.6f}",
+        "{sums['b'] / 6:.5f} {counts['right']:.0f} {counts['loss']:.4f}",
     )
     save(source, "before.py")
     save(plan(source, "before.py").after, "after.py")
