@@ -295,6 +295,21 @@ def test_a_stop_by_what_each_rank_computes_is_by_the_value_of_rank_0(name: str) 
     assert stop_of(after).status is Status.THERE
 
 
+def test_an_evaluation_within_the_training_s_function_stops_it() -> None:
+    """Only its forwards are without gradients: not what it makes of their results."""
+    within = """
+    losses = []
+    for x in val_loader:
+        with torch.no_grad():
+            loss = model(x).square().mean()
+        losses.append(loss.item())
+    val_loss = sum(losses) / len(losses)
+"""
+    part = stop_of(STOPS.replace("    val_loss = evaluate(val_loader)\n", within))
+    assert part.status is Status.MISSING
+    assert "by patience" in part.saw
+
+
 def test_the_value_is_broadcast_before_it_is_compared_wherever_the_stop_is() -> None:
     late = STOPS.replace("        if patience", "    if patience").replace(
         "            break", "        break"

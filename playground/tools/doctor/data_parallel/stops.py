@@ -354,17 +354,21 @@ def is_measured(script: TrainingScript, loop: Loop, node: ast.stmt, value: ast.e
 
 
 def is_of_evaluation(script: TrainingScript, node: ast.stmt, value: ast.expr) -> bool:
-    """Whether a statement without gradients, beside a call of a model, computes something."""
-    text = script.text
+    """Whether a statement computes something beside a call of a model without gradients, in a
+    block that is none of the training."""
+    text, path = script.text, script.training.path if script.training else []
     called = {text.called(each) for each in ast.walk(value) if isinstance(each, ast.Call)}
     if not called - NOT_MEASURED or is_inside(script, node, script.loop):
         return False
     around = [node, *text.climb(node)]
     blocks = [each for each in around if isinstance(each, (ast.With, ast.For))]
-    return text.is_without_gradients(node) and any(
-        isinstance(each, ast.Call) and text.key_of(each.func) and text.makers(each.func)
+    return any(
+        isinstance(each, ast.Call)
+        and text.key_of(each.func)
+        and text.makers(each.func)
+        and text.is_without_gradients(each)
         for block in blocks
-        if text.is_without_gradients(block.body[0])
+        if block not in path
         for each in ast.walk(block)
     )
 
