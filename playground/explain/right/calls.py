@@ -106,7 +106,7 @@ TOLD[LOST] = TOLD[COPY] = (
 TOLD[OUTSIDE] = (
     "A4-outside",
     "{operation} is called for a group that the rank is not in",
-    "there the call does nothing, and the tensor stays as it was",
+    "there the call does nothing: a tensor that it is given stays as it was",
     "call it on the members of the group alone, or pass each rank the group that it is in",
 )
 RULES_OF_CALLS = {rule for rule, *_ in TOLD.values()} | {"G2-strides"}

@@ -26,7 +26,6 @@ from playground.explain.right.models import (
     find_statistics,
 )
 from playground.explain.right.optimizers import find_twice, find_unowned, find_untrained
-from playground.explain.right.printed import find_printed
 from playground.explain.right.samples import find_shared_samples
 from playground.explain.right.sharding import find_plain, find_replicas_apart, find_saved_part
 
@@ -42,7 +41,6 @@ RULES: Sequence[Rule] = (
     find_padding,
     find_repeated_shares,
     find_left_out,
-    find_printed,
     find_means,
     find_equal_masks,
     find_statistics,

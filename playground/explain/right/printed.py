@@ -1,7 +1,7 @@
 """A rule on what a program prints (S11): the sums of one rank's samples. Does not import torch.
 
 That ranks draw parts is seen while they run. What becomes of the sums is read in the text of the
-program.
+program, when it has ended and hints are asked for. (doctor reads more of that text.)
 """
 
 from __future__ import annotations

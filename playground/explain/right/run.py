@@ -22,6 +22,7 @@ from playground.explain.right.early import SHARE_IN_A_RANK, EarlyTeller
 from playground.explain.right.facts import RankFacts
 from playground.explain.right.finding import HINT, Finding
 from playground.explain.right.log import BETWEEN_LOOKS, LIMIT, LIMIT_OF_FAILED, file_name
+from playground.explain.right.printed import find_printed
 from playground.explain.right.reading import has_ended, read_ranks
 from playground.explain.right.report import tell_all
 from playground.explain.right.rules import find_mistakes
@@ -164,7 +165,7 @@ def show(facts: list[RankFacts], mode: str, teller: EarlyTeller) -> bool:
     is wrong, a missing wait on a simulated GPU included: the GPU has told of that."""
     is_unordered = any(each.races for each in facts)
     try:
-        found = find_mistakes(facts)
+        found = [*find_mistakes(facts), *(find_printed(facts) if mode == HINTS else ())]
     except Exception as error:  # what a rule does not expect is no reason for the run to fail
         why = f"{type(error).__name__}: {error}"
         click.echo(f"playground: the check for silent mistakes has failed ({why})", err=True)
