@@ -307,7 +307,7 @@ def test_an_evaluation_within_the_training_s_function_stops_it() -> None:
 """
     part = stop_of(STOPS.replace("    val_loss = evaluate(val_loader)\n", within))
     assert part.status is Status.MISSING
-    assert "by patience" in part.saw
+    assert "leaves the loop by val_loss" in part.saw
 
 
 def test_the_value_is_broadcast_before_it_is_compared_wherever_the_stop_is() -> None:
