@@ -756,13 +756,19 @@ def test_what_writes_or_shows_is_of_rank_0(line: str, changed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "use", ["folder = writer.log_dir", "evaluate(writer)", "state['writer'] = writer"]
+    "use",
+    [
+        "folder = writer.log_dir",
+        "evaluate(writer)",
+        "state['writer'] = writer",
+        "writer.flush(); writer.close()",
+    ],
 )
 def test_a_writer_that_other_ranks_need_is_noted(use: str) -> None:
     head = "from torch.utils.tensorboard import SummaryWriter\nfrom other import evaluate\n"
     source = f"{head}{shape(PLAIN)}writer = SummaryWriter()\nwriter.close()\n{use}\n"
     found = plan(source, "train.py")
-    [note] = part_of(source, "logging and saving by rank 0").notes
+    *_, note = part_of(source, "logging and saving by rank 0").notes
     assert note.startswith(
         "train.py:27: each rank writes a log of its own to one folder, and train.py:29 needs it"
     )
