@@ -774,13 +774,19 @@ def test_what_writes_or_shows_is_of_rank_0(line: str, changed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "use", ["folder = writer.log_dir", "evaluate(writer)", "state['writer'] = writer"]
+    "use",
+    [
+        "folder = writer.log_dir",
+        "evaluate(writer)",
+        "state['writer'] = writer",
+        "writer.flush(); writer.close()",
+    ],
 )
 def test_a_writer_that_other_ranks_need_is_noted(use: str) -> None:
     head = "from torch.utils.tensorboard import SummaryWriter\nfrom other import evaluate\n"
     source = f"{head}{shape(PLAIN)}writer = SummaryWriter()\nwriter.close()\n{use}\n"
     found = plan(source, "train.py")
-    [note] = part_of(source, "logging and saving by rank 0").notes
+    *_, note = part_of(source, "logging and saving by rank 0").notes
     assert note.startswith(
         "train.py:27: each rank writes a log of its own to one folder, and train.py:29 needs it"
     )
@@ -869,6 +875,15 @@ def test_ranks_wait_for_the_file_where_they_read_it(source: str, lines: str) -> 
     assert 'torch.load("data.pt")' in after  # which no rank saves
 
 
+def test_a_file_that_is_read_in_place_of_the_training_needs_no_wait() -> None:
+    either = RESUMED.replace("        self.load()\n", "").replace(
+        "trainer.fit()\n", "if trainer.path:\n    trainer.fit()\nelse:\n    trainer.load()\n"
+    )
+    assert "barrier" not in plan(either, "train.py").after
+    both = either.replace("else:\n    trainer.load()", "trainer.load()")
+    assert plan(both, "train.py").after.count("barrier()") == 1
+
+
 def test_a_file_that_is_read_before_the_training_needs_no_wait() -> None:
     early = RESUMED.replace("        self.load()\n", "").replace(
         "        for epoch", "        self.load()\n        for epoch"
@@ -876,6 +891,13 @@ def test_a_file_that_is_read_before_the_training_needs_no_wait() -> None:
     after = plan(early, "train.py").after
     assert "barrier" not in after
     assert 'torch.load(self.path, map_location="cpu")' in after
+
+
+def test_a_print_of_the_master_process_is_of_rank_0() -> None:
+    source = shape(HALF).replace("    print(epoch", "    if master_process: print(epoch")
+    source = source.replace("for epoch", "master_process = dist.get_rank() == 0\nfor epoch", 1)
+    part = part_of(source, "logging and saving by rank 0")
+    assert not any("shares its line" in each for each in part.notes)
 
 
 def test_data_that_no_rank_saves_is_read_as_it_is() -> None:

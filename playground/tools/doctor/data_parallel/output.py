@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from playground.tools.doctor.data_parallel.edits import Edit, put_under, replace_node
 from playground.tools.doctor.data_parallel.parts import Part, Status
@@ -11,6 +12,7 @@ from playground.tools.doctor.data_parallel.progress import count_all, show_bars_
 from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.text import Function
 from playground.tools.doctor.data_parallel.writers import (
+    Writer,
     disable_on_others,
     find_runs,
     find_writers,
@@ -28,7 +30,8 @@ PLAIN = {
 def find_logging(script: TrainingScript) -> Part:
     """What prints, logs and saves: only rank 0 may."""
     name, text = "logging and saving by rank 0", script.text
-    runs, writers = find_runs(script), find_writers(script)
+    runs = find_runs(script)
+    writers = [keep_for_all(script, each) for each in find_writers(script)]
     found = [
         node
         for node in ast.walk(text.tree)
@@ -56,6 +59,12 @@ def find_logging(script: TrainingScript) -> Part:
     saw = "all ranks would print, and write one file at once"
     edits += [*make_folders_once(script), *count_all(script)]
     return Part(name, status, saw, edits, notes)
+
+
+def keep_for_all(script: TrainingScript, writer: Writer) -> Writer:
+    """The writer, with a statement for which each rank needs it, as that is under no condition."""
+    kept = next((each for each in writer.statements if tell_obstacle(script, each)), None)
+    return replace(writer, other=kept) if kept and not writer.other else writer
 
 
 def is_of_wandb(script: TrainingScript, statement: ast.stmt) -> bool:
@@ -110,20 +119,8 @@ def group(
     condition. Adds why one cannot."""
     good = []
     for each in sorted(statements, key=lambda one: one.lineno):
-        calls = (call for call in ast.walk(each) if isinstance(call, ast.Call))
-        if meeting := next((call for call in calls if meets(script, call)), None):
-            words = ast.unparse(meeting.func)
-            notes.append(
-                f"{script.at(each)} calls {words}, in which all ranks meet: assign its "
-                f"result first, on all ranks, then print under `if {script.rank} == 0:`"
-            )
-        elif not script.stands_alone(each):
-            notes.append(f"{script.at(each)} shares its line: {tell_condition(script, each)}")
-        elif script.has_long_string(each):
-            notes.append(
-                f"{script.at(each)} has a string of several lines, which an indent would change: "
-                f"{tell_condition(script, each)}"
-            )
+        if obstacle := tell_obstacle(script, each):
+            notes.append(obstacle)
         else:
             good.append(each)
     while good:
@@ -136,6 +133,25 @@ def group(
         ):
             last = good.pop(0)
         yield first, last
+
+
+def tell_obstacle(script: TrainingScript, statement: ast.stmt) -> str:
+    """Why a statement cannot be put under a condition; empty if it can."""
+    calls = (call for call in ast.walk(statement) if isinstance(call, ast.Call))
+    if meeting := next((call for call in calls if meets(script, call)), None):
+        words = ast.unparse(meeting.func)
+        return (
+            f"{script.at(statement)} calls {words}, in which all ranks meet: assign its "
+            f"result first, on all ranks, then print under `if {script.rank} == 0:`"
+        )
+    if not script.stands_alone(statement):
+        return f"{script.at(statement)} shares its line: {tell_condition(script, statement)}"
+    if script.has_long_string(statement):
+        return (
+            f"{script.at(statement)} has a string of several lines, which an indent would change: "
+            f"{tell_condition(script, statement)}"
+        )
+    return ""
 
 
 def tell_condition(script: TrainingScript, statement: ast.stmt) -> str:

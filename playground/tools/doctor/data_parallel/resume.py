@@ -127,13 +127,22 @@ def comes_after(
     if any(
         getattr(one, "end_lineno", line) < line and text.function_of(one) is function
         for one in writes
-        if not isinstance(one, Function)
+        if not isinstance(one, Function) and not is_instead(script, node, one)
     ):
         return True
     sites = [call for call in text.calls if function and text.resolve(call) is function]
     return id(function) not in known and any(
         comes_after(script, each, writes, (*known, id(function))) for each in sites
     )
+
+
+def is_instead(script: TrainingScript, node: ast.AST, other: ast.AST) -> bool:
+    """Whether one of both runs, by the same condition: it is under its `else`."""
+    around = {*script.text.climb(other)}
+    tests = (each for each in script.text.climb(node) if isinstance(each, ast.If))
+    test = next((each for each in tests if each in around), None)
+    under_else = {one for each in test.orelse for one in ast.walk(each)} if test else set()
+    return node in under_else and other not in under_else
 
 
 def find_place(script: TrainingScript, load: ast.Call, writes: Collection[ast.AST]) -> ast.stmt:

@@ -22,7 +22,7 @@ from playground.tools.doctor.data_parallel.text import (
 )
 from playground.tools.doctor.data_parallel.trainings import Training, find_trainings, follow, take
 
-FIRST = re.compile(r"rank|main_process|is_main|is_master", re.IGNORECASE)
+FIRST = re.compile(r"rank|(main|master)_process|is_(main|master)", re.IGNORECASE)
 """In a condition: only one rank does it."""
 LOGS = {
     *("print", "add_scalar", "add_scalars", "add_image", "add_images", "add_histogram", "add_text"),

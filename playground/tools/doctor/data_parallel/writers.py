@@ -25,7 +25,7 @@ class Writer:
     """What makes it."""
     statements: tuple[ast.stmt, ...]
     """Those that do nothing but use it."""
-    other: ast.expr | None
+    other: ast.AST | None
     """A use for which each rank needs the object; None if there is none."""
 
 
