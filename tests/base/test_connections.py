@@ -107,7 +107,7 @@ def test_a_world_that_a_stranger_has_come_to_does_not_run(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         "playground.world.launcher.launch.listen", lambda host, _: listen(host, int(port))
     )
-    expected = rf"^rank 0 of 2 is not alone .* another user \(id {NOBODY}\)\. Run it again"
+    expected = rf"(?s)^rank 0 of 2 is not alone .* another\suser \(id {NOBODY}\)\. Run it again"
     with stranger(int(port)), pytest.raises(RankFailed, match=expected):
         launch(sum_by_groups, 2)
 

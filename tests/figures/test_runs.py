@@ -17,7 +17,7 @@ QUICK = ("failures board",)
 """The others are for `make stress`."""
 FIXES = [
     *(re.escape(kind.cure) for kind in Kind),
-    *(re.sub(r"\\{\w+\\}", ".+", re.escape(words)) for words in (UNANSWERED, UNSHARED)),
+    *(re.sub(r"\\{\w+\\}", ".*", re.escape(words)) for words in (UNANSWERED, UNSHARED)),
 ]
 """Patterns of what a diagnosis of today says about how to fix it."""
 

@@ -140,7 +140,7 @@ def tutorial_without_a_gradient(rank: int, size: int) -> None:
 
 def test_the_tutorials_loop_names_the_parameter_without_a_gradient(world: Worlds) -> None:
     with pytest.raises(
-        RankFailed, match=r"rank 1 of 3 .*layers\.c\.weight has no gradient on rank 1"
+        RankFailed, match=r"rank 1 of 3 .*layers\.c\.weight has no gradient on\srank 1"
     ):
         world(3, timeout=20).run(tutorial_without_a_gradient)
 

@@ -220,7 +220,9 @@ def return_what_cannot_be_read(rank: int, size: int) -> OnlyThere | None:
 
 
 def test_a_result_that_cannot_be_read_names_its_rank_and_what_to_do() -> None:
-    expected = "rank 1 of 2 returned what cannot be read here .ValueError: made for a rank.: return"
+    expected = (
+        r"rank 1 of 2 returned what cannot be read here .ValueError: made for\sa rank.: return"
+    )
     with pytest.raises(RankFailed, match=expected):
         launch(return_what_cannot_be_read, 2)
 
@@ -265,7 +267,7 @@ def let_a_fork_speak(rank: int, size: int, path: Path) -> None:
 
 def test_what_another_process_says_for_a_rank_is_not_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "written"
-    with pytest.raises(RankFailed, match=r"process \d+, which is not the rank, speaks for it"):
+    with pytest.raises(RankFailed, match=r"process \d+, which is not the\srank, speaks for it"):
         launch(let_a_fork_speak, 1, args=(path,))
     assert not path.exists()
 

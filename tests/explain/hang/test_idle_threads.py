@@ -236,18 +236,18 @@ def full_state_on_one_rank(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fn", "operation"),
+    ("fn", "caller", "operation"),
     [
-        (call_functions, "all_reduce"),
-        (full_tensor_on_one_rank, "all_gather_into_tensor"),
-        (full_state_on_one_rank, "all_gather_into_tensor"),
+        (call_functions, "", "all_reduce"),
+        (full_tensor_on_one_rank, "full_tensor's ", "all_gather_into_tensor"),
+        (full_state_on_one_rank, "get_model_state_dict's ", "all_gather_into_tensor"),
     ],
 )
 def test_functional_collectives_are_named_as_what_ranks_wait_in(
-    fn: Callable[[int, int], None], operation: str, world: Worlds
+    fn: Callable[[int, int], None], caller: str, operation: str, world: Worlds
 ) -> None:
     with pytest.raises(Deadlock) as caught:
         world(2, timeout=FOREVER).run(fn)
     found = caught.value.diagnosis
     assert (found.kind, found.culprits, found.operation) == (Kind.ENDED, (1,), operation)
-    assert f"rank 0 is in {operation} (:" in " ".join(found.sentence.split())
+    assert f"rank 0 is in {caller}{operation} (:" in " ".join(found.sentence.split())

@@ -184,6 +184,12 @@ def share_drawn(script: TrainingScript) -> Edit | None:
     if script.walks_several or find_elsewhere(script):
         return None
     loop, way = script.training.batches, {id(node) for node in script.training.path}
+    if (
+        isinstance(loop, ast.For)
+        and script.text.find_calls("DataLoader")
+        and name_batch(script, loop)
+    ):
+        return None  # it may walk a DataLoader
     models = Wrapping(script).find_models()
 
     def is_use(statement: ast.stmt) -> bool:

@@ -127,9 +127,15 @@ def find_no_loader(script: TrainingScript) -> Part | None:
             "sampler=DistributedSampler(dataset)"
         )
     if len(script.loaders) != 1:
+        has_loader = script.text.find_calls("DataLoader")
+        cure = (
+            "if it does, give it sampler=DistributedSampler(dataset), and a batch_size // "
+            f"{script.size}"
+            if has_loader
+            else f"such as inputs.chunk({script.size})[{script.rank}]"
+        )
         return unknown(
-            f"that {script.at(script.loop)} walks a DataLoader is "
-            f"not seen: {RULE}, such as inputs.chunk({script.size})[{script.rank}]"
+            f"that {script.at(script.loop)} walks a DataLoader is not seen: {RULE}, {cure}"
         )
     return None
 
@@ -541,7 +547,11 @@ def name_loader(script: TrainingScript, epochs: ast.AST, loader: ast.Call) -> st
         for node in ast.walk(epochs)
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
     }
-    for node in ast.walk(epochs):
+    ways = [way for way in script.walked if loader in script.find_loaders(way)]
+    inside = {*ast.walk(epochs)}
+    passed = [each for way in ways for each in way if each in inside]
+    others = [] if script.case_of(loader) else [*ast.walk(epochs)]
+    for node in (*passed, *others):
         is_name = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(
             getattr(node, "ctx", None), ast.Load
         )

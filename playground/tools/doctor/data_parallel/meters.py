@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.text import Loop, find_method
 
+TRACKERS = {"wandb", "mlflow", "comet_ml", "neptune", "clearml", "aim"}
+"""Packages whose objects log what they are given."""
+
 
 @dataclass(frozen=True)
 class Meter:
@@ -39,6 +42,9 @@ def find_meters(script: TrainingScript, loop: Loop) -> Iterator[Meter]:
         own = [text.classes.get(text.called(made)) for made in text.makers(func.value)]
         meter = read_meter(name, call, own[0] if len(own) == 1 else None)
         if name in known or func.attr == "append" or not own or not (is_number or meter.sums):
+            continue
+        made = {text.dotted(each.func).partition(".")[0] for each in text.makers(func.value)}
+        if made & TRACKERS:
             continue
         if script.is_log(node) or not script.has_attribute_after(name, loop):
             continue

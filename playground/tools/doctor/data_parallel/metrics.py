@@ -23,11 +23,24 @@ SHARING_OTHERWISE = (
     "broadcast_object_list", "send", "isend", "batch_isend_irecv", "gather_for_metrics",
 )  # fmt: skip
 """Further calls by which they may."""
-BATCHES = ast.Call, ast.Dict, ast.DictComp, ast.Tuple, ast.List, ast.ListComp
+GROUPED = ast.Dict, ast.DictComp, ast.Tuple, ast.List, ast.ListComp
+BATCHES = ast.Call, *GROUPED
 """What a loop appends to a list of results, besides numbers."""
+NUMBERS, LOSSES, RESULTS = "numbers", "losses", "results"
+"""What a loop may append to a list."""
+NUMBER = re.compile(r"\.item\(\)|^float\(")
+INTEGER = re.compile(
+    r"^len\(.*\)$|\.size\(\d*\)$|\.size\(\)\[\d+\]$|\.shape\[\d+\]$|\.numel\(\)$|^\d+$|"
+    r"(==|\.eq\(|\.ne\(|!=).*\.sum\(\)(\.item\(\))?$|^int\("
+)
+"""The text of an integer that a loop adds."""
+COLLECTS = {"add", "add_batch", "append", "extend", "record", "update"}
+"""Methods by which an object may collect something of each batch."""
 SUMMED = re.compile(r"==|\.eq\(|\bsum\(")
 OF_MODEL = re.compile(r"state_dict\(|parameters\(|\brange\(")
 """In what a loop walks: these are no samples."""
+OF_METRICS = ("torchmetrics", "torcheval")
+"""Libraries whose metrics add up over the ranks."""
 TABLES = {"dict", "defaultdict", "Counter", "OrderedDict"}
 """Functions that make a dictionary."""
 COUNTED = re.compile(r"\.size\(|\blen\(|\.shape\b|\.numel\(|^\d+$")
@@ -39,6 +52,9 @@ def find_metrics(script: TrainingScript) -> Part:
     name = "metrics over ranks"
     if found := find_sharing(script):
         return Part(name, Status.THERE, f"{script.at(found[0])} brings ranks together")
+    if library := find_library(script):
+        saw = f"{library} brings ranks together in compute(), which all ranks have to call"
+        return Part(name, Status.THERE, saw)
     apart = find_evaluations_apart(script)
     if alone := next((each for each in apart if is_on_first(script, each)), None):
         saw = (
@@ -73,11 +89,26 @@ def find_metrics(script: TrainingScript) -> Part:
     notes = [*note_prints(script), *(note for each in found_in for note in each.notes)]
     if not apart:
         notes += note_validation(script)
+    unfollowed = find_unfollowed(script, script.loop) if script.loop and not found_in else []
+    if unfollowed:
+        assert script.loop
+        saw = (
+            f"what {', '.join(unfollowed)} of {script.at(script.loop)} collects is of one rank's "
+            f"samples: bring it together on all ranks, by {script.dist}.all_reduce, before it is "
+            "shown"
+        )
+        return Part(name, Status.UNKNOWN, saw, notes=notes)
     if not found_in:
         saw = "the loop adds up nothing that is used after it"
         return Part(name, Status.NOT_NEEDED, saw, notes=notes)
     saws = "; ".join(each.saw for each in found_in)
     return Part(name, Status.MISSING, saws, [one for each in found_in for one in each.edits], notes)
+
+
+def find_library(script: TrainingScript) -> str:
+    """The library whose metrics are of all ranks; empty if the script imports none."""
+    roots = {name.partition(".")[0] for name in script.text.imports.values()}
+    return next((each for each in OF_METRICS if each in roots), "")
 
 
 @dataclass(frozen=True)
@@ -97,12 +128,16 @@ def reduce_training(script: TrainingScript) -> Iterator[Reduction]:
     if script.training.functions:
         script.collective.add(id(script.text.function_of(script.training.backward)))
     at, lines, saws, notes = script.at(loop), list[str](), list[str](), list[str]()
-    totals = find_totals(script)
+    totals, filled = find_totals(script), find_filled(script, loop)
     if totals.names:
         saws.append(f"{', '.join(totals.names)} of {at} would be of one rank's samples only")
         lines += reduce_sums(script, loop, totals.sums, totals.lists, totals.loss)
         lines += (line for each in totals.tables for line in reduce_table(script, loop, *each))
-    others = [words for words, of_numbers in find_filled(script, loop).items() if not of_numbers]
+    losses = [words for words, given in filled.items() if given == LOSSES]
+    if losses:
+        saws.append(f"{', '.join(losses)} of {at} would be of one rank's samples only")
+        lines += (line for each in losses for line in reduce_losses(script, each))
+    others = [words for words, given in filled.items() if given == RESULTS]
     if others:
         saws.append(f"{', '.join(others)} of {at} would hold one rank's part only")
         lines += (line for each in others for line in gather(script, each))
@@ -193,8 +228,9 @@ def find_totals(script: TrainingScript) -> Totals:
     """What the training makes of its batches."""
     if not script.loop or not script.training:
         return Totals()
-    lists = [words for words, of_numbers in find_filled(script, script.loop).items() if of_numbers]
-    loss = "" if lists else loss_after(script, script.loop)
+    filled = find_filled(script, script.loop)
+    lists = [words for words, given in filled.items() if given == NUMBERS]
+    loss = "" if LOSSES in filled.values() or lists else loss_after(script, script.loop)
     tables = [*find_tables(script, script.loop)]
     return Totals([*find_sums(script, script.loop)], lists, "" if tables else loss, tables)
 
@@ -289,11 +325,29 @@ def add_up(
     total = script.text.fresh("totals")
     values = ", ".join(f"float({each})" for each in names)
     of_all = f"({total} / {script.size})" if is_mean else total
+    counts = [] if is_mean else [each for each in names if is_count(script, loop, each)]
+    exact = ", dtype=torch.float64" if counts else ""
+    held, whole = ", ".join(names), ", ".join(f"int({each})" for each in counts)
     return [
-        f"{total} = torch.tensor([{values}]{tell_device(script, loop)})",
+        f"{total} = torch.tensor([{values}]{exact}{tell_device(script, loop)})",
         f"{script.dist}.all_reduce({total})",
-        f"{', '.join(names)} = {of_all}.{'tolist' if len(names) > 1 else 'item'}()",
+        f"{held} = {of_all}.{'tolist' if len(names) > 1 else 'item'}()",
+        *([f"{', '.join(counts)} = {whole}"] if counts else []),
     ]
+
+
+def is_count(script: TrainingScript, loop: Loop, name: str) -> bool:
+    """Whether a sum begins as an integer, and only integers are added to it."""
+    targets = [(each, added) for each, added in find_additions(loop) if ast.unparse(each) == name]
+    keys = {key for each, _ in targets if (key := script.text.key_of(each))}
+    begins = [each for key in keys for each in script.text.settings.get(key, [])]
+    values = [each.value for each in begins if isinstance(each, ast.Constant)]
+    added = [ast.unparse(follow_once(loop, each)) for _, each in targets]
+    return (
+        bool(values)
+        and all(type(each) is int for each in values)
+        and all(INTEGER.search(each) for each in added)
+    )
 
 
 def reduce_table(script: TrainingScript, loop: Loop, table: str, is_mean: bool) -> list[str]:
@@ -338,22 +392,33 @@ def is_table(script: TrainingScript, node: ast.expr) -> bool:
 def find_sums(script: TrainingScript, loop: ast.For) -> Iterator[tuple[str, bool]]:
     """What the loop adds up and is used after it, and whether that is a mean per batch."""
     found = dict[str, bool]()
-    for node in ast.walk(loop):
-        if not (isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)):
+    for target, added in find_additions(loop):
+        held = table_of(target)
+        if held is not target and not is_table(script, held):
             continue
-        target, words = node.target, ast.unparse(node.target)
-        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-            used = ast.unparse(target.value) if is_table(script, target.value) else ""
-            words = script.text.code(target)
-        else:
-            used = words if isinstance(target, (ast.Name, ast.Attribute)) else ""
-        if used and script.is_used_after(used, loop):
-            own = script.text.resolve(node.value) if isinstance(node.value, ast.Call) else None
-            values = find_results(own) if own else [node.value]
-            if not isinstance(node.value, ast.Constant):  # which counts batches
+        is_name = isinstance(held, (ast.Name, ast.Attribute))
+        if is_name and script.is_used_after(ast.unparse(held), loop):
+            added = follow_once(loop, added)
+            own = script.text.resolve(added) if isinstance(added, ast.Call) else None
+            values = find_results(own) if own else [added]
+            if not isinstance(added, ast.Constant):  # which counts batches
                 is_sum = any(map(is_over_samples, map(ast.unparse, values)))
-                found[words] = not (is_sum or script.summed_loss)
+                found[script.text.code(target)] = not (is_sum or script.summed_loss)
     yield from found.items()
+
+
+def find_additions(loop: Loop) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What the loop adds to, and what it adds: `total += x`, and `total = total + x`."""
+    for node in ast.walk(loop):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+            yield node.target, node.value
+        elif (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.BinOp)
+            and isinstance(node.value.op, ast.Add)
+            and ast.unparse(node.value.left) == ast.unparse(node.targets[0])
+        ):
+            yield node.targets[0], node.value.right
 
 
 def is_over_samples(words: str) -> bool:
@@ -361,18 +426,76 @@ def is_over_samples(words: str) -> bool:
     return bool(COUNTED.search(words) or (SUMMED.search(words) and ".mean(" not in words))
 
 
-def find_filled(script: TrainingScript, loop: ast.For) -> dict[str, bool]:
-    """The lists that the loop fills and that are used after it; and whether with numbers of its
-    batches, `losses.append(loss.item())`."""
-    found = dict[str, bool]()
+def find_filled(script: TrainingScript, loop: ast.For) -> dict[str, str]:
+    """The lists that the loop fills and that are used after it, each with what it is given: numbers
+    of batches, `losses.append(loss.item())`, losses, which are tensors, or results of samples."""
+    found = dict[str, str]()
     for node in ast.walk(loop):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
             continue
-        words, name, given = ast.unparse(node.func.value), node.func.attr, node.args[0]
-        is_number = name == "append" and ast.unparse(given).endswith(".item()")
-        if is_number or name == "extend" or (name == "append" and isinstance(given, BATCHES)):
-            found[words] = is_number or found.get(words, False)
-    return {words: each for words, each in found.items() if script.is_used_after(words, loop)}
+        name, given = node.func.attr, follow_once(loop, node.args[0])
+        words, used = script.text.code(node.func.value), table_of(node.func.value)
+        if not script.is_used_after(ast.unparse(used), loop):
+            continue
+        is_result = name == "extend" or isinstance(given, GROUPED)
+        if name == "append" and NUMBER.search(ast.unparse(given)) and not is_result:
+            found[words] = NUMBERS
+        elif name == "append" and is_loss(script, node.args[0]):
+            found[words] = LOSSES
+        elif name == "extend" or (name == "append" and isinstance(given, BATCHES)):
+            found.setdefault(words, RESULTS)
+    return found
+
+
+def table_of(node: ast.expr) -> ast.expr:
+    """The dictionary of which it is an item, or itself."""
+    is_item = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+    return node.value if is_item and isinstance(node, ast.Subscript) else node
+
+
+def is_loss(script: TrainingScript, given: ast.expr) -> bool:
+    """Whether it is the loss of a batch, detached or not."""
+    loss = name_loss(script)
+    while isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute) and not given.args:
+        given = given.func.value  # loss.detach().clone()
+    return isinstance(given, ast.Name) and given.id == loss
+
+
+def follow_once(loop: Loop, value: ast.expr) -> ast.expr:
+    """What a name is set to in the loop, if that is done once; any other expression itself."""
+    if not isinstance(value, ast.Name):
+        return value
+    made = [
+        node.value
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Assign) and value.id in map(ast.unparse, node.targets)
+    ]
+    return made[0] if len(made) == 1 else value
+
+
+def find_unfollowed(script: TrainingScript, loop: ast.For) -> list[str]:
+    """What else the loop collects in, or adds to, and is used after it."""
+    found = dict[str, None]()
+    for node in ast.walk(loop):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            is_log = isinstance(node, ast.stmt) and script.is_log(node)
+            if value.func.attr in COLLECTS and value.args and not is_log:
+                found[ast.unparse(value.func.value)] = None
+        elif isinstance(node, ast.AugAssign) and not isinstance(node.value, ast.Constant):
+            found[ast.unparse(table_of(node.target))] = None
+    known = {*map(ast.unparse, (loop.target, loop.iter))}
+    return [each for each in found if each not in known and script.is_used_after(each, loop)]
+
+
+def reduce_losses(script: TrainingScript, each: str) -> list[str]:
+    """The lines that take the means over the ranks of a list of losses."""
+    total = script.text.fresh("totals")
+    return [
+        f"{total} = torch.stack({each}).detach()",
+        f"{script.dist}.all_reduce({total})",
+        f"{each} = list({total} / {script.size})",
+    ]
 
 
 def gather(script: TrainingScript, each: str) -> list[str]:
@@ -388,14 +511,18 @@ def gather(script: TrainingScript, each: str) -> list[str]:
 def loss_after(script: TrainingScript, loop: ast.For) -> str:
     """The loss, if the loop makes it, and it is used after it."""
     assert script.training
-    owner = script.training.loss
+    name = name_loss(script)
+    if not name or not any(node is loop for node in script.text.climb(script.training.backward)):
+        return ""
+    return name if script.is_used_after(name, loop) else ""
+
+
+def name_loss(script: TrainingScript) -> str:
+    """The name of the loss; empty if it has none."""
+    owner = script.training.loss if script.training else None
     while isinstance(owner, ast.Call) and owner.args:  # scaler.scale(loss)
         owner = owner.args[0]
-    if not isinstance(owner, ast.Name) or not any(
-        node is loop for node in script.text.climb(script.training.backward)
-    ):
-        return ""
-    return owner.id if script.is_used_after(owner.id, loop) else ""
+    return owner.id if isinstance(owner, ast.Name) else ""
 
 
 def tell_device(script: TrainingScript, loop: Loop) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from playground.tools.doctor.data_parallel.edits import Edit, put_under, replace_node
+from playground.tools.doctor.data_parallel.metrics import find_library
 from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.progress import count_all, show_bars_on_first
 from playground.tools.doctor.data_parallel.script import TrainingScript
@@ -167,11 +168,12 @@ def call_before(script: TrainingScript, statement: ast.stmt) -> list[Edit]:
     if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
         return []
     [shown] = call.args
-    calls = (node for node in ast.walk(shown) if isinstance(node, ast.Call))
-    own = (each for node in calls if (each := text.resolve(node)) and not is_plain(script, each))
+    calls = [node for node in ast.walk(shown) if isinstance(node, ast.Call)]
+    own = [each for node in calls if (each := text.resolve(node)) and not is_plain(script, each)]
+    meet = [node for node in calls if text.called(node) == "compute" and find_library(script)]
     line, indent = text.lines[call.lineno - 1], script.indent_of(statement)
     is_one_line = call.lineno == call.end_lineno and line.strip() == text.code(statement)
-    if not is_one_line or not any(own):
+    if not is_one_line or not (own or meet):
         return []
     name, begin = text.fresh("shown"), (call.lineno, call.col_offset)
     first, last = replace_node(shown, "").start, replace_node(shown, "").end

@@ -405,8 +405,51 @@ class TrainingScript:
                 for each in call.keywords
             )
             if is_sum and not (is_mean or is_shown or self.text.is_without_gradients(call)):
-                return call
+                return None if self.is_divided(call) else call
         return None
+
+    def is_divided(self, summed: ast.Call) -> bool:
+        """Whether a sum over samples is divided on its way to `backward`."""
+        loss = self.training.loss if self.training else None
+        if loss is None:
+            return False
+        way = self.list_sources(loss)
+        names = {ast.unparse(each) for each in way if isinstance(each, ast.Name)}
+        divided = [
+            each.left
+            for each in way
+            if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div)
+        ]
+        divided += [
+            node.target
+            for node in ast.walk(self.text.tree)
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div)
+            if ast.unparse(node.target) in names
+        ]
+        return any(self.comes_from(each, summed) for each in divided)
+
+    def comes_from(self, expression: ast.expr, made: ast.Call) -> bool:
+        """Whether a value comes from a call, or from a call of what that has made."""
+        return any(
+            each is made or (isinstance(each, ast.Call) and made in self.text.makers(each.func))
+            for each in self.list_sources(expression)
+        )
+
+    def list_sources(self, expression: ast.expr) -> list[ast.expr]:
+        """An expression, its parts, and those of what its names are set to, and of what the
+        script's own functions in it return."""
+        found, left = dict[ast.expr, None](), [expression]
+        for each in left:
+            for node in ast.walk(each):
+                if not isinstance(node, ast.expr) or node in found:
+                    continue
+                found[node] = None
+                key = self.text.key_of(node)
+                if key and isinstance(getattr(node, "ctx", None), ast.Load):
+                    left += filter(None, self.text.settings.get(key, []))
+                elif isinstance(node, ast.Call) and (function := self.text.resolve(node)):
+                    left += find_results(function)
+        return [*found]
 
     def add_argument(self, call: ast.Call, words: str) -> Edit:
         """One more argument, behind the last."""

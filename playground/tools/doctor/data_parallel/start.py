@@ -13,6 +13,7 @@ from playground.tools.doctor.data_parallel.script import LOGGERS, OF_DDP, Traini
 from playground.world.backends.nccl import OWN_GPU, OWN_GPU_FIRST
 
 OF_SAMPLER = "torch.utils.data.DistributedSampler"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 ONE_GPU = 'all ranks would use the first GPU: "cuda" has to be the rank\'s own'
 CONVERSIONS = {"int", "str", "format", "get", "getenv", "max", "min"}
 """Functions whose result says what their argument says."""
@@ -109,7 +110,23 @@ def find_device(script: TrainingScript) -> Part:
     for node in ast.walk(text.tree):
         if isinstance(node, ast.Constant) and re.fullmatch(r"cuda:\d+", str(node.value)):
             edits.append(replace_node(node, '"cuda"'))
-    return Part(name, Status.MISSING, ONE_GPU, edits)
+    hidden = [*find_hidden(script)]
+    for each in hidden:
+        if text.parents[each] is text.tree and script.stands_alone(each):
+            edits.append(Edit((each.lineno, 0), ((each.end_lineno or 0) + 1, 0), ""))
+    notes = [
+        f"{script.at(each)} leaves one GPU to all ranks: take that line away" for each in hidden
+    ]
+    return Part(name, Status.MISSING, ONE_GPU, edits, notes)
+
+
+def find_hidden(script: TrainingScript) -> Iterator[ast.stmt]:
+    """The statements that hide GPUs from the process."""
+    for node in ast.walk(script.text.tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            words = ast.unparse(node.targets[0])
+            if words.startswith("os.environ[") and VISIBLE in words:
+                yield node
 
 
 def uses_gpu(script: TrainingScript) -> bool:

@@ -18,12 +18,18 @@ from playground.tools.doctor.data_parallel.parts import Part, Status
 from playground.tools.doctor.data_parallel.script import TrainingScript, is_of_rank
 from playground.tools.doctor.data_parallel.start import is_exit
 from playground.tools.doctor.data_parallel.text import Function, Loop
+from playground.tools.doctor.data_parallel.trainings import Training
 
 NAME = "stop"
 LEAVES = "leaves the loop", "one would stop alone, and the others wait forever"
 LOWERS = "lowers the learning rate", "they would train on with other rates"
 AGREE = *SHARING, "broadcast", "broadcast_object_list", "gather"
 """Calls after which ranks may have one value."""
+CLOCKS = {
+    *("time.time", "time.monotonic", "time.perf_counter", "time.process_time"),
+    *("datetime.now", "datetime.datetime.now", "datetime.datetime.utcnow"),
+}
+"""Functions that tell the time."""
 NOT_MEASURED = {"cuda", "len", "size", "to"}
 """Calls whose results are the same on all ranks, or are data."""
 OF_TENSORS = {"cpu", "detach", "item", "numpy", "tolist"}
@@ -37,6 +43,8 @@ def find_stop(script: TrainingScript) -> Part:
         saw = "whether the training stops by what each rank measures is not seen"
         return Part(NAME, Status.UNKNOWN, saw)
     none = Part(NAME, Status.NOT_NEEDED, "no stop by what each rank measures is seen")
+    if timed := find_clock(script, training):
+        return share_clock(script, *timed)
     if inner := share_loss(script):
         return inner
     loop = training.epochs
@@ -53,6 +61,43 @@ def find_stop(script: TrainingScript) -> Part:
     if found := find_flag(script, loop):
         return share_flag(script, loop, *found)
     return none
+
+
+def find_clock(script: TrainingScript, training: Training) -> tuple[ast.stmt, ast.If] | None:
+    """A statement that leaves a loop of the training by the time, and its condition."""
+    loops = [each for each in (training.batches, training.epochs) if each]
+    for loop in loops:
+        for leaves in find_exits(script, loop):
+            tests = find_conditions(script, leaves, loop)
+            for test in tests if not any(map(is_of_rank, tests)) else ():
+                calls = (
+                    script.text.dotted(each.func)
+                    for each in script.list_sources(test.test)
+                    if isinstance(each, ast.Call)
+                )
+                if CLOCKS.intersection(calls):
+                    return leaves, test
+    return None
+
+
+def share_clock(script: TrainingScript, leaves: ast.stmt, test: ast.If) -> Part:
+    """The part of a script that stops by the time: that of rank 0 is all ranks'."""
+    if shared := script.text.find_calls(*AGREE):
+        return Part(NAME, Status.THERE, f"{script.at(shared[0])} brings ranks together")
+    text, decided = script.text, script.text.fresh("decided")
+    saw = (
+        f"{script.at(leaves)} leaves the loop by the time, which differs between ranks: one would "
+        "stop alone, and the others wait forever. Broadcast rank 0's decision first"
+    )
+    lines = (
+        f"{decided} = [{text.code(test.test)}]",
+        f"{script.dist}.broadcast_object_list({decided}, 0)",
+    )
+    if text.lines[test.lineno - 1].lstrip().startswith("elif"):
+        note = f"before it, on all ranks: `{'; '.join(lines)}`; then ask for {decided}[0]"
+        return Part(NAME, Status.MISSING, saw, notes=[note])
+    before = add_before(test.lineno, script.indent_of(test), *lines)
+    return Part(NAME, Status.MISSING, saw, [before, replace_node(test.test, f"{decided}[0]")])
 
 
 def share_flag(
@@ -90,6 +135,9 @@ def find_flag(
         if isinstance(target, ast.Attribute)
         and getattr(script.text.function_of(node), "name", "__init__") != "__init__"
     }
+    counted = {
+        ast.unparse(node.target) for node in ast.walk(loop) if isinstance(node, ast.AugAssign)
+    }
     tests: list[tuple[ast.stmt, ast.If | ast.While]] = [
         (leaves, test)
         for leaves in find_exits(script, loop)
@@ -100,7 +148,8 @@ def find_flag(
         if isinstance(test, ast.If) and is_of_rank(test):
             continue
         for node in ast.walk(test.test):
-            if isinstance(node, ast.Attribute) and node.attr in set_later:
+            is_flag = isinstance(node, ast.Attribute) and node.attr in set_later
+            if is_flag and ast.unparse(node) not in counted:
                 return leaves, test, ast.unparse(node)
     return None
 
@@ -377,6 +426,8 @@ def is_evaluation(script: TrainingScript, value: ast.expr) -> bool:
     """Whether it is a result of the script's own function that computes without gradients, and is
     none of the training."""
     function = script.text.resolve(value) if isinstance(value, ast.Call) else None
-    if function is None or (script.training and function in script.training.functions):
+    if function is None:
         return False
+    if script.training and function in script.training.functions:
+        return script.training.serves_tests and value not in script.training.path
     return any(script.text.is_without_gradients(node) for node in ast.walk(function))

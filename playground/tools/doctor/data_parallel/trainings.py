@@ -262,6 +262,8 @@ def pick_item(container: ast.expr, key: ast.expr) -> ast.expr | None:
         return None
     if isinstance(container, ast.DictComp):
         return container.value
+    if isinstance(container, ast.Call):  # dict(train=loader)
+        return next((each.value for each in container.keywords if each.arg == key.value), None)
     if not isinstance(container, ast.Dict):
         return None
     items = zip(container.keys, container.values, strict=True)
