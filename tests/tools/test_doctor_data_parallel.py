@@ -502,7 +502,7 @@ def test_an_evaluation_of_one_rank_s_part_is_to_be_added_up(save: Save, run_it: 
     save(found.after, "after.py")
     done = run_it("after.py")
     assert done.code == 0, done.err
-    assert {line.split()[-1] for line in done.out.splitlines()} == {"44.0"}
+    assert {line.split()[-1] for line in done.out.splitlines()} == {"44"}
     summed = APART.replace("    if rank", "    dist.all_reduce(torch.ones(1))\n    if rank")
     assert plan_of_half(Path(save(summed, "summed.py"))) is None
 
@@ -1234,6 +1234,155 @@ def test_sums_in_a_dictionary_are_of_all_ranks(save: Save, run_it: Ran) -> None:
     assert after.code == 0, after.err
     assert after.out == before.out
     assert " 48 " in after.out
+
+
+def test_counts_stay_integers(save: Save, run_it: Ran) -> None:
+    source = shape(PLAIN).replace("    total = 0.0\n", "    total, right, seen = 0.0, 0, 0\n")
+    source = source.replace(
+        "        total += loss.item()\n",
+        "        total = total + loss.item()\n"
+        "        hits = (model(x).argmax(1) == y).sum().item()\n        right += hits\n"
+        "        seen += y.size(0)\n",
+    ).replace("{total / len(loader):.6f}", "{total / len(loader):.5f} {right:d} of {seen:d}")
+    save(source, "before.py")
+    save(plan(source, "before.py").after, "after.py")
+    before, after = run_it("-n", 1, "before.py"), run_it("after.py")
+    assert after.code == 0, after.err
+    assert after.out == before.out
+    assert "of 48" in after.out
+
+
+@pytest.mark.parametrize(
+    ("start", "added", "name"),
+    [
+        ("losses = []", "losses.append(loss.detach())", "losses"),
+        ("log = {'loss': []}", "log['loss'].append(loss.item())", "log['loss']"),
+        ("losses = []", "value = loss.item(); losses.append(value)", "losses"),
+    ],
+)
+def test_losses_in_any_list_are_the_means_of_all_ranks(
+    start: str, added: str, name: str, save: Save, run_it: Ran
+) -> None:
+    source = shape(PLAIN).replace("    total = 0.0\n", f"    {start}\n")
+    source = source.replace("total += loss.item()", added)
+    source = source.replace("{total / len(loader):.6f}", f"{{sum({name}) / len(loader):.5f}}")
+    save(source, "before.py")
+    save(plan(source, "before.py").after, "after.py")
+    before, after = run_it("-n", 1, "before.py"), run_it("after.py")
+    assert after.code == 0, after.err
+    assert after.out == before.out
+
+
+def test_what_is_collected_in_another_way_is_unknown() -> None:
+    source = shape(PLAIN).replace("    total = 0.0\n", "    total, seen = 0.0, set()\n")
+    source = source.replace("total += loss.item()", "seen.update(y.tolist())")
+    source = source.replace("{total / len(loader):.6f}", "{len(seen)}")
+    part = part_of(source, "metrics over ranks")
+    assert part.status is Status.UNKNOWN
+    assert "what seen of train.py" in part.saw
+
+
+@pytest.mark.parametrize(
+    "divides",
+    [
+        "loss = criterion(model(x), y) / len(y)",
+        "loss = criterion(model(x), y)\n        loss = loss / x.size(0)",
+        "loss = criterion(model(x), y)\n        loss /= len(x)",
+    ],
+)
+def test_a_sum_that_is_divided_is_a_mean(divides: str) -> None:
+    source = shape(PLAIN).replace("loss = nn.functional.cross_entropy(model(x), y)", divides)
+    source = source.replace("model =", 'criterion = nn.CrossEntropyLoss(reduction="sum")\nmodel =')
+    assert "        loss.backward()\n" in plan(source, "train.py").after
+    whole = source.replace(divides, "loss = criterion(model(x), y)")
+    assert "(loss * dist.get_world_size()).backward()" in plan(whole, "train.py").after
+
+
+def test_a_stop_by_the_time_is_that_of_rank_0() -> None:
+    ends = "        total += 1\n        if time.time() - start > 60:\n            break\n"
+    source = shape(PLAIN).replace("        total += loss.item()\n", ends)
+    timed = "import time\nimport torch\nstart = time.time()\n"
+    source = source.replace("import torch\n", timed, 1)
+    part = stop_of(source)
+    assert part.status is Status.MISSING
+    assert "leaves the loop by the time" in part.saw
+    after = plan(source, "train.py").after
+    assert "        decided = [time.time() - start > 60]\n" in after
+    assert "        if decided[0]:\n            break\n" in after
+    assert stop_of(source.replace("time.time() - start", "total")).status is Status.NOT_NEEDED
+
+
+def test_hidden_gpus_are_shown_to_all_ranks() -> None:
+    hides = 'import os\nimport torch\nos.environ["CUDA_VISIBLE_DEVICES"] = "0"\n'
+    source = shape(PLAIN).replace("import torch\n", hides, 1)
+    source = source.replace("nn.Linear(8, 2))", "nn.Linear(8, 2)).cuda()")
+    assert "CUDA_VISIBLE_DEVICES" not in plan(source, "train.py").after
+    assert any("leaves one GPU to all ranks" in each for each in notes_of(source, "device"))
+
+
+def test_metrics_of_a_library_are_computed_on_all_ranks() -> None:
+    source = shape(PLAIN).replace("import torch\n", "import torch\nimport torchmetrics\n", 1)
+    source = source.replace("{total / len(loader):.6f}", "{metric.compute():.3f}")
+    assert part_of(source, "metrics over ranks").status is Status.THERE
+    shown = "  # on all ranks\n    if rank == 0:\n        print(shown)"
+    assert shown in plan(source, "train.py").after
+
+
+def test_a_run_of_a_tracker_is_no_meter() -> None:
+    source = shape(PLAIN).replace("import torch\n", "import torch\nimport wandb\n", 1)
+    source = source.replace("    total = 0.0\n", "    run = wandb.init()\n")
+    source = source.replace("total += loss.item()", "run.log({'loss': loss.item()})")
+    source = source.replace("{total / len(loader):.6f}", "{run.name}")
+    assert "run of" not in part_of(source, "metrics over ranks").saw
+
+
+def test_a_method_of_the_model_is_no_call_of_the_wrapper() -> None:
+    net = (
+        "class Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x)\n"
+        "    def step(self, x, y):\n        return nn.functional.cross_entropy(self(x), y)\n\n"
+    )
+    made = "nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))"
+    source = shape(PLAIN).replace("loader =", f"{net}loader =", 1).replace(made, "Net(4, 2)")
+    source = source.replace("nn.functional.cross_entropy(model(x), y)\n", "model.step(x, y)\n")
+    part = part_of(source, "model")
+    assert part.status is Status.UNKNOWN
+    assert "calls model.step, and only a call of the wrapper itself" in part.saw
+
+
+def test_gradients_that_are_added_up_need_one_message() -> None:
+    assert any("ddp.no_sync()" in each for each in notes_of(shape(ACCUMULATION), "model"))
+    assert not any("no_sync" in each for each in notes_of(shape(PLAIN), "model"))
+
+
+def test_of_two_loaders_of_one_function_the_training_s_is_told_its_epoch() -> None:
+    source = shape(BOTH, shuffle=True).replace(
+        "    train_loader = DataLoader(train_set, batch_size=8, shuffle=True)\n"
+        "    test_loader = DataLoader(test_set, batch_size=4)\n",
+        "    train_loader, test_loader = get_loader(8, True), get_loader(4, False)\n",
+    )
+    made = (
+        "def get_loader(size, train):\n"
+        "    return DataLoader(train_set if train else test_set, size, shuffle=train)\n\n\n"
+    )
+    source = source.replace("def main():", f"{made}def main():")
+    call = "run_epoch(model, train_loader, device, optimizer)"
+    source = source.replace(f"        of_training = {call}\n", "").replace(
+        "*of_training", f"*{call}"
+    )
+    after = plan(source, "train.py").after
+    assert "        train_loader.sampler.set_epoch(epoch)\n" in after
+    assert "test_loader.sampler" not in after
+    assert "size // dist.get_world_size() if train else size" in after
+
+
+def test_what_makes_a_loader_that_is_not_seen_draws_nothing() -> None:
+    source = shape(PLAIN).replace(
+        "loader = DataLoader(train_set, batch_size=8, shuffle=False)",
+        "loader, tests = [DataLoader(each, batch_size=8) for each in (train_set, test_set)]",
+    )
+    part = part_of(source, "sampler")
+    assert (part.status, list(part.edits)) == (Status.UNKNOWN, [])
+    assert "if it does, give it sampler=DistributedSampler(dataset)" in part.saw
 
 
 def test_a_loss_between_the_samples_of_a_batch_is_noted() -> None:

@@ -271,7 +271,7 @@ def test_a_script_that_has_not_come_to_its_process_group_is_undecided(
     assert shown.code == Undecided.exit_code
     assert too_wide(shown.err) == []
     said = " ".join(shown.err.split())
-    assert "the ranks had not come to init_process_group (train.py:11); raise --seconds" in said
+    assert "the ranks had not come to init_process_group (train.py:11); give it longer" in said
     assert "5. model, missing: nothing averages the gradients" in shown.out
     assert "DistributedDataParallel(model)" in (tmp_path / "new.py").read_text()
 
@@ -432,7 +432,7 @@ def test_a_script_that_runs_on_is_stopped_with_what_it_has_started(
     shown = run_cli("doctor", "--seconds", ENOUGH, "train.py", outside)
     assert shown.code == Undecided.exit_code
     assert "undecided: stopped after" in shown.err
-    assert "0 steps of optimizers seen; raise --seconds" in " ".join(shown.err.split())
+    assert "0 steps of optimizers seen; give it longer" in " ".join(shown.err.split())
     said = " ".join(shown.out.split())
     assert "nothing found (2 ranks stopped when their time was up, " in said
     assert re.search(r"2 ranks when they were stopped: rank 0 in .* rank 1 in ", said)

@@ -290,7 +290,8 @@ def conclude(
 def raise_unless_decided(ran: script.ScriptFacts, name: str, told: str) -> None:
     """Raise `Undecided` for runs of a script that were stopped, `PlaygroundError` for those of one
     that is not data parallel. `told`: what is said before."""
-    longer = "raise --seconds, before the name of the script"
+    seconds = f"{3 * ran.seconds:g}"
+    longer = f"give it longer: python -m playground doctor --seconds {seconds} {name}"
     if ran.awaited:
         why = f"within {ran.seconds:g} s the ranks had not come to init_process_group"
         raise Undecided(fill(f"{told}undecided: {why} ({ran.awaited}); {longer}"))

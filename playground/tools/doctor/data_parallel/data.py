@@ -285,7 +285,11 @@ def note_draws(script: TrainingScript) -> list[str]:
         note = "all ranks draw the same batch, as they have the same seed"
     else:
         note = "all ranks have to draw the same batch: call torch.manual_seed(0) at the beginning"
-    return [note, "the first dimension is taken for that of samples: else give chunk its dim"]
+    return [
+        note,
+        "the first dimension is taken for that of samples: else give chunk its dim. The number of "
+        "ranks has to divide it",
+    ]
 
 
 def find_other_loop(script: TrainingScript, call: ast.Call) -> ast.AST | None:
@@ -319,7 +323,7 @@ def divide(
     shuffle = call.args[2] if len(call.args) > 2 else None
     shuffle = given["shuffle"].value if "shuffle" in given else shuffle
     is_true = isinstance(shuffle, ast.Constant) and shuffle.value is True
-    is_case = shuffle is not None and ast.unparse(shuffle) == case
+    is_case = shuffle is not None and bool(case) and ast.unparse(shuffle) == normalise(case)
     kind = "" if is_true or is_case else f", shuffle={text.code(shuffle) if shuffle else False}"
     sampler = f"sampler=DistributedSampler({words}{kind})"
     sampler += f" if {case} else None" if case else ""
@@ -331,6 +335,11 @@ def divide(
         yield script.add_argument(call, sampler)
     else:
         yield script.add_argument(call, sampler)
+
+
+def normalise(code: str) -> str:
+    """The code of an expression, with the quotes and blanks of `ast.unparse`."""
+    return ast.unparse(ast.parse(code, mode="eval"))
 
 
 def divide_batch(script: TrainingScript, call: ast.Call) -> Iterator[Edit]:

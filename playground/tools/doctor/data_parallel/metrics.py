@@ -181,7 +181,8 @@ def note_prints(script: TrainingScript) -> list[str]:
     """What is said of the first print within the loop."""
     inside = ast.walk(script.loop) if script.loop else ()
     return [
-        f"{script.at(each)}: what this prints within the loop is of rank 0's samples"
+        f"{script.at(each)}: what this logs within the loop is of rank 0's samples: a count is "
+        "its part of all"
         for each in inside
         if isinstance(each, ast.stmt) and script.is_log(each)
     ][:1]
@@ -552,16 +553,18 @@ def device_in(script: TrainingScript, loop: Loop) -> str:
 
 
 def note_validation(script: TrainingScript) -> list[str]:
-    """What is said of loops under no_grad."""
+    """What is said of loops under no_grad, or of the training's, if it tests, too."""
     text = script.text
+    shared = script.training and script.training.serves_tests
     for node in ast.walk(text.tree):
+        is_apart = isinstance(node, ast.For) and text.is_without_gradients(node)
         if (
             isinstance(node, ast.For)
-            and node is not script.loop
-            and text.is_without_gradients(node)
+            and (shared if node is script.loop else is_apart)
             and not OF_MODEL.search(ast.unparse(node.iter))
         ):
-            walks = f"{script.at(node)} walks its samples on every rank"
+            of = "the samples of tests" if node is script.loop else "its samples"
+            walks = f"{script.at(node)} walks {of} on every rank"
             if norms := find_norms_apart(script):
                 return [
                     f"{walks}, and the results differ a little: each rank has BatchNorm statistics "

@@ -84,12 +84,31 @@ def note_model(script: TrainingScript, models: Iterable[ast.expr]) -> Iterator[s
         "it again there, or have all require a gradient when it is wrapped"
         for each in find_unfreezing(script)[:1]
     )
+    yield from note_accumulation(script)
     yield from (
         f"{script.at(each)}: {tell_norms(script, each)}each rank normalises by its own part of the "
         f"batch. To normalise by the whole on GPUs, add before the wrapper: {model} = "
         f"torch.nn.SyncBatchNorm.convert_sync_batchnorm({model})"
         for model, each in find_normalised(script, models)
     )
+
+
+def note_accumulation(script: TrainingScript) -> Iterator[str]:
+    """What is said of gradients that are added up over several batches."""
+    loop = script.training.batches if script.training else None
+    for call in script.text.find_calls("step") if loop else ():
+        around = [each for each in script.text.climb(call) if isinstance(each, ast.If)]
+        counts = [each for each in around if any(is_rest(node) for node in ast.walk(each.test))]
+        if counts and any(each is loop for each in script.text.climb(call)):
+            yield (
+                f"{script.at(counts[0])}: gradients are averaged in every backward(). To send them "
+                "once for each step, have the others under `with ddp.no_sync():`, forward included"
+            )
+            return
+
+
+def is_rest(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
 
 
 def note_threads(script: TrainingScript, threads: Iterable[ast.Call]) -> Iterator[str]:
@@ -224,6 +243,11 @@ class Wrapping:
     def find_edits(self) -> list[Edit]:
         """Raises `UnknownShape`."""
         calls = [*self.find_forwards()]
+        if not calls and (other := self.find_method()):
+            raise UnknownShape(
+                f"{self.script.at(other)} calls {ast.unparse(other.func)}, and only a call of the "
+                "wrapper itself averages gradients: have forward call that method"
+            )
         if not calls:
             raise UnknownShape("no call of the model that the optimizer has is seen in the loop")
         for call in calls:
@@ -231,6 +255,19 @@ class Wrapping:
         if len(self.wrapped) > 1 and not self.several:
             return Wrapping(self.script, several=True).find_edits()
         return [*self.edits, *(self.wrap(*each) for each in self.wrapped.items())]
+
+    def find_method(self) -> ast.Call | None:
+        """A call of a method of the model's own in the training; None if there is none."""
+        assert self.training.batches
+        models, text = self.find_models(), self.text
+        for call in ast.walk(self.training.batches):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+                continue
+            owners = models & text.makers(call.func.value)
+            own = (text.classes.get(text.called(each)) for each in owners)
+            if any(find_method(each, call.func.attr) for each in own):
+                return call
+        return None
 
     def name_wrapper(self, model: ast.expr) -> str:
         """The name of the wrapper of this model."""

@@ -444,8 +444,7 @@ class TrainingScript:
                 if not isinstance(node, ast.expr) or node in found:
                     continue
                 found[node] = None
-                key = self.text.key_of(node)
-                if key and isinstance(getattr(node, "ctx", None), ast.Load):
+                if key := self.text.key_of(node):
                     left += filter(None, self.text.settings.get(key, []))
                 elif isinstance(node, ast.Call) and (function := self.text.resolve(node)):
                     left += find_results(function)

@@ -255,7 +255,8 @@ class TrainingText:
             for each in self.calls
             if each is not call and self.resolve(each) is self.resolve(call)
         ]
-        for key, given in self.bind_all(call).items():
+        own = sorted(self.bind_all(call).items(), key=lambda one: is_number(one[1]))
+        for key, given in own:
             if not isinstance(given, ast.Constant) or len(self.settings[key]) != len(others) + 1:
                 continue
             values = [each.get(key) for each in others]
@@ -361,6 +362,11 @@ class TrainingText:
 def owner_of(call: ast.Call) -> ast.expr | None:
     """What the method is called on; None for a function."""
     return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def is_number(node: ast.expr) -> bool:
+    """Whether it is a number, which may be the same by chance elsewhere."""
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
 
 
 def is_guard(node: ast.AST) -> TypeGuard[ast.If]:
