@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from playground.explain.right.finding import Finding
-from playground.tools.doctor.data_parallel.data import find_sampler, find_set_epoch
+from playground.tools.doctor.data_parallel.data import find_sampler
 from playground.tools.doctor.data_parallel.edits import apply_edits
+from playground.tools.doctor.data_parallel.epochs import find_set_epoch
 from playground.tools.doctor.data_parallel.metrics import find_metrics, tells_a_part
 from playground.tools.doctor.data_parallel.model import find_model
 from playground.tools.doctor.data_parallel.names import find_unbound

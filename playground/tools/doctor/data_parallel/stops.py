@@ -7,16 +7,13 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before, replace_node
-from playground.tools.doctor.data_parallel.metrics import (
-    SHARING,
-    find_evaluations_apart,
-    find_totals,
-    tell_device,
-)
+from playground.tools.doctor.data_parallel.metrics import SHARING, find_evaluations_apart
 from playground.tools.doctor.data_parallel.model import find_norms_apart
 from playground.tools.doctor.data_parallel.parts import Part, Status
+from playground.tools.doctor.data_parallel.reductions import tell_device
 from playground.tools.doctor.data_parallel.script import TrainingScript, is_of_rank
 from playground.tools.doctor.data_parallel.start import is_exit
+from playground.tools.doctor.data_parallel.sums import find_totals
 from playground.tools.doctor.data_parallel.text import Function, Loop
 from playground.tools.doctor.data_parallel.trainings import Training
 
