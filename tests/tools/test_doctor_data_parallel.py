@@ -1615,11 +1615,53 @@ def test_a_process_that_exits_by_its_loss_leaves_the_others() -> None:
     assert "        if decided.item() > 1e9:\n" in plan(f"import sys\n{source}", "a.py").after
 
 
-def test_parameters_that_are_trained_later_are_noted() -> None:
-    thaw = "    if epoch == 1:\n        model[0].requires_grad_(True)\n    total = 0.0\n"
-    [note] = notes_of(shape(PLAIN).replace("    total = 0.0\n", thaw), "model")
-    assert note.startswith("train.py:17 changes which parameters are trained")
-    assert notes_of(shape(PLAIN), "model") == []
+def test_a_model_of_which_more_is_trained_later_is_wrapped_again() -> None:
+    thaw = "    if epoch == 1:\n        model[0].requires_grad_(True)\n"
+    source = shape(PLAIN).replace("    total = 0.0\n", f"{thaw}    total = 0.0\n")
+    again = f"{thaw}        ddp = DistributedDataParallel(model)\n    total = 0.0\n"
+    assert again in plan(source, "train.py").after
+    assert notes_of(source, "model") == []
+    inside = source.replace(thaw, "").replace(
+        "        loss.backward()\n",
+        "        loss.backward()\n        model[0].requires_grad_(True)\n",
+    )
+    [note] = notes_of(inside, "model")
+    assert "changes which parameters are trained" in note
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ('.to(torch.device(f"cuda:{gpu}"))', '.to(torch.device("cuda"))'),
+        ('.to("cuda:" + str(gpu))', '.to("cuda")'),
+        ('.to(torch.device("cuda", gpu))', '.to(torch.device("cuda"))'),
+        (".cuda(gpu)", ".cuda()"),
+        (".cuda()\ntorch.cuda.set_device(0)", 'set_device(int(os.environ["LOCAL_RANK"]))'),
+    ],
+)
+def test_one_gpu_by_a_number_gives_way_to_each_rank_s(named: str, words: str) -> None:
+    source = shape(PLAIN).replace("nn.Linear(8, 2))", f"nn.Linear(8, 2)){named}")
+    source = source.replace("import torch\n", "import os\nimport torch\ngpu = 0\n", 1)
+    found = plan(source, "train.py")
+    assert part_of(source, "device").status is Status.MISSING
+    assert words in found.after
+    own = source.replace("gpu = 0", 'gpu = int(os.environ["LOCAL_RANK"])')
+    if "set_device" not in named:
+        assert part_of(own, "device").status is Status.THERE
+
+
+def test_dropout_within_modules_is_drawn_apart() -> None:
+    for made in ("nn.LSTM(4, 4, 2, dropout=0.1)", "nn.TransformerEncoderLayer(4, 1)"):
+        source = SEEDED.replace("nn.Linear(4, 1)", made).replace("random.random()", "1")
+        assert any("dropout draws the same masks" in each for each in notes_of(source, "model"))
+
+
+def test_a_bar_hides_no_loader() -> None:
+    walked = "            for batch in self.loader:\n"
+    source = shape(TRAINER, shuffle=True)
+    assert walked in source
+    by_bar = "            bar = tqdm(self.loader)\n            for batch in bar:\n"
+    assert ".sampler.set_epoch(epoch)" in plan(source.replace(walked, by_bar), "train.py").after
 
 
 def test_a_print_that_trains_is_of_all_ranks() -> None:

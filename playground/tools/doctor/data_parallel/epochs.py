@@ -163,6 +163,9 @@ def name_loader(script: TrainingScript, epochs: ast.AST, loader: ast.Call) -> st
     for node in ast.walk(script.loop.iter) if is_of_one else ():
         if isinstance(node, ast.Attribute) and text.makers(node) == {loader}:
             return text.code(node)
+    for each in (one for way in ways for one in way if is_of_one):  # bar = tqdm(self.loader)
+        if isinstance(each, ast.Attribute) and text.makers(each) == {loader}:
+            return text.code(each)
     return name_item(script, epochs, loader, stored)
 
 

@@ -251,8 +251,12 @@ def note_validation(script: TrainingScript) -> list[str]:
             and (shared if node is script.loop else is_apart)
             and not OF_MODEL.search(ast.unparse(node.iter))
         ):
-            of = "the samples of tests" if node is script.loop else "its samples"
-            walks = f"{script.at(node)} walks {of} on every rank"
+            walks = f"{script.at(node)} walks its samples on every rank"
+            if node is script.loop:
+                return [
+                    f"{script.at(node)} walks the samples of tests on every rank: the result is "
+                    "the same on all; python -m playground read ddp divides them"
+                ]
             if norms := find_norms_apart(script):
                 return [
                     f"{walks}, and the results differ a little: each rank has BatchNorm statistics "

@@ -67,7 +67,9 @@ def find_model(script: TrainingScript) -> Part:
         )
     scaled, summed = scale_sum(script)
     left_out = [replace_node(call, text.code(call.args[0])) for call in threads]
-    notes = [*note_model(script, wrapping.wrapped.values()), *note_threads(script, threads)]
+    models = [*wrapping.wrapped.values()]
+    again = any(map(wrapping.wrap_again, models))
+    notes = [*note_model(script, models, again), *note_threads(script, threads)]
     return Part(
         name,
         Status.MISSING,
@@ -77,12 +79,15 @@ def find_model(script: TrainingScript) -> Part:
     )
 
 
-def note_model(script: TrainingScript, models: Iterable[ast.expr]) -> Iterator[str]:
+def note_model(
+    script: TrainingScript, models: Iterable[ast.expr], is_wrapped_again: bool
+) -> Iterator[str]:
     """What is said of the models that are wrapped."""
     yield from (
         f"{script.at(each)} changes which parameters are trained, after the model is wrapped: wrap "
-        "it again there, or have all require a gradient when it is wrapped"
+        "it again there"
         for each in find_unfreezing(script)[:1]
+        if not is_wrapped_again
     )
     yield from note_accumulation(script)
     yield from (
@@ -254,7 +259,8 @@ class Wrapping:
             self.use_wrapper(call.func)
         if len(self.wrapped) > 1 and not self.several:
             return Wrapping(self.script, several=True).find_edits()
-        return [*self.edits, *(self.wrap(*each) for each in self.wrapped.items())]
+        again = [edit for each in self.wrapped.values() for edit in self.wrap_again(each)]
+        return [*self.edits, *(self.wrap(*each) for each in self.wrapped.items()), *again]
 
     def find_method(self) -> ast.Call | None:
         """A call of a method of the model's own in the training; None if there is none."""
@@ -409,6 +415,27 @@ class Wrapping:
         inner = [one for one in (training.epochs, training.batches) if one]
         return None if any(one in (found, *text.climb(found)) for one in inner) else found
 
+    def wrap_again(self, sample: ast.expr) -> list[Edit]:
+        """The statements that wrap the model once more, behind those of the loop over epochs which
+        change what of it is trained."""
+        text, epochs = self.text, self.training.epochs
+        owner = text.class_of if isinstance(sample, ast.Attribute) else text.function_of
+        if not epochs or owner(epochs) is not owner(sample):
+            return []
+        line, found, left = self.line_of(sample), list[Edit](), [*epochs.body]
+        for each in left:
+            if each in self.training.path and not isinstance(each, ast.If):
+                continue
+            if isinstance(each, ast.If) and self.changes_trained(each):
+                left += [*each.body, *each.orelse]
+            elif isinstance(each, (ast.Expr, ast.For)) and self.changes_trained(each):
+                found.append(add_after(each, self.script.indent_of(each), line))
+        return found
+
+    def line_of(self, sample: ast.expr) -> str:
+        """The statement that wraps the model."""
+        return f"{self.name_wrapper(sample)} = {self.script.wrapper}({ast.unparse(sample)})"
+
     def changes_trained(self, statement: ast.AST) -> bool:
         """Whether a statement changes which parameters are trained."""
         return any(self.text.find_set_trained(each) for each in self.text.reach(statement))
@@ -452,7 +479,7 @@ class Wrapping:
                     continue
                 raise UnknownShape(f"{self.script.at(node)} makes or moves the model again")
             last = statement if last is None or statement.lineno > last.lineno else last
-        line = f"{self.name_wrapper(sample)} = {self.script.wrapper}({ast.unparse(sample)})"
+        line = self.line_of(sample)
         function = text.function_of(sample)
         if last is None and function and is_parameter(function, key[1]):
             whole = self.training.epochs or self.training.batches

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from playground.tools.doctor.data_parallel.batches import draws_itself, share_drawn
 from playground.tools.doctor.data_parallel.edits import Edit, add_after, add_before
 from playground.tools.doctor.data_parallel.script import TrainingScript
-from playground.tools.doctor.data_parallel.text import Loop, find_results
+from playground.tools.doctor.data_parallel.text import Loop, TrainingText, find_results
 from playground.tools.doctor.data_parallel.trainings import Training
 
 SEEDS = {
@@ -29,6 +29,9 @@ AGAIN = {
 """What gives a number that comes from the seed of each, behind its name."""
 SEEDS_ALL = {"seed_everything", "set_seed"}
 """Functions of other packages that seed them all."""
+DROP_BY_DEFAULT = {"Transformer", "TransformerEncoderLayer", "TransformerDecoderLayer"}
+MAY_DROP = {"LSTM", "GRU", "RNN", "MultiheadAttention"}
+"""Modules of torch.nn with dropout, the latter if that is asked for."""
 DROPS = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "dropout"}
 NOISE = {
     *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "normal"),
@@ -179,7 +182,7 @@ def find_drawn_in_step(script: TrainingScript, seeded: set[str]) -> list[ast.Cal
     def is_drawn(call: ast.Call) -> bool:
         name, dotted = text.called(call), text.dotted(call.func)
         is_transform = name.startswith("Random") and ".transforms" in f".{dotted}"
-        if name in DROPS or is_transform:
+        if name in DROPS or is_transform or drops_inside(text, call):
             return "torch" in seeded
         is_noise = library_of(script, call) in seeded and runs_in_step(script, call)
         return is_noise and not text.is_without_gradients(call)
@@ -187,8 +190,17 @@ def find_drawn_in_step(script: TrainingScript, seeded: set[str]) -> list[ast.Cal
     return sorted(filter(is_drawn, text.calls), key=lambda each: each.lineno)
 
 
+def drops_inside(text: TrainingText, call: ast.Call) -> bool:
+    """Whether it makes a module of torch.nn's, or a model of transformers', that has dropout."""
+    name = text.called(call)
+    given = [ast.unparse(each.value) for each in call.keywords if each.arg == "dropout"]
+    if name in DROP_BY_DEFAULT or (name in MAY_DROP and given):
+        return not {"0", "0.0"}.intersection(given)
+    return name == "from_pretrained" and text.dotted(call.func).startswith("transformers.AutoModel")
+
+
 def tell_drawn(script: TrainingScript, call: ast.Call) -> str:
-    if script.text.called(call) in DROPS:
+    if script.text.called(call) in DROPS or drops_inside(script.text, call):
         return "dropout draws the same masks"
     return f"{script.text.code(call.func)} draws the same numbers"
 

@@ -13,6 +13,10 @@ from playground.tools.doctor.data_parallel.script import LOGGERS, OF_DDP, Traini
 from playground.world.backends.nccl import OWN_GPU, OWN_GPU_FIRST
 
 OF_SAMPLER = "torch.utils.data.DistributedSampler"
+CUDA = re.compile(r"""^f?['"]cuda:(\{|['"] \+)""")
+"""The text of an expression that makes the name of a GPU."""
+NUMBER = re.compile(r"^\d+$|gpu|device_id", re.IGNORECASE)
+"""The text of the number of a GPU."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ONE_GPU = 'all ranks would use the first GPU: "cuda" has to be the rank\'s own'
 CONVERSIONS = {"int", "str", "format", "get", "getenv", "max", "min"}
@@ -85,7 +89,8 @@ def find_device(script: TrainingScript) -> Part:
     if not (script.names_gpu or numbered):
         saw = "the text names no GPU: on CPUs nothing is missing"
         return Part(name, Status.NOT_NEEDED, saw)
-    if found := text.find_calls("set_device", "set_device_index"):
+    chosen = text.find_calls("set_device", "set_device_index")
+    if found := [each for each in chosen if is_own(script, each)]:
         return Part(name, Status.THERE, f"{script.at(found[0])} chooses the rank's GPU")
     if reads_local_rank(script):
         return Part(name, Status.THERE, "LOCAL_RANK is read")
@@ -107,9 +112,7 @@ def find_device(script: TrainingScript) -> Part:
     else:
         imports = script.imports
         edits = [add_after(imports[-1], "", *lines)] if imports else []
-    for node in ast.walk(text.tree):
-        if isinstance(node, ast.Constant) and re.fullmatch(r"cuda:\d+", str(node.value)):
-            edits.append(replace_node(node, '"cuda"'))
+    edits += (replace_node(node, words) for node, words in find_shared(script))
     hidden = [*find_hidden(script)]
     for each in hidden:
         if text.parents[each] is text.tree and script.stands_alone(each):
@@ -118,6 +121,35 @@ def find_device(script: TrainingScript) -> Part:
         f"{script.at(each)} leaves one GPU to all ranks: take that line away" for each in hidden
     ]
     return Part(name, Status.MISSING, ONE_GPU, edits, notes)
+
+
+def is_own(script: TrainingScript, call: ast.Call) -> bool:
+    """Whether the arguments of a call depend on the rank."""
+    given = [*call.args, *(each.value for each in call.keywords)]
+    sources = [one for each in given for one in script.list_sources(each)]
+    return any(script.is_rank(each) or "RANK" in ast.unparse(each) for each in sources)
+
+
+def find_shared(script: TrainingScript) -> Iterator[tuple[ast.expr, str]]:
+    """What names one GPU, the same on all ranks, by a number or by a name, and what is to stand in
+    its place."""
+    text = script.text
+    for node in ast.walk(text.tree):
+        is_text = isinstance(node, ast.Constant) and re.fullmatch(r"cuda:\d+", str(node.value))
+        is_made = isinstance(node, (ast.JoinedStr, ast.BinOp)) and CUDA.match(ast.unparse(node))
+        if not isinstance(node, ast.expr):
+            continue
+        if is_text or (is_made and not any(map(script.is_rank, ast.walk(node)))):
+            yield node, '"cuda"'
+        elif isinstance(node, ast.Call) and not is_own(script, node):
+            name = text.called(node)
+            of_torch = text.dotted(node.func).startswith("torch.")
+            if name in ("set_device", "set_device_index"):
+                yield node.args[0], 'int(os.environ["LOCAL_RANK"])'
+            elif name == "device" and of_torch and len(node.args) == 2:
+                yield node, f"{text.code(node.func)}({text.code(node.args[0])})"
+            elif name == "cuda" and node.args and NUMBER.search(ast.unparse(node.args[0])):
+                yield node, f"{text.code(node.func)}()"
 
 
 def find_hidden(script: TrainingScript) -> Iterator[ast.stmt]:
