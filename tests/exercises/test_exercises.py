@@ -732,11 +732,29 @@ def test_what_a_batch_costs_is_what_its_task_says() -> None:
         ('"gpus": 100, "sequences": 1000', "gpus: 100 is no power of two"),
         ('"gpus": 4, "sequences": 512', "gpus: 4: the task has 8 to 512"),
         ('"gpus": 256, "sequences": 128', "gpus: 256 for 128 sequences"),
-        ('"gpus": 64, "sequences": 512', " of 24 hours"),
+        (
+            '"gpus": 64, "sequences": 512',
+            "of 24 hours: cheaper, but not done within a day; use more GPUs, or fewer samples",
+        ),
+        (
+            '"gpus": 128, "sequences": 1024',
+            "  time: 24.2 of 24 hours: use more GPUs, or fewer samples",
+        ),
         ('"gpus": 512, "sequences": 1024', " times the cheapest"),
     ):
         asked = exercise.solution.replace('"gpus": 128, "sequences": 512', setting)
         assert words in "\n".join(tell_lines(judge(exercise, asked)))
+
+
+def test_a_batch_is_shown_beside_the_cheapest_one_once_it_has_passed() -> None:
+    """Its million sequences, hours and GPU hours together are the answer."""
+    exercise = CATALOGUE["choose-batch"]
+    wrong, right = (
+        [len(re.findall(r" [\d.]+(?= |$)", line)) for line in judge(exercise, text).notes[1:]]
+        for text in (exercise.mistakes[0].text, exercise.solution)
+    )
+    assert wrong == [1, 1, 1, 1, 2]
+    assert right == [2] * 5
 
 
 def test_what_cannot_be_computed_is_told_of_what_is_to_be_chosen() -> None:
