@@ -52,7 +52,7 @@ from playground.exercises.exercise import (
     Place,
 )
 from playground.exercises.failures.judges import stuck
-from playground.exercises.layouts import Layout, compare, cost_of
+from playground.exercises.layouts import PARTS, Layout, compare, cost_of
 from playground.exercises.limits import LOGGED, leave_out, solving
 from playground.exercises.mistakes import NAMED, attempt_mistake
 from playground.exercises.observation import Failure, explain_digits, name_element
@@ -700,10 +700,38 @@ def test_a_layout_costs_what_its_mesh_does() -> None:
     layout = Layout(dp=64, pp=2, tp=4, zero=2, microbatch=4, recompute=1)
     cost = cost_of(layout, task)
     assert cost == costs.cost_of((64, 2, 1, 4), 2, task, 4, recompute=True)
-    parts = [line.split()[3] for line in compare(replace(cost, tensor=0), cost) if "of it" in line]
-    assert parts == ["compute", "tensor", "data", "bubble"]
+    table = [*compare(replace(cost, tensor=0), cost)]
+    assert [line[:34].strip() for line in table[2:]] == [
+        "s computing",
+        "s waiting for tensor parallelism",
+        "s waiting for replicas",
+        "s waiting in the bubble",
+        "s of a step",
+    ]
     cost = replace(cost, tensor=0.004)
     assert not any("tensor" in line for line in compare(cost, cost))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "word"),
+    [
+        ("replicas alone", "held", "holds"),
+        ("stages alone", "held", "holds"),
+        ("tensor parallelism across hosts", "tensor", "all-reduces"),
+        ("no pipeline", "tensor", "all-reduces"),
+        ("a whole host for tensor parallelism", "tensor", "sums"),
+    ],
+)
+def test_a_mistake_of_a_layout_explains_what_it_fails_by(name: str, row: str, word: str) -> None:
+    """What does not fit, or the part of a step that differs most from the fastest one's."""
+    exercise = CATALOGUE["fit-the-stages"]
+    [mistake] = [each for each in exercise.mistakes if each.name == name]
+    verdict = judge(exercise, mistake.text)
+    assert verdict.where == ("memory" if row == "held" else "step"), tell_lines(verdict)
+    rows = {line[:34].strip(): [*map(float, line[34:].split())] for line in verdict.notes[1:]}
+    parts = {part: rows.get(words, [0, 0]) for part, words in PARTS.items() if part != "step"}
+    assert row in ("held", max(parts, key=lambda part: parts[part][0] - parts[part][1]))
+    assert word in verdict.says
 
 
 def test_what_a_batch_costs_is_what_its_task_says() -> None:
