@@ -59,7 +59,12 @@ from playground.exercises.observation import Failure, explain_digits, name_eleme
 from playground.exercises.repair import CULPRIT
 from playground.exercises.scaling import judges as scaling
 from playground.exercises.transcript import TICK, Transcript
-from playground.exercises.verdict import Verdict, check_solution, tell_lines
+from playground.exercises.verdict import (
+    Verdict,
+    check_solution,
+    tell_difference,
+    tell_lines,
+)
 from playground.exercises.workbook import Workbook, progress_file
 from playground.site.texts import CHAPTERS
 from playground.training import mesh_costs as costs
@@ -604,10 +609,11 @@ def test_a_prediction_stands_beside_what_was_counted(folder: Path, run_cli: Run)
     factor = CATALOGUE["ring-traffic"]
     (folder / factor.file).write_text(factor.mistakes[0].text)
     shown = run_cli("check", "-n", 2)
-    assert shown.out.splitlines()[:4] == [
+    assert shown.out.splitlines()[:5] == [
         "ring_traffic.py  2 ranks: fail (8 elements)",
         "  One phase only: each rank has one sum, and an all-gather has to follow",
         "  messages: predicted 1, counted 2",
+        "  ranks = 2, elements = 8",
         "  8 elements         predicted           counted",
     ]
     assert "  messages                   1                 2" in shown.out
@@ -1054,6 +1060,16 @@ def test_digits_say_whose_share_it_is(held: float, expected: float, words: str) 
     assert explain_digits(held, expected, 3) == words
 
 
+def test_digits_are_explained_unless_a_named_mistake_does() -> None:
+    exercise = CATALOGUE["reduce-scatter"]
+    [named] = [each for each in exercise.mistakes if each.name == "sends its own chunk each time"]
+    told, digits = judge(exercise, named.text, 3), "rank 1's share is missing"
+    assert (told.mistake, told.words) == (named.name, "holds 101, should be 111")
+    assert told.digits == digits
+    guessed = replace(told, mistake=f"probably: {named.name}")
+    assert tell_difference(guessed, WRITE) == f"holds 101, should be 111: {digits}"
+
+
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -1318,8 +1334,7 @@ def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: R
         [
             "eve/column.py  2 ranks: fail (16 elements, int64)",
             "  Received into a lost copy: the copy is never written back",
-            "  rank 1, element [0, 2]: holds 10, should be 1: rank 1's share is in it, rank 0's "
-            "share is missing",
+            "  rank 1, element [0, 2]: holds 10, should be 1",
         ],
     ]
     about = {
