@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -147,7 +148,8 @@ def average_gradients(size: int, shapes: Shapes, unused: int | None = None) -> l
 def predict(
     about: str, parameters: tuple[Any, ...], counted: Mapping[str, int | float | list[int]]
 ) -> Case:
-    """A prediction, from the parameters of a run, of what has been counted in it."""
+    """A prediction, from the parameters of a run, of what has been counted in it. The notes show
+    the parameters, to compute it again, and the counts beside the prediction."""
     notes: list[str] = []
 
     def run(function: Callable[..., Any]) -> object:
@@ -158,7 +160,11 @@ def predict(
             }
             rows = [(name, predicted.get(name, ""), each) for name, each in counted.items()]
             width = max(map(len, (about, *counted)))
-            notes[:] = [f"{about:<{width}}  {'predicted':>16}  {'counted':>16}"]
+            given = inspect.signature(function).bind(*parameters).arguments
+            notes[:] = [
+                ", ".join(f"{name} = {each}" for name, each in given.items()),
+                f"{about:<{width}}  {'predicted':>16}  {'counted':>16}",
+            ]
             notes.extend(
                 f"{name:<{width}}  {show_count(mine):>16}  {show_count(due):>16}"
                 for name, mine, due in rows

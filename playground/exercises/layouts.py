@@ -94,12 +94,23 @@ def choose(about: str, task: TrainingTask, choices: Mapping[str, tuple[int, ...]
     return Case(about, (), right, is_coded=False, run=run, gives_rank=False, notes=notes)
 
 
+PARTS = {
+    "compute": "s computing",
+    "tensor": "s waiting for tensor parallelism",
+    "data": "s waiting for replicas",
+    "bubble": "s waiting in the bubble",
+    "step": "s of a step",
+}
+"""Names of the times in a cost, as the table has them."""
+NAMES = 34
+"""The width of the table's names."""
+
+
 def compare(mine: Cost, best: Cost) -> Iterator[str]:
     """A table of two costs, but for the parts that take no time in either."""
-    yield f"{'':24}{'chosen':>10}{'fastest':>10}"
-    yield f"{'GB held':24}{mine.held / 1e9:10.1f}{best.held / 1e9:10.1f}"
-    for name in ("compute", "tensor", "data", "bubble", "step"):
-        unit = f"s {name}" if name == "step" else f"s of it: {name}"
+    yield f"{'':{NAMES}}{'chosen':>10}{'fastest':>10}"
+    yield f"{'GB held':{NAMES}}{mine.held / 1e9:10.1f}{best.held / 1e9:10.1f}"
+    for name, words in PARTS.items():
         shown = [f"{getattr(each, name):10.2f}" for each in (mine, best)]
         if any(float(each) for each in shown):
-            yield f"{unit:24}{''.join(shown)}"
+            yield f"{words:{NAMES}}{''.join(shown)}"

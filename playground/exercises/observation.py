@@ -92,6 +92,8 @@ class Failure:
     status: str = FAIL
     words: str = ""
     """The failure in one line, without its mistake."""
+    digits: str = ""
+    """What the digits of the value say, where each is a rank's share."""
     mistake: str = ""
     says: str = ""
     """The consequence of that mistake."""
@@ -257,8 +259,7 @@ def find_wrong_value(
     elif found.where == OWN:
         found = replace(found, mistake="changes its own tensor")
     if seen.is_coded and found.where != OWN:
-        why = explain_digits(found.held, found.expected, len(observed))
-        found = replace(found, words=f"{found.words}{': ' if why else ''}{why}")
+        found = replace(found, digits=explain_digits(found.held, found.expected, len(observed)))
     return found
 
 

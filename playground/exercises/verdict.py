@@ -26,7 +26,7 @@ from playground.exercises.exercise import (
 )  # fmt: skip
 from playground.exercises.file_checks import NOT_WRITTEN, find_fault
 from playground.exercises.gpus_of_check import find_missing_gpus
-from playground.exercises.mistakes import name_mistake
+from playground.exercises.mistakes import PROBABLY, name_mistake
 from playground.exercises.observation import (
     RESULT,
     Failure,
@@ -149,7 +149,11 @@ def tell_difference(failure: Failure, kind: str) -> str:
     """What is wrong, in the words of this kind of exercise."""
     if kind == PREDICT:
         return failure.words.replace("holds", "predicted").replace("should be", "counted")
-    return str(failure.held) if kind == CHOOSE and failure.held else failure.words
+    if kind == CHOOSE and failure.held:
+        return str(failure.held)
+    # a mistake that is named and has a sentence says why
+    is_told = failure.says and not failure.mistake.startswith(PROBABLY)
+    return failure.words if is_told else ": ".join(filter(None, [failure.words, failure.digits]))
 
 
 def tell_ranks(made: Attempt, failure: Failure, exercise: Exercise) -> tuple[str, ...]:

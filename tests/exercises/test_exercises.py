@@ -52,14 +52,19 @@ from playground.exercises.exercise import (
     Place,
 )
 from playground.exercises.failures.judges import stuck
-from playground.exercises.layouts import Layout, compare, cost_of
+from playground.exercises.layouts import PARTS, Layout, compare, cost_of
 from playground.exercises.limits import LOGGED, leave_out, solving
 from playground.exercises.mistakes import NAMED, attempt_mistake
 from playground.exercises.observation import Failure, explain_digits, name_element
 from playground.exercises.repair import CULPRIT
 from playground.exercises.scaling import judges as scaling
 from playground.exercises.transcript import TICK, Transcript
-from playground.exercises.verdict import Verdict, check_solution, tell_lines
+from playground.exercises.verdict import (
+    Verdict,
+    check_solution,
+    tell_difference,
+    tell_lines,
+)
 from playground.exercises.workbook import Workbook, progress_file
 from playground.site.texts import CHAPTERS
 from playground.training import mesh_costs as costs
@@ -604,10 +609,11 @@ def test_a_prediction_stands_beside_what_was_counted(folder: Path, run_cli: Run)
     factor = CATALOGUE["ring-traffic"]
     (folder / factor.file).write_text(factor.mistakes[0].text)
     shown = run_cli("check", "-n", 2)
-    assert shown.out.splitlines()[:4] == [
+    assert shown.out.splitlines()[:5] == [
         "ring_traffic.py  2 ranks: fail (8 elements)",
         "  One phase only: each rank has one sum, and an all-gather has to follow",
         "  messages: predicted 1, counted 2",
+        "  ranks = 2, elements = 8",
         "  8 elements         predicted           counted",
     ]
     assert "  messages                   1                 2" in shown.out
@@ -700,10 +706,38 @@ def test_a_layout_costs_what_its_mesh_does() -> None:
     layout = Layout(dp=64, pp=2, tp=4, zero=2, microbatch=4, recompute=1)
     cost = cost_of(layout, task)
     assert cost == costs.cost_of((64, 2, 1, 4), 2, task, 4, recompute=True)
-    parts = [line.split()[3] for line in compare(replace(cost, tensor=0), cost) if "of it" in line]
-    assert parts == ["compute", "tensor", "data", "bubble"]
+    table = [*compare(replace(cost, tensor=0), cost)]
+    assert [line[:34].strip() for line in table[2:]] == [
+        "s computing",
+        "s waiting for tensor parallelism",
+        "s waiting for replicas",
+        "s waiting in the bubble",
+        "s of a step",
+    ]
     cost = replace(cost, tensor=0.004)
     assert not any("tensor" in line for line in compare(cost, cost))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "word"),
+    [
+        ("replicas alone", "held", "holds"),
+        ("stages alone", "held", "holds"),
+        ("tensor parallelism across hosts", "tensor", "all-reduces"),
+        ("no pipeline", "tensor", "all-reduces"),
+        ("a whole host for tensor parallelism", "tensor", "sums"),
+    ],
+)
+def test_a_mistake_of_a_layout_explains_what_it_fails_by(name: str, row: str, word: str) -> None:
+    """What does not fit, or the part of a step that differs most from the fastest one's."""
+    exercise = CATALOGUE["fit-the-stages"]
+    [mistake] = [each for each in exercise.mistakes if each.name == name]
+    verdict = judge(exercise, mistake.text)
+    assert verdict.where == ("memory" if row == "held" else "step"), tell_lines(verdict)
+    rows = {line[:34].strip(): [*map(float, line[34:].split())] for line in verdict.notes[1:]}
+    parts = {part: rows.get(words, [0, 0]) for part, words in PARTS.items() if part != "step"}
+    assert row in ("held", max(parts, key=lambda part: parts[part][0] - parts[part][1]))
+    assert word in verdict.says
 
 
 def test_what_a_batch_costs_is_what_its_task_says() -> None:
@@ -732,11 +766,29 @@ def test_what_a_batch_costs_is_what_its_task_says() -> None:
         ('"gpus": 100, "sequences": 1000', "gpus: 100 is no power of two"),
         ('"gpus": 4, "sequences": 512', "gpus: 4: the task has 8 to 512"),
         ('"gpus": 256, "sequences": 128', "gpus: 256 for 128 sequences"),
-        ('"gpus": 64, "sequences": 512', " of 24 hours"),
+        (
+            '"gpus": 64, "sequences": 512',
+            "of 24 hours: cheaper, but not done within a day; use more GPUs, or fewer samples",
+        ),
+        (
+            '"gpus": 128, "sequences": 1024',
+            "  time: 24.2 of 24 hours: use more GPUs, or fewer samples",
+        ),
         ('"gpus": 512, "sequences": 1024', " times the cheapest"),
     ):
         asked = exercise.solution.replace('"gpus": 128, "sequences": 512', setting)
         assert words in "\n".join(tell_lines(judge(exercise, asked)))
+
+
+def test_a_batch_is_shown_beside_the_cheapest_one_once_it_has_passed() -> None:
+    """Its million sequences, hours and GPU hours together are the answer."""
+    exercise = CATALOGUE["choose-batch"]
+    wrong, right = (
+        [len(re.findall(r" [\d.]+(?= |$)", line)) for line in judge(exercise, text).notes[1:]]
+        for text in (exercise.mistakes[0].text, exercise.solution)
+    )
+    assert wrong == [1, 1, 1, 1, 2]
+    assert right == [2] * 5
 
 
 def test_what_cannot_be_computed_is_told_of_what_is_to_be_chosen() -> None:
@@ -1008,6 +1060,16 @@ def test_digits_say_whose_share_it_is(held: float, expected: float, words: str) 
     assert explain_digits(held, expected, 3) == words
 
 
+def test_digits_are_explained_unless_a_named_mistake_does() -> None:
+    exercise = CATALOGUE["reduce-scatter"]
+    [named] = [each for each in exercise.mistakes if each.name == "sends its own chunk each time"]
+    told, digits = judge(exercise, named.text, 3), "rank 1's share is missing"
+    assert (told.mistake, told.words) == (named.name, "holds 101, should be 111")
+    assert told.digits == digits
+    guessed = replace(told, mistake=f"probably: {named.name}")
+    assert tell_difference(guessed, WRITE) == f"holds 101, should be 111: {digits}"
+
+
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -1272,8 +1334,7 @@ def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: R
         [
             "eve/column.py  2 ranks: fail (16 elements, int64)",
             "  Received into a lost copy: the copy is never written back",
-            "  rank 1, element [0, 2]: holds 10, should be 1: rank 1's share is in it, rank 0's "
-            "share is missing",
+            "  rank 1, element [0, 2]: holds 10, should be 1",
         ],
     ]
     about = {

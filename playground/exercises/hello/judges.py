@@ -248,9 +248,13 @@ def share(rank: int, size: int, seed: int) -> Cases:
 def note_end(
     rank: int, size: int, samples: int, begin: int, actions: Actions, function: Callable[..., Any]
 ) -> object:
-    """Note a share that begins where it should, and ends after the last sample."""
+    """Note a share that is not two numbers, or begins where it should and ends after the last
+    sample."""
     returned = function(rank, size, samples)
     match returned:
+        case list() | tuple() if len(returned) != 2:
+            words = f"returns {plural(len(returned), 'value')}, should be 2: begin and end"
+            actions.problems.append(Problem("a share is two numbers", words))
         case (first, int(end)) if first == begin and end > samples:
             words = f"end is {end}: there are only {plural(samples, 'sample')}"
             actions.problems.append(Problem("ends after the last sample", words))

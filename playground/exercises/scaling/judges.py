@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -133,6 +133,17 @@ def find_fault(gpus: int, sequences: int) -> dict[str, str]:
     return {"gpus": f"{gpus} for {sequences} sequences"} if gpus > sequences else {}
 
 
+def compare(
+    mine: Mapping[str, float], best: Mapping[str, float], shown: Collection[str]
+) -> Iterator[str]:
+    """A table of two costs. `shown`: the rows in which the cheapest one is shown, too: the others
+    together would be the answer."""
+    yield f"{'':24}{'chosen':>10}{'cheapest':>10}"
+    for name, cost in mine.items():
+        least = f"{best[name]:10.2f}" if name in shown else ""
+        yield f"{name:24}{cost:10.2f}{least}"
+
+
 def choose_batch(rank: int, size: int, seed: int) -> Cases:
     """The batch against the noise scale, and the GPUs against what they wait for."""
     costed = {
@@ -154,13 +165,14 @@ def choose_batch(rank: int, size: int, seed: int) -> Cases:
         if fault := find_fault(gpus, sequences):
             return right | fault
         mine = costed[gpus, sequences]
-        notes[:] = [f"{'':24}{'chosen':>10}{'cheapest':>10}"]
-        notes.extend(f"{name:24}{mine[name]:10.2f}{best[name]:10.2f}" for name in mine)
+        has_passed = mine["hours"] <= DAY / 3600 and mine["GPU hours"] <= ENOUGH * best["GPU hours"]
+        notes[:] = compare(mine, best, [*mine] if has_passed else ["GPU hours"])
         if mine["hours"] > DAY / 3600:
             is_cheap = mine["GPU hours"] < best["GPU hours"]
-            why = ": cheaper, but not done within a day" if is_cheap else ""
-            return right | {"time": f"{mine['hours']:.1f} of {DAY / 3600:.0f} hours{why}"}
-        if mine["GPU hours"] > ENOUGH * best["GPU hours"]:
+            why = "cheaper, but not done within a day; " if is_cheap else ""
+            hours = f"{mine['hours']:.1f} of {DAY / 3600:.0f} hours"
+            return right | {"time": f"{hours}: {why}use more GPUs, or fewer samples"}
+        if not has_passed:
             times = mine["GPU hours"] / best["GPU hours"]
             return right | {"price": f"{times:.2f} times the cheapest"}
         return right

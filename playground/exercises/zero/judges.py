@@ -32,6 +32,7 @@ EQUAL: Shapes = ((4,),) * 4
 HELD = "gradients held when the last one is computed"
 OUT, EACH = 2, 3
 """Rows of a weight, and elements of each that are a rank's."""
+BYTES = "bytes before, between, after"
 
 
 def own_share(rank: int, size: int, seed: int) -> Cases:
@@ -130,44 +131,63 @@ def describe_backward(model: nn.ParameterList, held: list[int]) -> dict[str, obj
     }
 
 
+class TwiceUsed(nn.Linear):
+    """[samples, features] times the weight's transpose, then times the weight: the gradient of the
+    weight's first use needs the weight, also if the inputs need no gradient."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) @ self.weight
+
+
 def gather_free(rank: int, size: int, seed: int) -> Cases:
     """A layer whose weight is gathered for forward and for backward, and freed after both."""
     whole = torch.cat([coded(other, OUT * EACH, torch.float32) for other in range(size)]).view(
         OUT, -1
     )
-    for about, scale in (("weights of 1 to 5", 1.0), ("twice these", 2.0)):
-        layer = nn.Linear(whole.shape[1], OUT, bias=False)
+    for about, kind, scale, needs_grad in (
+        ("weights of 1 to 5", nn.Linear, 1.0, True),
+        ("twice these", nn.Linear, 2.0, True),
+        ("inputs without a gradient, a weight that is used twice", TwiceUsed, 1.0, False),
+    ):
+        layer, oracle = (kind(whole.shape[1], OUT, bias=False) for _ in range(2))
+        oracle.weight.data = scale * whole
         shard = scale * whole.flatten().chunk(size)[rank]
         yield Case(
             about,
             (layer, shard),
-            returns={
-                "output": scale * whole.sum(1)[None],
-                "gradient of the input": scale * whole.sum(0)[None],
-                "gradient of the weight": torch.ones_like(whole),
-                "bytes before, between, after": "0, 0, 0",
-            },
-            run=partial(use_layer, rank, size, layer, shard),
+            returns=use_layer(oracle, needs_grad) | {BYTES: "0, 0, 0"},
+            is_coded=kind is nn.Linear,
+            run=partial(use_sharded, rank, size, layer, shard, needs_grad),
         )
 
 
-def use_layer(
-    rank: int, size: int, layer: nn.Linear, shard: torch.Tensor, function: Callable[..., Any]
+def use_sharded(
+    rank: int,
+    size: int,
+    layer: nn.Linear,
+    shard: torch.Tensor,
+    needs_grad: bool,
+    function: Callable[..., Any],
 ) -> dict[str, object]:
     """Forward and backward of a layer that the function has changed."""
-    storage = layer.weight.untyped_storage()
     function(rank, size, layer, shard)
-    freed = [storage.nbytes()]
-    inputs = torch.ones(1, layer.in_features, requires_grad=True)
+    return use_layer(layer, needs_grad)
+
+
+def use_layer(layer: nn.Linear, needs_grad: bool) -> dict[str, object]:
+    """Forward and backward of a layer, and the bytes of its weight's storage."""
+    storage = layer.weight.untyped_storage()
+    held = [storage.nbytes()]
+    inputs = torch.ones(1, layer.in_features, requires_grad=needs_grad)
     output = layer(inputs)
-    freed.append(storage.nbytes())
+    held.append(storage.nbytes())
     output.sum().backward()
     return {
-        "output": output,
+        "output": output.detach(),
         "gradient of the input": inputs.grad,
         "gradient of the weight": layer.weight.grad,
         # a text: the digits of a number would be those of shares
-        "bytes before, between, after": ", ".join(map(str, [*freed, storage.nbytes()])),
+        BYTES: ", ".join(map(str, [*held, storage.nbytes()])),
     }
 
 
