@@ -591,6 +591,24 @@ def test_one_order_may_be_meant(facts: list[RankFacts]) -> None:
     assert rules_of(facts) == []
 
 
+def test_an_optimizer_without_gradients_is_told_though_the_events_of_some_steps_are_not_whole() -> (
+    None
+):
+    """Three whole steps are needed, each behind a backward pass; no step may have a gradient."""
+
+    def rules(*steps: Look) -> list[tuple[str, bool]]:
+        return rules_of(facts_of([steps] * 2))
+
+    idle = [look(step, 7, NO_GRADIENT, 7, LOCAL, optimizer=BY_HAND) for step in range(4)]
+    assert rules(*idle[:3]) == [("O1-nograd", True)]
+    assert rules(*idle[:2]) == []
+    unseen = replace(idle[3], is_whole=False, events=[])
+    assert rules(*idle[:3], unseen) == [("O1-nograd", True)]
+    assert rules(*idle[:2], unseen) == []
+    assert rules(*idle[:3], replace(idle[3], events=[])) == []
+    assert rules(*idle[:3], replace(unseen, gradients=[9], after=[8])) == []
+
+
 def test_misuses_of_one_line_are_one_finding() -> None:
     facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
     facts = [replace(each, misuses=[Misuse(GAPS, "broadcast", 1, 3 - each.rank)]) for each in facts]

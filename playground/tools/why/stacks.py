@@ -62,8 +62,8 @@ def find_py_spy() -> str | None:
 
 
 def read_stacks(program: str, pids: Mapping[int, int]) -> Stacks:
-    """The stacks of these processes, by the numbers that they have here. py-spy pauses only those that it can not read
-    otherwise, as they compute."""
+    """The stacks of these processes, by the numbers that they have here. py-spy pauses only those
+    that it can not read otherwise, as they compute."""
     first = dump(program, pids, "--nonblocking")
     rest = {rank: pids[rank] for rank, error in first.errors.items() if error != MAY_NOT}
     second = dump(program, rest)
