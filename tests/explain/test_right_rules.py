@@ -637,6 +637,24 @@ def test_a_run_without_findings_says_what_it_has_seen() -> None:
     assert f" files not looked at: {NEVER_SEEN}" in say_nothing_of([facts[0]])
 
 
+def test_parameters_that_are_divided_among_ranks_are_said_not_to_be_looked_at() -> None:
+    parts: list[tuple[bool, list[int]] | None] = [(True, [0]), None, (False, [0, 1])]
+    optimizer = replace(BY_HAND, parameters=["0/0", "0/1", "0/2"], shards=parts)
+    facts = facts_of([[look(step, 7, 9, 8, optimizer=optimizer) for step in range(2)]] * 2)
+    said = say_nothing_of(facts)
+    divided = "parameters that are divided among ranks"
+    assert f"4 steps of optimizers were compared, but for {divided} looked at: " in said
+    assert f"not looked at: what becomes of the {divided} (1 DTensor); {NEVER_SEEN}" in said
+
+
+def test_of_a_run_that_has_failed_it_is_said_until_when_nothing_was_seen() -> None:
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
+    said = tell_all([], facts, has_failed=True).splitlines()
+    assert said[0].startswith("playground: until the failure, no silent mistake was seen: 8 steps")
+    facts = [replace(each, looks=[], has_calls=True) for each in facts]
+    assert tell_all([], facts, has_failed=True).startswith("playground: until the failure, no sil")
+
+
 def say_nothing_of(facts: Sequence[RankFacts]) -> str:
     """What is told if nothing is wrong, in one line."""
     return " ".join(tell_all([], facts).split())
