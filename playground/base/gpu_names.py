@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 
 OF_ONE_RANK = re.compile(r"rank|main|master", re.IGNORECASE)
-"""In a condition that holds on one rank."""
+"""In a condition that holds on one rank, or an index that is another one on each."""
 
 
 def find_named_gpus(source: bytes) -> Iterator[tuple[int, str]]:
     """The lines of a program in which a tensor may get to a GPU that the text names by its number,
-    each with the GPU: (43, "cuda:0"). Left out are lines under a condition on the rank, keys of
-    dictionaries, comparisons, and what `map_location` takes. Raises `SyntaxError`, `ValueError`."""
+    each with the GPU: (43, "cuda:0"). Left out are lines under a condition on the rank, what it
+    chooses from, keys of dictionaries, comparisons, and what `map_location` takes. Raises
+    `SyntaxError` and `ValueError`."""
     tree = ast.parse(source)
     left_out = {id(each) for node in ast.walk(tree) for each in find_others(node)}
     for node in ast.walk(tree):
@@ -27,6 +28,8 @@ def find_others(node: ast.AST) -> Iterator[ast.AST]:
     """What names a GPU and moves nothing there, or on one rank only."""
     match node:
         case ast.If(test=test) | ast.IfExp(test=test) if OF_ONE_RANK.search(ast.unparse(test)):
+            yield from ast.walk(node)
+        case ast.Subscript(slice=chosen) if OF_ONE_RANK.search(ast.unparse(chosen)):
             yield from ast.walk(node)
         case ast.Compare() | ast.keyword(arg="map_location"):
             yield from ast.walk(node)

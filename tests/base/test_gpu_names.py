@@ -15,6 +15,7 @@ from playground.base.gpu_names import find_named_gpus
         ("y = y.to('cuda')", []),
         ("y = y.to(f'cuda:{rank}')", []),
         ("if rank == 0: y = y.to('cuda:0')", []),
+        ("y = y.to(['cuda:0', 'cuda:1'][local_rank])", []),
         ("if device == 'cuda:0': pass", []),
         ("torch.load(file, map_location='cuda:0')", []),
         ("torch.load(file, map_location={'cuda:0': device})", []),

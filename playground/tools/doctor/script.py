@@ -265,9 +265,8 @@ def check_own_gpu(script: ScriptFacts) -> Iterator[Fault]:
     elif trains:
         for line, name in find_named_gpus(source):
             saw = f"the text names {name}, on all ranks ({script.path.name}:{line})"
-            yield warning(
-                saw, "a rank's tensors are on its own GPU", f'put "cuda" there: {OWN_GPU}'
-            )
+            fix = f'put "cuda" there, and {TAKE_OWN_GPU}'
+            yield warning(saw, "a rank's tensors are on its own GPU", fix)
 
 
 def check_set_order(script: ScriptFacts) -> Iterator[Fault]:
