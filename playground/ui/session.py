@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from playground.world.rank.reports import Event, Progress
 
 
-def to_document(content: Mapping[str, object]) -> str:
-    """One JSON document. A number that JSON has no word for (a diverged loss is NaN) becomes
-    null."""
-    return json.dumps(to_json_safe(content), allow_nan=False)
+def to_document(content: Mapping[str, object], indent: int | None = None) -> str:
+    """One JSON document, in a line unless it is indented. A number that JSON has no word for (a
+    diverged loss is NaN) becomes null."""
+    return json.dumps(to_json_safe(content), allow_nan=False, indent=indent)
 
 
 def to_json_safe(value: object) -> object:

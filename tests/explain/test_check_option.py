@@ -130,6 +130,20 @@ def test_of_a_run_that_calls_nothing_it_is_said_that_nothing_was_checked(
     assert "looked at" not in said
 
 
+def test_of_a_run_that_fails_nothing_is_seen_until_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "import torch, torch.distributed as dist\ndist.init_process_group()\n"
+    text += "dist.all_reduce(torch.ones(1))\nraise ValueError\n"
+    Path("fails.py").write_text(text, encoding="utf-8")
+    told = run_cli("run", "-n", 2, "--check", "hints", "fails.py")
+    assert told.code == 1
+    assert "until the failure, no silent mistake was seen: no optimizer made a step" in " ".join(
+        told.err.split()
+    )
+
+
 def test_a_rank_that_was_killed_leaves_what_it_has_seen(script: str, run_cli: Run) -> None:
     ran = run_cli("run", "-n", 2, script, "skip", "abort")
     assert ran.code == 1, ran.err

@@ -36,6 +36,37 @@ CALLED_IN_PRINT = """
         return right
     if dist.get_rank() == 0: print(evaluate(loader))
 """
+LOSS_SHARED = """
+    def train():
+        dist.all_reduce(losses)
+        return losses
+
+    def evaluate(loader):
+        for x, y in loader:
+            right += (model(x) == y).sum()
+        return right / 10
+
+    def main():
+        loss = train()
+        accuracy = evaluate(loader)
+        if rank == 0:
+            print(loss, accuracy)
+"""
+BY_FUNCTION = """
+    def average(value):
+        dist.all_reduce(value)
+        return value
+
+    def share(value):
+        return average(value)
+
+    def main():
+        for x, y in loader:
+            right += (model(x) == y).sum()
+        total = share(right)
+        if rank == 0:
+            print(right)
+"""
 AVERAGED = "for p in model.parameters(): dist.all_reduce(p.grad)\n"
 
 
@@ -46,6 +77,15 @@ AVERAGED = "for p in model.parameters(): dist.all_reduce(p.grad)\n"
         (IN_FUNCTION, 4, Print(11, ("accuracy",))),
         (CALLED_IN_PRINT, 3, Print(6, ("evaluate(…)",))),
         (f"{IN_MODULE}    {AVERAGED}", 2, Print(7, ("mean",))),
+        (LOSS_SHARED, 7, Print(15, ("accuracy",))),
+        (LOSS_SHARED.replace("all_reduce(losses)", "all_reduce(right)"), 7, None),
+        (LOSS_SHARED.replace("all_reduce(losses)", "all_reduce()"), 7, None),
+        (LOSS_SHARED.replace("return right / 10", "dist.all_reduce(x); return right"), 7, None),
+        (LOSS_SHARED.replace("loss = train()", "dist.all_reduce(loss)"), 7, None),
+        (LOSS_SHARED.replace("train()", "train(accuracy)"), 7, None),
+        (BY_FUNCTION, 10, None),
+        (BY_FUNCTION.replace("share(right)", "share(y)"), 10, Print(14, ("right",))),
+        (LOSS_SHARED.replace("right +=", "right[0][1] +="), 7, Print(15, ("accuracy",))),
         (IN_MODULE, 3, None),
         (IN_MODULE.replace("rank == 0", "verbose"), 2, None),
         (IN_MODULE.replace("loss(x, y).item()", "1").replace("len(y)", "1"), 2, None),

@@ -591,6 +591,24 @@ def test_one_order_may_be_meant(facts: list[RankFacts]) -> None:
     assert rules_of(facts) == []
 
 
+def test_an_optimizer_without_gradients_is_told_though_the_events_of_some_steps_are_not_whole() -> (
+    None
+):
+    """Three whole steps are needed, each behind a backward pass; no step may have a gradient."""
+
+    def rules(*steps: Look) -> list[tuple[str, bool]]:
+        return rules_of(facts_of([steps] * 2))
+
+    idle = [look(step, 7, NO_GRADIENT, 7, LOCAL, optimizer=BY_HAND) for step in range(4)]
+    assert rules(*idle[:3]) == [("O1-nograd", True)]
+    assert rules(*idle[:2]) == []
+    unseen = replace(idle[3], is_whole=False, events=[])
+    assert rules(*idle[:3], unseen) == [("O1-nograd", True)]
+    assert rules(*idle[:2], unseen) == []
+    assert rules(*idle[:3], replace(idle[3], events=[])) == []
+    assert rules(*idle[:3], replace(unseen, gradients=[9], after=[8])) == []
+
+
 def test_misuses_of_one_line_are_one_finding() -> None:
     facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
     facts = [replace(each, misuses=[Misuse(GAPS, "broadcast", 1, 3 - each.rank)]) for each in facts]
@@ -617,6 +635,24 @@ def test_a_run_without_findings_says_what_it_has_seen() -> None:
     said = f"not looked at: rank 1: its log is full, and has the first steps; {NEVER_SEEN}"
     assert said in say_nothing_of(facts)
     assert f" files not looked at: {NEVER_SEEN}" in say_nothing_of([facts[0]])
+
+
+def test_parameters_that_are_divided_among_ranks_are_said_not_to_be_looked_at() -> None:
+    parts: list[tuple[bool, list[int]] | None] = [(True, [0]), None, (False, [0, 1])]
+    optimizer = replace(BY_HAND, parameters=["0/0", "0/1", "0/2"], shards=parts)
+    facts = facts_of([[look(step, 7, 9, 8, optimizer=optimizer) for step in range(2)]] * 2)
+    said = say_nothing_of(facts)
+    divided = "parameters that are divided among ranks"
+    assert f"4 steps of optimizers were compared, but for {divided} looked at: " in said
+    assert f"not looked at: what becomes of the {divided} (1 DTensor); {NEVER_SEEN}" in said
+
+
+def test_of_a_run_that_has_failed_it_is_said_until_when_nothing_was_seen() -> None:
+    facts = facts_of([drifting(0, AVERAGED, REDUCED)] * 2)
+    said = tell_all([], facts, has_failed=True).splitlines()
+    assert said[0].startswith("playground: until the failure, no silent mistake was seen: 8 steps")
+    facts = [replace(each, looks=[], has_calls=True) for each in facts]
+    assert tell_all([], facts, has_failed=True).startswith("playground: until the failure, no sil")
 
 
 def say_nothing_of(facts: Sequence[RankFacts]) -> str:

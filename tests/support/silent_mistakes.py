@@ -603,6 +603,15 @@ def optimizer_of_a_copy() -> None:
         optimizer.step()  # told
 
 
+def optimizer_made_before_sharding() -> None:
+    net = nn.Sequential(new_net(), nn.Linear(1, 1, bias=False))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    shard(net)
+    for _ in range(MANY_STEPS):
+        loss_of(net).backward()
+        optimizer.step()  # told
+
+
 def averaged_and_summed() -> None:
     model, optimizer = begin(new_net())
     for _ in range(STEPS):
@@ -852,6 +861,7 @@ WRONG = (
     Wrong(same_masks, "E3-rng", HINT),
     Wrong(padded_to_other_lengths, "L1-means", HINT, marked=classify),
     Wrong(optimizer_of_a_copy, "O1-nograd", PROBABLE),
+    Wrong(optimizer_made_before_sharding, "O1-nograd", PROBABLE),
     Wrong(averaged_and_summed, "M11-twice", PROBABLE),
     Wrong(summed_and_not_divided, "M9-sum", HINT),
     Wrong(saved_by_all, "F1-file", PROBABLE),

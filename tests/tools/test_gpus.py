@@ -153,6 +153,10 @@ WRONG = {
         HEAD + "total + torch.ones(2)",
         "Expected all tensors to be on the same device, but found at least two devices, cuda:",
     ),
+    "another rank's GPU": (
+        HEAD + "total + torch.ones(2, device='cuda:0')",
+        "this rank owns cuda:1; the text names cuda:0 at ",
+    ),
     "other shapes": (
         HEAD + "dist.all_reduce(torch.ones(2 + rank, device='cuda')); torch.cuda.synchronize()",
         "pass tensors of the same shape on all ranks of the group",

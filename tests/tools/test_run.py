@@ -694,6 +694,11 @@ def test_dry_says_what_would_be_run_and_what_would_fail(save: Save, run_it: Ran)
     ran = run_it("--dry", "train.py")
     assert "warning, own-gpu: all ranks would use the first GPU" in ran.out
     assert "not data parallel yet: python -m playground doctor train.py\n" in ran.out
+    save("import torch, os\nimport torch.distributed as dist\ndist.init_process_group()\n"
+         "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n"
+         "y = torch.ones(1).to('cuda:0')\n")  # fmt: skip
+    ran = run_it("--dry", "train.py")
+    assert "warning, own-gpu: the text names cuda:0, on all ranks (train.py:5)\n" in ran.out
     refused = run_it("--json", "train.py")
     assert (refused.code, refused.out) == (2, "")
 

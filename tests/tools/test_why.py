@@ -35,7 +35,12 @@ from playground.tools.why.stacks import (
     parse_dump,
     read_stacks,
 )
-from playground.tools.why.unrecorded import describe_activity
+from playground.tools.why.unrecorded import (
+    Seen,
+    UnrecordedRank,
+    describe_activity,
+    describe_workers,
+)
 
 STANDS_STILL = """
 import time, torch, torch.distributed as dist
@@ -245,6 +250,8 @@ def test_of_what_py_spy_prints_the_lines_of_the_program_are_told_once_for_equal_
         ]
         return parse_dump(json.dumps(threads), 4)
 
+    begun = frame("/opt/python/lib/python3.12/multiprocessing/process.py", 314, "_bootstrap")
+    assert lines_of([*EVALUATES[:2], begun, *MEETS]) == ["eval.py:38 in evaluate"]
     stacks = [lines_of(each) for each in (EVALUATES, MEETS, MEETS, [IN_LIBRARY])]
     assert stacks[0] == ["eval.py:38 in evaluate", "eval.py:70 in main", "eval.py:77 in <module>"]
     told = describe_stacks(Stacks(dict(enumerate(stacks)), {4: MAY_NOT}))
@@ -290,6 +297,64 @@ def test_py_spy_tells_the_line_of_each_rank_or_that_the_system_refuses_it(
     is_told = re.search(r"^  rank 0: train\.py:[67] in <module>$", told, re.MULTILINE)
     assert is_told or "the system refuses it" in told, told
     assert "pip install py-spy" not in told
+
+
+FORKS_WORKERS = """
+import multiprocessing, os, socket, time
+store = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+
+def load():
+    time.sleep(300)
+
+for _ in range(2):
+    multiprocessing.get_context("fork").Process(target=load, daemon=True).start()
+print("up", flush=True)
+store.recv(1)
+"""
+
+
+def test_workers_under_torchrun_are_told_as_workers_of_their_rank(
+    run_cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the variables of their rank. With the PID of torchrun, and of a rank."""
+    with start_agent(tmp_path, FORKS_WORKERS, "train.py") as (agent, (first, second)):
+        told = [run_cli("why", pid) for pid in (agent.pid, first)]
+        document = json.loads(run_cli("why", agent.pid, "--json").out)
+        monkeypatch.setattr(page, "find_py_spy", lambda: None)
+        without = run_cli("why", agent.pid).out
+    for each, ranks in zip(told, ([first, second], [first]), strict=True):
+        assert (each.code, each.err) == (0, "")
+        seen = re.findall(r"^rank \d \(process (\d+)\)", each.out, re.MULTILINE)
+        assert seen == ranks
+        assert each.out.count("worker of rank 0 (process ") == 2, each.out
+    ranks, workers = document["unrecorded"], document["workers"]
+    assert [each["process"] for each in ranks] == [int(first), int(second)]
+    assert sorted(each["rank"] for each in workers) == [0, 0, 1, 1]
+    pids = {first, second, *(str(each["process"]) for each in workers)}
+    [loop] = re.findall(r"for pid in ([\d ]+); do", without)
+    assert (len(pids), {*loop.split()}) == (6, pids)
+    assert without.count("worker of rank 1 (process ") == 2
+
+
+def test_of_workers_those_in_the_program_are_told_with_their_lines_and_others_counted() -> None:
+    workers = [UnrecordedRank(pid, {"RANK": str(pid % 2)}, ["train.py"]) for pid in (10, 11, 13)]
+    stacks = Stacks({10: [], 11: ["data.py:18 in fetch", "data.py:35 in __getitem__"]}, {13: "no"})
+    told = [*describe_workers(Seen(workers, ["waits"] * 3, stacks))]
+    assert told == [
+        "worker of rank 1 (process 11) waits: data.py:18 in fetch, called in __getitem__ :35",
+        "worker of rank 1 (process 13) waits",
+        "1 worker in no line of the program",
+    ]
+
+
+def test_ranks_of_several_torchruns_are_not_told_as_those_of_one(
+    run_cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "has_boxes", lambda _: False)  # this process may have some
+    with start_agent(tmp_path, STARTS, "train.py"), start_agent(tmp_path, STARTS, "train.py"):
+        told = run_cli("why", os.getpid())
+    assert (told.code, told.out) == (2, "")
+    assert "has ranks of several runs: give the PID of a torchrun" in told.err
 
 
 def test_a_rank_under_torchrun_that_has_met_nobody_is_not_said_to_compute(

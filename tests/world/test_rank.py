@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,3 +164,34 @@ def test_two_ranks_on_one_gpu_are_told_in_a_line() -> None:
         "rank 1 of 2 failed: Duplicate GPU detected: ranks 0 and 1 use the same GPU: call "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything is put on a GPU'
     )
+
+
+TWO_GPUS = """
+def move(device):
+    raise RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:1 and "
+        "cuda:0!"
+    )
+
+move("cuda:0")
+"""
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "text", "cure"),
+    [
+        ("1", TWO_GPUS, "this rank owns cuda:1; the text names cuda:0 at two_gpus.py:8"),
+        ("1", TWO_GPUS.replace('move("cuda:0")', 'move("cuda")'), ""),
+        ("2", TWO_GPUS, ""),
+    ],
+)
+def test_of_tensors_on_two_gpus_the_line_is_told_that_names_another_rank_s(
+    local_rank: str, text: str, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    file = tmp_path / "two_gpus.py"
+    file.write_text(text)
+    with pytest.raises(RuntimeError) as raised:
+        exec(compile(text, file, "exec"), {})
+    headline = failure(raised.value, 1, 2).headline
+    assert headline.endswith(f"cuda:0!: {cure}" if cure else "cuda:0!")

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from playground.base.ranks import name_ranks
 from playground.explain.hang.differences import (
+    OF_ONE_NAME,
     ask_for_group,
     compose_difference,
     find_cure,
@@ -403,7 +404,7 @@ def find_cure_here(
     graph: WaitGraph, kind: Kind, culprits: Sequence[int], other: int, rank: int | None
 ) -> str:
     """The cure where `rank` waits for `other`: that of the kind, unless the lines tell more."""
-    if kind in (Kind.BESIDE_DDP, Kind.COLLECTIVES):
+    if kind in (Kind.BESIDE_DDP, Kind.COLLECTIVES, *OF_ONE_NAME):
         group = group_of(graph.waits[other if rank is None else rank].operation.channel)
         calls = {
             one: wait.operation

@@ -59,6 +59,8 @@ from playground.explain.hang.wording import (
 
 ORDERED = COLLECTIVE, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
 """The channels whose calls a group counts together. The other collectives meet in the store."""
+OF_ONE_NAME = Kind.SHAPES, Kind.DTYPES, Kind.ROOTS, Kind.OPS
+"""The differences between two calls of the same function."""
 UNSHARED_CALL = (
     "{ranks} {call} {name} ({place}), {others} {do} not: is it under a condition on the rank?"
     "{more} If not, {otherwise}"
@@ -239,15 +241,16 @@ def compose_difference(first: Difference, states: Iterable[RankState], table: st
 def find_cure(kind: Kind, met: Mapping[int, Operation], states: Iterable[RankState]) -> str:
     """The cure. Where different calls meet, and one is from a line that the other ranks have never
     called from, it may be under a condition; if they have, it has come too early. Of several such
-    calls, the program comes to the first one first."""
+    calls, the program comes to the first one first. So may one call that meets another one of the
+    same name."""
     if kind == Kind.SHAPES and all(map(may_be_lengths, met.values())):
         return f"{kind.cure}{LISTS}"
-    if kind not in (Kind.BESIDE_DDP, Kind.COLLECTIVES):
+    if kind not in (Kind.BESIDE_DDP, Kind.COLLECTIVES, *OF_ONE_NAME):
         return kind.cure
     known = {state.rank: state for state in states if state.rank in met}
     by_counts = explain_counts(known.values()) if kind == Kind.BESIDE_DDP else ""
     unshared = find_unshared_calls(met, known)
-    if by_counts or not unshared:
+    if by_counts or not unshared or (kind in OF_ONE_NAME and len(unshared) > 1):
         return by_counts or kind.cure
     paths = {rank: find_path(met[rank], known[rank]) for rank in known}
     callers = unshared[0]

@@ -14,13 +14,13 @@ from playground.explain.right.replicas import ROUNDING, find_teams
 def find_untrained(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     """O1-nograd: the optimizer has the parameters that get gradients.
 
-    Probable: in all steps that were looked at, and in three at least, no parameter of an optimizer
-    of torch's has a gradient, although one requires it and backward passes came before each step;
-    the first step at which one has is looked at, whatever its number. (Their loss may come later
-    than the last step.) A hint: the program has not ended. Unknown: they have gradients on another
-    rank; a step calls a closure; the optimizer is not torch's (it may find gradients elsewhere);
-    events are not known whole. Source: the documentation of `torch.optim.Optimizer`, which steps
-    with the gradients of the parameters that it was given.
+    Probable: in all steps that were looked at, no parameter of an optimizer of torch's has a
+    gradient, although one requires it, and backward passes came before three steps at least, and
+    before each of those whose events are known whole; the first step at which one has is looked at,
+    whatever its number. (Their loss may come later than the last step.) A hint: the program has not
+    ended. Unknown: they have gradients on another rank; a step calls a closure; the optimizer is
+    not torch's (it may find gradients elsewhere). Source: the documentation of
+    `torch.optim.Optimizer`, which steps with the gradients of the parameters that it was given.
     """
     found: dict[tuple[str, str], list[tuple[RankFacts, Look]]] = {}
     trained = {
@@ -31,7 +31,10 @@ def find_untrained(facts: Sequence[RankFacts]) -> Iterator[Finding]:
     }
     for rank in facts:
         for looks in looks_by_optimizer(rank).values():
-            if len(looks) < LEAST_LOOKS or not all(map(is_without_gradients, looks)):
+            whole = [look for look in looks if look.is_whole]
+            if len(whole) < LEAST_LOOKS or not all(map(follows_backward, whole)):
+                continue
+            if not all(map(is_without_gradients, looks)):
                 continue
             key = looks[0].optimizer.kind, rank.where(looks[0].line)
             if key not in trained:
@@ -62,14 +65,16 @@ def looks_by_optimizer(rank: RankFacts) -> Mapping[int, list[Look]]:
 def is_without_gradients(look: Look) -> bool:
     return (
         look.optimizer.kind.startswith("torch.optim.")
-        and look.is_whole
         and look.trains
         and not look.has_closure
         and not look.in_backward
-        and any(each.kind == BACKWARD for each in look.events)
         and all(each == NO_GRADIENT for each in look.gradients)
         and look.before == look.after
     )
+
+
+def follows_backward(look: Look) -> bool:
+    return any(each.kind == BACKWARD for each in look.events)
 
 
 def find_twice(facts: Sequence[RankFacts]) -> Iterator[Finding]:

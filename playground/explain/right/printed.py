@@ -28,6 +28,7 @@ PRINTS = {"print", "info", "log", "log_metrics", "add_scalar", "write"}
 ONE_RANK = re.compile(r"rank|main|master|primary|chief|first", re.IGNORECASE)
 """In a condition that holds on one rank."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+NAMES = ast.Name, ast.Attribute
 Loop = ast.For | ast.AsyncFor
 
 
@@ -36,8 +37,9 @@ def find_printed(facts: Sequence[RankFacts]) -> Iterator[Finding]:
 
     A hint: all ranks go through a loop over their parts of a DistributedSampler's samples; it adds
     up or collects; and one rank prints what comes of that, behind the loop. (It may be meant as an
-    estimate.) Unknown: a call in the program's files, but for those that take a gradient, may bring
-    ranks together; a library may; no condition on the rank is seen around the print. Source: the
+    estimate.) Unknown: a call that may bring ranks together, but for those that take a gradient,
+    takes a name of the sums, stands in a function that has some, says no name, or is in a file that
+    is imported; a library may do so; no condition on the rank is seen around the print. Source: the
     documentation of `torch.utils.data.distributed.DistributedSampler`.
     """
     if len(facts) < 2 or any(rank.unknown for rank in facts):
@@ -89,25 +91,40 @@ def find_print(path: str, line: int) -> Print | None:
     """Where the program prints on one rank what its loop at this line has added up; None if that is
     not seen, or ranks may have brought it together."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        return None if may_share(Path(path), frozenset()) else find_print_in(text, line)
+        tree = parse(Path(path).read_text(encoding="utf-8"))
+        is_helped = imports_sharing(tree, Path(path), frozenset())
     except (OSError, SyntaxError, ValueError):
         return None
+    loop = next((each for each in ast.walk(tree) if is_loop_at(each, line)), None)
+    if is_helped or loop is None:
+        return None
+    sums = Sums(tree, loop)
+    return None if sums.may_be_shared(tree) else find_print_of(sums, tree, loop)
 
 
 def may_share(path: Path, seen: frozenset[Path]) -> bool:
     """Whether something in this file, or in one beside it that it imports, may bring together what
     ranks have added up."""
     tree = parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and SHARES.search(name_of(node)) and not takes_gradient(node):
+    return any(map(is_sharing, ast.walk(tree))) or imports_sharing(tree, path, seen)
+
+
+def is_sharing(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and bool(SHARES.search(name_of(node)))
+        and not takes_gradient(node)
+    )
+
+
+def imports_sharing(tree: ast.Module, path: Path, seen: frozenset[Path]) -> bool:
+    """Whether this file imports what may share: a library, or a file beside it."""
+    for name in (name for node in ast.walk(tree) for name in imported_by(node)):
+        beside = path.parent / f"{name.replace('.', '/')}.py"
+        if name.partition(".")[0] in LIBRARIES or (
+            beside.exists() and beside not in seen and may_share(beside, seen | {path, beside})
+        ):
             return True
-        for name in imported_by(node):
-            beside = path.parent / f"{name.replace('.', '/')}.py"
-            if name.partition(".")[0] in LIBRARIES or (
-                beside.exists() and beside not in seen and may_share(beside, seen | {path, beside})
-            ):
-                return True
     return False
 
 
@@ -137,13 +154,8 @@ def parse(text: str) -> ast.Module:
     return ast.parse(text)
 
 
-def find_print_in(text: str, line: int) -> Print | None:
-    """As `find_print`, in this text, whoever may bring ranks together."""
-    tree = parse(text)
-    loop = next((each for each in ast.walk(tree) if is_loop_at(each, line)), None)
-    if loop is None:
-        return None
-    sums = Sums(tree, loop)
+def find_print_of(sums: Sums, tree: ast.Module, loop: ast.AST) -> Print | None:
+    """Where the program prints on one rank what comes of these sums, behind the loop."""
     inside = {id(each) for each in ast.walk(loop)}
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
@@ -194,13 +206,31 @@ class Sums:
         """What an expression in this function takes of it."""
         found = dict[str, None]()
         for each in ast.walk(node):
-            if isinstance(each, ast.Name | ast.Attribute):
+            if isinstance(each, NAMES):
                 words = ast.unparse(each)
                 if (owner, words) in self.known:
                     found[words] = None
             elif isinstance(each, ast.Call) and name_of(each) in self.functions:
                 found[f"{name_of(each)}(…)"] = None
         return [*found]
+
+    def may_be_shared(self, tree: ast.Module) -> bool:
+        """Whether a call may bring some of it together: one that stands in a function that has some
+        of it, or that takes a name of it; or the call of a function that has such calls."""
+        owners, words = {owner for owner, _ in self.known}, {each for _, each in self.known}
+        calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
+        shares = [each for each in calls if is_sharing(each)]
+        if any(self.function_of(each) in owners or not takes_names(each) for each in shares):
+            return True
+        sharing, size = {self.function_of(each) for each in shares}, 0
+        while size < len(sharing):
+            size = len(sharing)
+            sharing |= {self.function_of(each) for each in calls if name_of(each) in sharing}
+        return any(
+            not words.isdisjoint(words_in(each)) or self.names_in(each, self.function_of(each))
+            for each in calls
+            if is_sharing(each) or name_of(each) in sharing - self.functions - {""}
+        )
 
     def climb(self, node: ast.AST) -> Iterator[ast.AST]:
         """What is around a node, from the inside."""
@@ -218,11 +248,25 @@ class Sums:
         return any(ONE_RANK.search(ast.unparse(each)) for each in tests)
 
 
+def words_in(node: ast.AST) -> set[str]:
+    """The names and attributes in an expression, as they are written."""
+    return {ast.unparse(each) for each in ast.walk(node) if isinstance(each, NAMES)}
+
+
+def takes_names(call: ast.Call) -> bool:
+    """Whether its arguments say what it takes."""
+    taken = (*call.args, *(each.value for each in call.keywords))
+    return any(isinstance(each, NAMES) for one in taken for each in ast.walk(one))
+
+
 def find_sums(loop: ast.AST) -> Iterator[str]:
     """What a loop adds to, or collects in; not what counts its steps."""
     for node in ast.walk(loop):
         match node:
             case ast.AugAssign(op=ast.Add(), value=value) if not isinstance(value, ast.Constant):
-                yield ast.unparse(node.target)
+                target: ast.AST = node.target
+                while isinstance(target, ast.Subscript):
+                    target = target.value
+                yield ast.unparse(target)
             case ast.Call(func=ast.Attribute(attr="append" | "extend", value=owner)):
                 yield ast.unparse(owner)

@@ -34,6 +34,7 @@ NEVER_SEEN = (
     "what is printed or logged, but for sums over one rank's samples that the script's text shows; "
     "how large the loss is"
 )
+DIVIDED = "parameters that are divided among ranks"
 NOTHING_SEEN = (
     "no collective, no message, no model in DistributedDataParallel, and no step of an optimizer "
     "was"
@@ -45,12 +46,14 @@ def tell_all(
     findings: Sequence[Finding],
     facts: Sequence[RankFacts] = (),
     is_told: Callable[[Finding], bool] = lambda finding: False,
+    *,
+    has_failed: bool = False,
 ) -> str:
     """All findings, those shorter that are told already; with the facts, also what was looked at
-    and what was not."""
+    and what was not. `has_failed`: whether a failure has ended the run."""
     parts = [tell(each, is_told=is_told(each)) for each in findings]
     if not parts:
-        parts = [textwrap.fill(f"playground: {say_nothing_wrong(facts)}", WIDTH)]
+        parts = [textwrap.fill(f"playground: {say_nothing_wrong(facts, has_failed)}", WIDTH)]
     if any(each.rule.startswith("D") and not is_told(each) for each in findings):
         parts.append(textwrap.fill(f"playground: {HIDING}.", WIDTH))
     if facts and (findings or any(each.has_calls or each.has_events for each in facts)):
@@ -59,12 +62,14 @@ def tell_all(
     return "\n\n".join(parts)
 
 
-def say_nothing_wrong(facts: Sequence[RankFacts]) -> str:
+def say_nothing_wrong(facts: Sequence[RankFacts], has_failed: bool) -> str:
     """What was seen, where nothing wrong was."""
+    nothing = f"{'until the failure, ' if has_failed else ''}no silent mistake was seen"
     if any(each.looks for each in facts):
-        return f"no silent mistake was seen: {count_steps(facts)} were compared"
+        but = f", but for {DIVIDED}" if count_divided(facts) else ""
+        return f"{nothing}: {count_steps(facts)} were compared{but}"
     if any(each.has_calls or each.has_events for each in facts):
-        return "no silent mistake was seen: no optimizer made a step"
+        return f"{nothing}: no optimizer made a step"
     failed = [each.rank for each in facts if each.state == FAILED]
     before = f" before {name_ranks(failed)} failed" if failed else ""
     return "; ".join([f"nothing was checked: {NOTHING_SEEN} seen{before}", *explain_unknown(facts)])
@@ -79,7 +84,26 @@ def say_looks(facts: Sequence[RankFacts]) -> Iterator[str]:
         files=sum(len(each.files) for each in facts),
     )
     yield f"looked at: {', '.join(counts)}"
-    yield f"not looked at: {'; '.join([*explain_unknown(facts), NEVER_SEEN])}"
+    parts = [*explain_unknown(facts), NEVER_SEEN]
+    if count := count_divided(facts):
+        parts.insert(0, f"what becomes of the {DIVIDED} ({plural(count, 'DTensor')})")
+    yield f"not looked at: {'; '.join(parts)}"
+
+
+def count_divided(facts: Sequence[RankFacts]) -> int:
+    """How many parameters of optimizers are divided among ranks."""
+    return max((len(find_divided(each)) for each in facts), default=0)
+
+
+def find_divided(rank: RankFacts) -> set[tuple[int, int]]:
+    """The parameters of a rank that are, by the optimizer's number and their place there."""
+    optimizers = {look.optimizer.number: look.optimizer for look in rank.looks}
+    return {
+        (number, place)
+        for number, optimizer in optimizers.items()
+        for place, shard in enumerate(optimizer.shards)
+        if shard and shard[0]
+    }
 
 
 def count_steps(facts: Sequence[RankFacts]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from playground.base.errors import RankFailed, RankTimeout
 from playground.base.files import common_folder, temporary_folder
 from playground.base.remote import remote
 from playground.explain.right import HINTS, STRICT
@@ -64,7 +65,9 @@ class CheckedByRank0(Checked):
                 self.gather(folder, has_failed=has_failed)
             finally:  # torchrun may end this rank meanwhile, as another one was killed
                 if rank == 0:
-                    self.verdicts.append(show(read_ranks(folder, size), self.mode, self.teller))
+                    facts = read_ranks(folder, size)
+                    told = show(facts, self.mode, self.teller, has_failed=has_failed)
+                    self.verdicts.append(told)
 
     def gather(self, folder: Path, *, has_failed: bool) -> None:
         """Bring the logs of all ranks into the folder of rank 0."""
@@ -117,12 +120,16 @@ def told(folder: Path, size: int, mode: str, verdicts: list[bool]) -> Iterator[N
     """In this block and at its end, tell what is wrong on ranks that write into the folder. Adds
     whether something certainly is."""
     teller = EarlyTeller(folder, size)
+    has_failed = False
     try:
         with teller:
             yield
+    except (RankFailed, RankTimeout):
+        has_failed = True
+        raise
     finally:
         facts = read_ranks(folder_of_last_start(folder), size)
-        verdicts.append(show(facts, mode, teller))
+        verdicts.append(show(facts, mode, teller, has_failed=has_failed))
 
 
 def enter_folder(stack: contextlib.ExitStack) -> Path | None:
@@ -159,7 +166,9 @@ def find_mistakes_of(folder: Path, size: int) -> list[Finding]:
     return find_mistakes(read_ranks(folder_of_last_start(folder), size))
 
 
-def show(facts: list[RankFacts], mode: str, teller: EarlyTeller) -> bool:
+def show(
+    facts: list[RankFacts], mode: str, teller: EarlyTeller, *, has_failed: bool = False
+) -> bool:
     """Tell what is wrong, on stderr: of what the teller has told, the first sentence, and nothing
     of what it has told a moment ago unless hints are told, too. Returns whether something certainly
     is wrong, a missing wait on a simulated GPU included: the GPU has told of that."""
@@ -171,7 +180,8 @@ def show(facts: list[RankFacts], mode: str, teller: EarlyTeller) -> bool:
         click.echo(f"playground: the check for silent mistakes has failed ({why})", err=True)
         return is_unordered
     if mode == HINTS:
-        click.echo(tell_all(found, facts, teller.is_told), err=True)
+        told = tell_all(found, facts, teller.is_told, has_failed=has_failed)
+        click.echo(told, err=True)
     elif new := [each for each in found if each.level is not HINT and not teller.is_recent(each)]:
         click.echo(tell_all(new, is_told=teller.is_told), err=True)
     is_wrong = is_unordered or any(each.is_certain for each in found)

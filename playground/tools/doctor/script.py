@@ -18,6 +18,7 @@ from pathlib import Path
 
 from playground.base.errors import UsageError
 from playground.base.files import temporary_folder
+from playground.base.gpu_names import find_named_gpus
 from playground.explain.hang import (
     MAKE_DDP,
     RECEIVE,
@@ -251,7 +252,7 @@ def check_device(script: ScriptFacts) -> Iterator[Fault]:
 
 
 def check_own_gpu(script: ScriptFacts) -> Iterator[Fault]:
-    """On GPUs: ranks that would all use the first one."""
+    """On GPUs: ranks that would all use the first one, or one that the text names by its number."""
     source = script.path.read_bytes()
     if not re.search(rb"[\"']cuda|\.cuda\(", source) or b"CUDA_VISIBLE_DEVICES" in source:
         return
@@ -261,6 +262,11 @@ def check_own_gpu(script: ScriptFacts) -> Iterator[Fault]:
         read = next(find_local_rank(found), None)
         more = f"; LOCAL_RANK ({found.at(read)}) chooses none" if read else ""
         yield warning(ONE_GPU + more, "each rank needs a GPU of its own", TAKE_OWN_GPU)
+    elif trains:
+        for line, name in find_named_gpus(source):
+            saw = f"the text names {name}, on all ranks ({script.path.name}:{line})"
+            fix = f'put "cuda" there, and {TAKE_OWN_GPU}'
+            yield warning(saw, "a rank's tensors are on its own GPU", fix)
 
 
 def check_set_order(script: ScriptFacts) -> Iterator[Fault]:

@@ -23,12 +23,12 @@ from playground.explain.hang.wording import shorten
 from playground.explain.hang.workers import add_place
 from playground.tools import TOOLS
 from playground.tools.why.family import list_family
-from playground.tools.why.stacks import find_py_spy, read_stacks
+from playground.tools.why.stacks import find_py_spy
 from playground.tools.why.unrecorded import (
     BETWEEN_LOOKS,
-    describe_ranks,
     describe_unrecorded,
     find_unrecorded,
+    see,
 )
 from playground.ui.session import Session, session_command, to_document
 
@@ -47,7 +47,7 @@ def find_worlds(pid: int) -> list[list[View]]:
     has not finished; of those on this host. Raises `UsageError` if there is none."""
     worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
     if not worlds:
-        unrecorded = [*find_unrecorded(pid)]
+        unrecorded, _ = find_unrecorded(pid)
         if any(rank.is_ours for rank in unrecorded):
             raise UsageError(f"the ranks of process {pid} are starting: ask again")
         command = find_command(pid)
@@ -237,20 +237,15 @@ def command(session: Session, pid: int | None) -> None:
     pid = pid or find_run()
     if not Path(f"/proc/{pid}").exists():
         raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
-    unrecorded = [*find_unrecorded(pid)]
+    unrecorded, workers = find_unrecorded(pid)
     if unrecorded and not any(rank.is_ours for rank in unrecorded) and not has_boxes(pid):
-        acts = describe_ranks(unrecorded)
-        pids = {int(rank.environ["RANK"]): rank.pid for rank in unrecorded}
+        if len({rank.rank for rank in unrecorded}) < len(unrecorded):
+            raise UsageError(f"process {pid} has ranks of several runs: give the PID of a torchrun")
         program = find_py_spy()
-        stacks = read_stacks(program, pids) if program else None
-        known = stacks.found if stacks else {}
-        seen = [
-            {"rank": rank, "process": pid, "does": act, "stack": known.get(rank, [])}
-            for (rank, pid), act in zip(pids.items(), acts, strict=True)
-        ]
-        document = {"worlds": [], "unrecorded": seen}
-        text = describe_unrecorded(unrecorded, acts, stacks)
-        click.echo(to_document(document) if session.run.as_json else text)
+        seen, of_workers = see(unrecorded, program), see(workers, program)
+        document = {"worlds": [], "unrecorded": seen.to_json(), "workers": of_workers.to_json()}
+        text = describe_unrecorded(seen, of_workers)
+        click.echo(to_document(document, indent=2) if session.run.as_json else text)
         return
     views = find_worlds(pid)
     worlds = [look_twice(boxes) for boxes in views]
@@ -258,7 +253,9 @@ def command(session: Session, pid: int | None) -> None:
     tell = tell_shortly if len(worlds) > MOST_WHOLE else tell_whole
     told = (tell(ranks, boxes) for ranks, boxes in zip(worlds, views, strict=True))
     between = "\n" if tell is tell_shortly else "\n\n"
-    click.echo(to_document({"worlds": found}) if session.run.as_json else between.join(told))
+    click.echo(
+        to_document({"worlds": found}, indent=2) if session.run.as_json else between.join(told)
+    )
 
 
 def tell_whole(ranks: Sequence[RankState], boxes: Sequence[View]) -> str:

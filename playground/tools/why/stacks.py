@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -29,7 +30,8 @@ REFUSED = re.compile(r"permission denied|operation not permitted|ptrace", re.IGN
 OF_PYTHON = re.compile(r"/lib/python3\.\d+/|^<")
 """In the path of a module of Python's own, whichever Python the ranks run."""
 
-
+FORKED = "/multiprocessing/process.py"
+"""The end of the path of the module in which a worker's own calls begin."""
 MAY_NOT = (
     "py-spy may not look at ranks: the system refuses it (ptrace). Root may; in a container, "
     "start that with --cap-add SYS_PTRACE"
@@ -41,9 +43,16 @@ class Stacks:
     """What py-spy has read of ranks."""
 
     found: Mapping[int, Sequence[str]]
-    """By rank, the program's lines, the innermost first."""
+    """By number, the program's lines, the innermost first."""
     errors: Mapping[int, str]
     """What it says of those that it could not read."""
+
+    def rename(self, names: Mapping[int, int]) -> Stacks:
+        """The same by other numbers: `names` has one for each."""
+        return Stacks(
+            {names[each]: lines for each, lines in self.found.items()},
+            {names[each]: error for each, error in self.errors.items()},
+        )
 
 
 def find_py_spy() -> str | None:
@@ -53,8 +62,8 @@ def find_py_spy() -> str | None:
 
 
 def read_stacks(program: str, pids: Mapping[int, int]) -> Stacks:
-    """The stacks of the processes of these ranks. py-spy pauses only those that it can not read
-    otherwise, as they compute."""
+    """The stacks of these processes, by the numbers that they have here. py-spy pauses only those
+    that it can not read otherwise, as they compute."""
     first = dump(program, pids, "--nonblocking")
     rest = {rank: pids[rank] for rank, error in first.errors.items() if error != MAY_NOT}
     second = dump(program, rest)
@@ -66,7 +75,7 @@ def read_stacks(program: str, pids: Mapping[int, int]) -> Stacks:
 
 
 def dump(program: str, pids: Mapping[int, int], *options: str) -> Stacks:
-    """What py-spy tells of these ranks at the same time."""
+    """What py-spy tells of these processes at the same time."""
     words = [program, "dump", "--json", *options, "--pid"]
     looks = {
         rank: subprocess.Popen(
@@ -94,9 +103,11 @@ def dump(program: str, pids: Mapping[int, int], *options: str) -> Stacks:
 
 def parse_dump(text: str, pid: int) -> list[str]:
     """The program's lines on the stack of a process's main thread, the innermost first, by what
-    py-spy prints as JSON: "train.py:12 in step"."""
+    py-spy prints as JSON: "train.py:12 in step". Without those of the parent, which a fork has on
+    its stack, too."""
     threads: list[dict[str, Any]] = json.loads(text)
-    main = (frame for each in threads if each["os_thread_id"] == pid for frame in each["frames"])
+    frames = (frame for each in threads if each["os_thread_id"] == pid for frame in each["frames"])
+    main = takewhile(lambda frame: not frame["filename"].endswith(FORKED), frames)
     return [
         printable(f"{Path(frame['filename']).name}:{frame['line']} in {frame['name']}")
         for frame in main

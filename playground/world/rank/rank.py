@@ -30,6 +30,7 @@ others do.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -40,6 +41,7 @@ import traceback
 from bdb import BdbQuit
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -55,6 +57,7 @@ from playground.base.errors import (
 )
 from playground.base.forks import close_in_children, keep_from_programs
 from playground.base.frames import RUNNERS, is_program
+from playground.base.gpu_names import find_named_gpus
 from playground.base.lost_ranks import end_waits
 from playground.base.threads import OurThread, signals_blocked
 from playground.explain.hang.activity import look
@@ -86,6 +89,7 @@ if TYPE_CHECKING:
 
 NO_GRADIENT = re.compile(r"did not receive grad for rank (\d+): ([\d ]+)")
 """In what DistributedDataParallel raises (torch 2.13 to 2.15)."""
+TWO_DEVICES = "Expected all tensors to be on the same device"
 OF_DDP = "torch.nn.parallel.distributed"
 MOST_NAMES = 4
 UNUSED = (
@@ -420,12 +424,28 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     if unused := describe_unused(error):
         headline, cure = f"{headline.partition('. ')[0]}", f"{unused}: {UNUSED}"
     else:
-        cure = backends.find_cure(error)
+        cure = describe_named_gpu(error, whole.stack) or backends.find_cure(error)
     words = ": ".join(filter(None, [f"failed: {headline}", cure]))
     failed = kind(rank, size, words, "".join(whole.format()).rstrip())
     for frame in innermost:
         failed.refusal = describe_refusal(error, frame)
     return failed
+
+
+def describe_named_gpu(error: BaseException, stack: traceback.StackSummary) -> str:
+    """What torch says of tensors on two GPUs, of which one is this rank's: where the program's
+    files name the other one. Empty if `error` does not say it, or they do not."""
+    own = f"cuda:{os.environ.get('LOCAL_RANK', '')}"
+    others = {*re.findall(r"cuda:\d+", str(error))} - {own}
+    if TWO_DEVICES not in str(error) or own not in str(error):
+        return ""
+    for file in dict.fromkeys(each.filename for each in stack if is_program(each.filename)):
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            for line, name in find_named_gpus(Path(file).read_bytes()):
+                if name in others:
+                    place = f"{os.path.basename(file)}:{line}"
+                    return f"this rank owns {own}; the text names {name} at {place}"
+    return ""
 
 
 def describe_unused(error: BaseException) -> str:

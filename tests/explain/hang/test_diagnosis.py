@@ -552,6 +552,32 @@ def test_of_lists_of_unequal_lengths_the_cure_names_the_function_that_takes_them
     assert found.cure == f"{Kind.SHAPES.cure}{more}"
 
 
+@pytest.mark.parametrize("change", [{"shape": (165,)}, {"dtype": "float64"}, {"peer": 1}])
+def test_calls_of_one_name_that_meet_from_other_lines_are_no_matter_of_what_they_carry(
+    change: dict[str, Any],
+) -> None:
+    """Where the others have never called from the line of one, and that one has from theirs."""
+    own = replace(SUM, shape=(16,))
+    other = replace(own, **change)
+    states = [
+        call((other, 38), (own, 64), waits=True), call((other, 38), (other, 38), waits=True, rank=1)
+    ]  # fmt: skip
+    for found in (diagnose(states), find_mismatch(states)):
+        assert found
+        assert found.cure.startswith(
+            "rank 0 calls all_reduce (train.py:64), rank 1 does not: is it under a condition on "
+            "the rank?"
+        )
+    for lines in ((64, 64), (64, 70)):  # one line; the branches of a condition
+        states = [
+            call((own if rank else other, line), waits=True, rank=rank)
+            for rank, line in enumerate(lines)
+        ]
+        found = diagnose(states)
+        assert found
+        assert found.cure == found.kind.cure
+
+
 def test_every_rank_s_shape_is_told_and_only_once() -> None:
     shapes = [replace(SUM_3, shape=(length,)) for length in (1, 2, 3)]
     found = diagnose(run(*([one] for one in shapes)))
