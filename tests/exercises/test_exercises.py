@@ -258,6 +258,15 @@ def test_mistakes_that_do_the_same_everywhere_are_both_named() -> None:
     assert (both.mistake, both.says) == (f"probably: {first.name}, or: another", "")
 
 
+def change_solution(name: str, changes: dict[str, str]) -> str:
+    """The solution of an exercise, with these parts of its text replaced."""
+    text = CATALOGUE[name].solution
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [
@@ -290,11 +299,7 @@ def test_mistakes_that_do_the_same_everywhere_are_both_named() -> None:
 def test_a_prediction_with_two_mistakes_is_told_the_first(
     name: str, changes: dict[str, str], told: str
 ) -> None:
-    exercise = CATALOGUE[name]
-    text = exercise.solution
-    for old, new in changes.items():
-        assert old in text
-        text = text.replace(old, new)
+    exercise, text = CATALOGUE[name], change_solution(name, changes)
     assert tell_lines(judge(exercise, text))[1] == f"  {told}"
 
 
@@ -661,11 +666,7 @@ def test_a_prediction_stands_beside_what_was_counted(folder: Path, run_cli: Run)
 def test_a_wrong_number_of_a_prediction_is_told_what_it_would_answer(
     name: str, changes: dict[str, str], rows: list[str]
 ) -> None:
-    exercise = CATALOGUE[name]
-    text = exercise.solution
-    for old, new in changes.items():
-        assert old in text
-        text = text.replace(old, new)
+    exercise, text = CATALOGUE[name], change_solution(name, changes)
     verdict = judge(exercise, text, exercise.worlds[0])
     assert list(verdict.rows) == rows, tell_lines(verdict)
     assert {f"  {row}" for row in rows} <= {*tell_lines(verdict)}

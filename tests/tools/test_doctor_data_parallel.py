@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures import Ran, Run, Save
+from programs import Outcome
 from single_scripts import (
     ACCUMULATION,
     AMP,
@@ -61,6 +62,15 @@ def weights() -> dict[str, torch.Tensor]:
 def difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
     assert ours.keys() == theirs.keys()
     return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+
+
+def run_both(source: str, save: Save, run_it: Ran) -> tuple[Outcome, Outcome]:
+    """A script on one rank, and its changed text on several."""
+    save(source, "before.py")
+    save(plan(source, "before.py").after, "after.py")
+    before, after = run_it("-n", 1, "before.py"), run_it("after.py")
+    assert after.code == 0, after.err
+    return before, after
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -1204,11 +1214,7 @@ def test_results_in_lists_and_counts_of_tensors_are_of_all_ranks(save: Save, run
         "        seen.extend(y.tolist())\n        kept.append({'rows': len(y)})\n",
     ).replace("{total / len(loader):.6f}", "{right.item()} of {len(seen)} of {len(kept)}")
     source = source.replace("seen = 0.0, 0, []", "seen, kept = 0.0, 0, [], []")
-    save(source, "before.py")
-    save(plan(source, "before.py").after, "after.py")
-    before = run_it("-n", 1, "before.py")
-    after = run_it("after.py")
-    assert after.code == 0, after.err
+    before, after = run_both(source, save, run_it)
     assert after.out == before.out.replace("of 6", "of 12")  # batches of half the size
     assert "of 48 of 12" in after.out
 
@@ -1228,10 +1234,7 @@ def test_sums_in_a_dictionary_are_of_all_ranks(save: Save, run_it: Ran) -> None:
         "{total / len(loader):.6f}",
         "{sums['b'] / 6:.5f} {counts['right']:.0f} {counts['loss']:.4f}",
     )
-    save(source, "before.py")
-    save(plan(source, "before.py").after, "after.py")
-    before, after = run_it("-n", 1, "before.py"), run_it("after.py")
-    assert after.code == 0, after.err
+    before, after = run_both(source, save, run_it)
     assert after.out == before.out
     assert " 48 " in after.out
 
@@ -1244,10 +1247,7 @@ def test_counts_stay_integers(save: Save, run_it: Ran) -> None:
         "        hits = (model(x).argmax(1) == y).sum().item()\n        right += hits\n"
         "        seen += y.size(0)\n",
     ).replace("{total / len(loader):.6f}", "{total / len(loader):.5f} {right:d} of {seen:d}")
-    save(source, "before.py")
-    save(plan(source, "before.py").after, "after.py")
-    before, after = run_it("-n", 1, "before.py"), run_it("after.py")
-    assert after.code == 0, after.err
+    before, after = run_both(source, save, run_it)
     assert after.out == before.out
     assert "of 48" in after.out
 
@@ -1266,10 +1266,7 @@ def test_losses_in_any_list_are_the_means_of_all_ranks(
     source = shape(PLAIN).replace("    total = 0.0\n", f"    {start}\n")
     source = source.replace("total += loss.item()", added)
     source = source.replace("{total / len(loader):.6f}", f"{{sum({name}) / len(loader):.5f}}")
-    save(source, "before.py")
-    save(plan(source, "before.py").after, "after.py")
-    before, after = run_it("-n", 1, "before.py"), run_it("after.py")
-    assert after.code == 0, after.err
+    before, after = run_both(source, save, run_it)
     assert after.out == before.out
 
 

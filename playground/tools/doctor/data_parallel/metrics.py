@@ -22,9 +22,6 @@ from playground.tools.doctor.data_parallel.reductions import (
 )
 from playground.tools.doctor.data_parallel.script import TrainingScript
 from playground.tools.doctor.data_parallel.sums import (
-    LOSSES,
-    RESULTS,
-    find_filled,
     find_sums,
     find_totals,
     find_unfollowed,
@@ -60,28 +57,8 @@ def find_metrics(script: TrainingScript) -> Part:
         )
         note = "leave out the sampler of that DataLoader: the rank evaluates all samples"
         return Part(name, Status.MISSING, saw, notes=[note])
-    if not (script.loop and script.training) and not apart:
-        return Part(
-            name,
-            Status.UNKNOWN,
-            "no one loop over batches is seen: what it adds up "
-            f"is of one rank's samples, so call {script.dist}.all_reduce on it",
-        )
-    if script.walks_several and script.loop:
-        saw = (
-            f"{script.at(script.loop)} walks the batches of training and of tests: call "
-            f"{script.dist}.all_reduce on what comes from the loader that is divided, and leave "
-            "the rest, of which each rank has all"
-        )
-        return Part(name, Status.UNKNOWN, saw)
-    if script.training and script.training.serves_tests and not script.training.switch:
-        assert script.loop
-        saw = (
-            f"{script.at(script.loop)} walks the batches of training and of tests: call "
-            f"{script.dist}.all_reduce on what it adds up in the training, and leave the rest, of "
-            "which each rank has all"
-        )
-        return Part(name, Status.UNKNOWN, saw)
+    if unseen := explain_unseen(script, apart):
+        return Part(name, Status.UNKNOWN, unseen)
     found_in = [*reduce_training(script), *(reduce_evaluation(script, each) for each in apart)]
     notes = [*note_prints(script), *(note for each in found_in for note in each.notes)]
     if not apart:
@@ -100,6 +77,28 @@ def find_metrics(script: TrainingScript) -> Part:
         return Part(name, Status.NOT_NEEDED, saw, notes=notes)
     saws = "; ".join(each.saw for each in found_in)
     return Part(name, Status.MISSING, saws, [one for each in found_in for one in each.edits], notes)
+
+
+def explain_unseen(script: TrainingScript, apart: Sequence[ast.For]) -> str:
+    """Why it is not seen what is to be added up; empty if it is. `apart`: loops of evaluations
+    over one rank's part."""
+    loop, training = script.loop, script.training
+    if not (loop and training):
+        alone = (
+            "no one loop over batches is seen: what it adds up is of one rank's samples, so call "
+            f"{script.dist}.all_reduce on it"
+        )
+        return "" if apart else alone
+    divided = ""
+    if script.walks_several:
+        divided = "what comes from the loader that is divided"
+    elif training.serves_tests and not training.switch:
+        divided = "what it adds up in the training"
+    tells = (
+        f"{script.at(loop)} walks the batches of training and of tests: call "
+        f"{script.dist}.all_reduce on {divided}, and leave the rest, of which each rank has all"
+    )
+    return tells if divided else ""
 
 
 def find_library(script: TrainingScript) -> str:
@@ -125,19 +124,17 @@ def reduce_training(script: TrainingScript) -> Iterator[Reduction]:
     if script.training.functions:
         script.collective.add(id(script.text.function_of(script.training.backward)))
     at, lines, saws, notes = script.at(loop), list[str](), list[str](), list[str]()
-    totals, filled = find_totals(script), find_filled(script, loop)
+    totals = find_totals(script)
     if totals.names:
         saws.append(f"{', '.join(totals.names)} of {at} would be of one rank's samples only")
         lines += reduce_sums(script, loop, totals.sums, totals.lists, totals.loss)
         lines += (line for each in totals.tables for line in reduce_table(script, loop, *each))
-    losses = [words for words, given in filled.items() if given == LOSSES]
-    if losses:
-        saws.append(f"{', '.join(losses)} of {at} would be of one rank's samples only")
-        lines += (line for each in losses for line in reduce_losses(script, each))
-    others = [words for words, given in filled.items() if given == RESULTS]
-    if others:
-        saws.append(f"{', '.join(others)} of {at} would hold one rank's part only")
-        lines += (line for each in others for line in gather(script, each))
+    if totals.losses:
+        saws.append(f"{', '.join(totals.losses)} of {at} would be of one rank's samples only")
+        lines += (line for each in totals.losses for line in reduce_losses(script, each))
+    if totals.results:
+        saws.append(f"{', '.join(totals.results)} of {at} would hold one rank's part only")
+        lines += (line for each in totals.results for line in gather(script, each))
     for meter in find_meters(script, loop):
         saws.append(f"{meter.name} of {script.at(meter.call)} would collect one rank's samples")
         if not meter.sums:
@@ -158,7 +155,7 @@ def reduce_evaluation(script: TrainingScript, loop: ast.For) -> Reduction:
     at = script.at(loop)
     saw = f"{at} walks one rank's part of the samples, and nothing adds up over the ranks"
     if sums := [*find_sums(script, loop)]:
-        lines = reduce_sums(script, loop, sums, [], "")
+        lines = reduce_sums(script, loop, sums)
         return Reduction(saw, [add_after(loop, script.indent_of(loop), *lines)])
     note = f"{at}: call {script.dist}.all_reduce on its sums and counts, on all ranks"
     return Reduction(saw, notes=[note])
@@ -251,12 +248,11 @@ def note_validation(script: TrainingScript) -> list[str]:
             and (shared if node is script.loop else is_apart)
             and not OF_MODEL.search(ast.unparse(node.iter))
         ):
-            walks = f"{script.at(node)} walks its samples on every rank"
+            divides = "python -m playground read ddp divides them"
             if node is script.loop:
-                return [
-                    f"{script.at(node)} walks the samples of tests on every rank: the result is "
-                    "the same on all; python -m playground read ddp divides them"
-                ]
+                walks = f"{script.at(node)} walks the samples of tests on every rank"
+                return [f"{walks}: the result is the same on all; {divides}"]
+            walks = f"{script.at(node)} walks its samples on every rank"
             if norms := find_norms_apart(script):
                 return [
                     f"{walks}, and the results differ a little: each rank has BatchNorm statistics "
@@ -264,6 +260,6 @@ def note_validation(script: TrainingScript) -> list[str]:
                 ]
             return [
                 f"{walks}: the result is right, and the same on all, unless the model has "
-                "BatchNorm; python -m playground read ddp divides them"
+                f"BatchNorm; {divides}"
             ]
     return []

@@ -67,9 +67,8 @@ def find_model(script: TrainingScript) -> Part:
         )
     scaled, summed = scale_sum(script)
     left_out = [replace_node(call, text.code(call.args[0])) for call in threads]
-    models = [*wrapping.wrapped.values()]
-    again = any(map(wrapping.wrap_again, models))
-    notes = [*note_model(script, models, again), *note_threads(script, threads)]
+    models = wrapping.wrapped.values()
+    notes = [*note_model(script, models, bool(wrapping.again)), *note_threads(script, threads)]
     return Part(
         name,
         Status.MISSING,
@@ -170,9 +169,8 @@ def find_normalised(
     if text.find_calls(*SYNCED):
         return
     for model in models:
-        left: list[ast.AST] = []
-        for made in text.makers(model):
-            left.append(text.classes.get(text.called(made)) or made)
+        makers = sorted(text.makers(model), key=lambda made: made.lineno)
+        left: list[ast.AST] = [text.classes.get(text.called(made)) or made for made in makers]
         for each in left:
             calls = (node for node in ast.walk(each) if isinstance(node, ast.Call))
             inner = (text.classes.get(text.called(call)) or text.resolve(call) for call in calls)
@@ -180,7 +178,7 @@ def find_normalised(
         inside = [node for each in left for node in ast.walk(each) if isinstance(node, ast.Call)]
         own = [norm for norm in norms if norm in inside]
         own += (call for call in inside if text.dotted(call.func) in OF_HUB)
-        own += (made for made in text.makers(model) if is_of_elsewhere(script, made))
+        own += (made for made in makers if is_of_elsewhere(script, made))
         if own or (norms and not left):
             yield ast.unparse(model), (own or norms)[0]
 
@@ -244,6 +242,8 @@ class Wrapping:
         """The parameters that are the wrapper now, by the ids of their functions."""
         self.wrapped: dict[Key, ast.expr] = {}
         """An expression of what is wrapped, by its key."""
+        self.again: list[Edit] = []
+        """The statements that wrap it once more."""
 
     def find_edits(self) -> list[Edit]:
         """Raises `UnknownShape`."""
@@ -258,9 +258,11 @@ class Wrapping:
         for call in calls:
             self.use_wrapper(call.func)
         if len(self.wrapped) > 1 and not self.several:
-            return Wrapping(self.script, several=True).find_edits()
-        again = [edit for each in self.wrapped.values() for edit in self.wrap_again(each)]
-        return [*self.edits, *(self.wrap(*each) for each in self.wrapped.items()), *again]
+            named = Wrapping(self.script, several=True)
+            edits, self.again = named.find_edits(), named.again
+            return edits
+        self.again = [edit for each in self.wrapped.values() for edit in self.wrap_again(each)]
+        return [*self.edits, *(self.wrap(*each) for each in self.wrapped.items()), *self.again]
 
     def find_method(self) -> ast.Call | None:
         """A call of a method of the model's own in the training; None if there is none."""
@@ -440,9 +442,9 @@ class Wrapping:
         """Whether a statement changes which parameters are trained."""
         return any(self.text.find_set_trained(each) for each in self.text.reach(statement))
 
-    def wrap(self, key: Key, sample: ast.expr) -> Edit:
-        """The statement that wraps the model: behind the last that makes it, moves it, or says what
-        of it is trained; before the training if it is a parameter."""
+    def find_last(self, key: Key) -> ast.stmt | None:
+        """The last statement before the training that makes the model, moves it, or says what of it
+        is trained; None if there is none. Raises `UnknownShape`."""
         text = self.text
         own = [
             node
@@ -479,6 +481,13 @@ class Wrapping:
                     continue
                 raise UnknownShape(f"{self.script.at(node)} makes or moves the model again")
             last = statement if last is None or statement.lineno > last.lineno else last
+        return last
+
+    def wrap(self, key: Key, sample: ast.expr) -> Edit:
+        """The statement that wraps the model: behind the last that makes it, moves it, or says what
+        of it is trained; before the training if it is a parameter."""
+        text = self.text
+        last = self.find_last(key)
         line = self.line_of(sample)
         function = text.function_of(sample)
         if last is None and function and is_parameter(function, key[1]):

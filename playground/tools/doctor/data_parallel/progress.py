@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from playground.tools.doctor.data_parallel.batches import list_names
 from playground.tools.doctor.data_parallel.edits import Edit
 from playground.tools.doctor.data_parallel.script import TrainingScript
+from playground.tools.doctor.data_parallel.text import names_in
 
 SIZE = re.compile(r"^len\(|\.size\(0\)$|\.size\(\)\[0\]$|\.shape\[0\]$|\.batch_size$")
 """The text of an expression that may be the number of samples of a batch."""
@@ -134,7 +135,3 @@ def is_step_of_bar(script: TrainingScript, call: ast.Call) -> bool:
     }
     made = script.text.makers(func.value) & totals
     return bool(made) or ast.unparse(func.value) in named
-
-
-def names_in(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}

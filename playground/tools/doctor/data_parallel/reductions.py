@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from playground.tools.doctor.data_parallel.edits import Edit, add_after
 from playground.tools.doctor.data_parallel.meters import Meter
 from playground.tools.doctor.data_parallel.script import TrainingScript
-from playground.tools.doctor.data_parallel.sums import is_count
+from playground.tools.doctor.data_parallel.sums import stays_integer
 from playground.tools.doctor.data_parallel.text import Loop
 
 
@@ -27,22 +27,19 @@ def reduce_sums(
     script: TrainingScript,
     loop: ast.For,
     sums: Sequence[tuple[str, bool]],
-    lists: Sequence[str],
-    loss: str,
+    lists: Sequence[str] = (),
+    loss: str = "",
 ) -> list[str]:
     """The lines after the loop that reduce over the ranks its sums, each with whether it is a mean
     per batch, its lists of numbers, and if there is no sum its last loss."""
-    text, lines = script.text, list[str]()
     where = tell_device(script, loop)
     tensors = [each for each, _ in sums if script.has_attribute_after(each, loop)]
     numbers = [each for each, _ in sums if each not in tensors]
-    for each in lists:
-        numbers_of_all = text.fresh("totals")
-        lines += [
-            f"{numbers_of_all} = torch.tensor({each}{where})",
-            f"{script.dist}.all_reduce({numbers_of_all})",
-            f"{each} = ({numbers_of_all} / {script.size}).tolist()",
-        ]
+    lines = [
+        line
+        for each in lists
+        for line in reduce_by(script, f"torch.tensor({each}{where})", f"{each} = {{}}.tolist()")
+    ]
     last = [loss] if loss and not sums else []
     for each in tensors or last:
         lines += [f"{each} = {each}.detach()", f"{script.dist}.all_reduce({each})"]
@@ -53,22 +50,30 @@ def reduce_sums(
     return lines + [f"{each} /= {script.size}" for each in means]
 
 
+def reduce_by(script: TrainingScript, made: str, result: str, *, is_mean: bool = True) -> list[str]:
+    """The lines that take the mean over the ranks of a tensor, or its sum. `made`: the code of the
+    tensor; `result`: the statement that takes what is reduced, which stands there as {}."""
+    total = script.text.fresh("totals")
+    of_all = f"({total} / {script.size})" if is_mean else total
+    return [
+        f"{total} = {made}",
+        f"{script.dist}.all_reduce({total})",
+        result.format(of_all),
+    ]
+
+
 def add_up(
     script: TrainingScript, loop: Loop, names: Sequence[str], *, is_mean: bool = False
 ) -> list[str]:
     """The lines that add up numbers over the ranks, or take their means."""
-    total = script.text.fresh("totals")
     values = ", ".join(f"float({each})" for each in names)
-    of_all = f"({total} / {script.size})" if is_mean else total
-    counts = [] if is_mean else [each for each in names if is_count(script, loop, each)]
+    counts = [] if is_mean else [each for each in names if stays_integer(script, loop, each)]
     exact = ", dtype=torch.float64" if counts else ""
+    made = f"torch.tensor([{values}]{exact}{tell_device(script, loop)})"
     held, whole = ", ".join(names), ", ".join(f"int({each})" for each in counts)
-    return [
-        f"{total} = torch.tensor([{values}]{exact}{tell_device(script, loop)})",
-        f"{script.dist}.all_reduce({total})",
-        f"{held} = {of_all}.{'tolist' if len(names) > 1 else 'item'}()",
-        *([f"{', '.join(counts)} = {whole}"] if counts else []),
-    ]
+    result = f"{held} = {{}}.{'tolist' if len(names) > 1 else 'item'}()"
+    kept = [f"{', '.join(counts)} = {whole}"] if counts else []
+    return [*reduce_by(script, made, result, is_mean=is_mean), *kept]
 
 
 def reduce_meter(script: TrainingScript, loop: ast.For, meter: Meter) -> list[str]:
@@ -79,24 +84,16 @@ def reduce_meter(script: TrainingScript, loop: ast.For, meter: Meter) -> list[st
 
 def reduce_table(script: TrainingScript, loop: Loop, table: str, is_mean: bool) -> list[str]:
     """The lines that add up over the ranks the sums in a dictionary, or take their means."""
-    total = script.text.fresh("totals")
-    of_all = f"({total} / {script.size})" if is_mean else total
     values = f"[float(each) for each in {table}.values()]"
-    return [
-        f"{total} = torch.tensor({values}{tell_device(script, loop)})",
-        f"{script.dist}.all_reduce({total})",
-        f"{table} = dict(zip({table}, {of_all}.tolist()))",
-    ]
+    made = f"torch.tensor({values}{tell_device(script, loop)})"
+    result = f"{table} = dict(zip({table}, {{}}.tolist()))"
+    return reduce_by(script, made, result, is_mean=is_mean)
 
 
-def reduce_losses(script: TrainingScript, each: str) -> list[str]:
+def reduce_losses(script: TrainingScript, losses: str) -> list[str]:
     """The lines that take the means over the ranks of a list of losses."""
-    total = script.text.fresh("totals")
-    return [
-        f"{total} = torch.stack({each}).detach()",
-        f"{script.dist}.all_reduce({total})",
-        f"{each} = list({total} / {script.size})",
-    ]
+    made = f"torch.stack({losses}).detach()"
+    return reduce_by(script, made, f"{losses} = list{{}}")
 
 
 def gather(script: TrainingScript, each: str) -> list[str]:

@@ -52,12 +52,21 @@ def find_stop(script: TrainingScript) -> Part:
         values = find_measured(script, loop, names - reduced, reduced)
         if not values or find_evaluations_apart(script):  # whose sums are of all ranks then
             continue
-        if shared := script.text.find_calls(*AGREE):
-            return Part(NAME, Status.THERE, f"{script.at(shared[0])} brings ranks together")
-        return share(script, loop, leaves, values, verb)
+        return find_shared(script) or share(script, loop, leaves, values, verb)
     if found := find_flag(script, loop):
         return share_flag(script, loop, *found)
     return none
+
+
+def find_shared(script: TrainingScript) -> Part | None:
+    """The part of a script in which ranks may agree already."""
+    found = script.text.find_calls(*AGREE)
+    saw = f"{script.at(found[0])} brings ranks together" if found else ""
+    return Part(NAME, Status.THERE, saw) if found else None
+
+
+def is_elif(script: TrainingScript, test: ast.If) -> bool:
+    return script.text.lines[test.lineno - 1].lstrip().startswith("elif")
 
 
 def find_clock(script: TrainingScript, training: Training) -> tuple[ast.stmt, ast.If] | None:
@@ -79,8 +88,8 @@ def find_clock(script: TrainingScript, training: Training) -> tuple[ast.stmt, as
 
 def share_clock(script: TrainingScript, leaves: ast.stmt, test: ast.If) -> Part:
     """The part of a script that stops by the time: that of rank 0 is all ranks'."""
-    if shared := script.text.find_calls(*AGREE):
-        return Part(NAME, Status.THERE, f"{script.at(shared[0])} brings ranks together")
+    if shared := find_shared(script):
+        return shared
     text, decided = script.text, script.text.fresh("decided")
     saw = (
         f"{script.at(leaves)} leaves the loop by the time, which differs between ranks: one would "
@@ -90,7 +99,7 @@ def share_clock(script: TrainingScript, leaves: ast.stmt, test: ast.If) -> Part:
         f"{decided} = [{text.code(test.test)}]",
         f"{script.dist}.broadcast_object_list({decided}, 0)",
     )
-    if text.lines[test.lineno - 1].lstrip().startswith("elif"):
+    if is_elif(script, test):
         note = f"before it, on all ranks: `{'; '.join(lines)}`; then ask for {decided}[0]"
         return Part(NAME, Status.MISSING, saw, notes=[note])
     before = add_before(test.lineno, script.indent_of(test), *lines)
@@ -102,8 +111,8 @@ def share_flag(
 ) -> Part:
     """The part of a script that leaves the loop by an attribute that is set elsewhere: all ranks
     take that of rank 0 where it is asked for."""
-    if shared := script.text.find_calls(*AGREE):
-        return Part(NAME, Status.THERE, f"{script.at(shared[0])} brings ranks together")
+    if shared := find_shared(script):
+        return shared
     saw = (
         f"{script.at(leaves)} leaves the loop by {flag}, which is set elsewhere, maybe by what a "
         "rank measures: one would stop alone, and the others wait forever. Broadcast it from rank "
@@ -159,12 +168,16 @@ def find_decisions(
     for leaves in find_exits(script, loop):
         tests = find_conditions(script, leaves, loop)
         if not any(map(is_of_rank, tests)):
-            yield leaves, set[str]().union(*(names_in(each.test) for each in tests)), LEAVES
+            yield (
+                leaves,
+                set[str]().union(*(reads_in(each.test) for each in tests)),
+                LEAVES,
+            )
     for call in script.text.find_calls("step"):
         made = script.text.makers(call.func.value) if isinstance(call.func, ast.Attribute) else ()
         is_plateau = any(script.text.called(each) == "ReduceLROnPlateau" for each in made)
         if is_plateau and call.args and is_inside(script, call, loop):
-            yield script.text.statement_of(call), names_in(call.args[0]), LOWERS
+            yield script.text.statement_of(call), reads_in(call.args[0]), LOWERS
 
 
 def share_loss(script: TrainingScript) -> Part | None:
@@ -172,7 +185,7 @@ def share_loss(script: TrainingScript) -> Part | None:
     loss, or by what that is added to: all ranks decide by the mean of theirs."""
     training = script.training
     assert training
-    losses = names_in(training.loss) if training.loss else set()
+    losses = reads_in(training.loss) if training.loss else set()
     if not (training.batches and losses):
         return None
     for test, name in find_tests(script, training.batches, losses):
@@ -190,7 +203,7 @@ def share_loss(script: TrainingScript) -> Part | None:
             f"{script.at(test)} leaves a batch, or the loop, by {name}, which differs between "
             "ranks: one would leave alone, and the others wait forever. Decide by the mean"
         )
-        if script.text.lines[test.lineno - 1].lstrip().startswith("elif"):
+        if is_elif(script, test):
             note = f"before it is compared, on all ranks: `{'; '.join(lines)}`"
             return Part(NAME, Status.MISSING, saw, notes=[note])
         words = f"{decided}.item()" if is_number else decided
@@ -211,14 +224,14 @@ def find_tests(
     or what a loss gives its value; and that name."""
     names = {*losses}
     for node in ast.walk(loop):
-        if isinstance(node, ast.Assign | ast.AugAssign) and names_in(node.value) & losses:
+        if isinstance(node, ast.Assign | ast.AugAssign) and reads_in(node.value) & losses:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {*map(ast.unparse, targets)}
     for leaves in find_exits(script, loop, of_batches=True):
         tests = find_conditions(script, leaves, loop)
         if not any(map(is_of_rank, tests)):
             for test in tests:
-                yield from ((test, name) for name in sorted(names_in(test.test) & names))
+                yield from ((test, name) for name in sorted(reads_in(test.test) & names))
 
 
 def share(
@@ -291,7 +304,7 @@ def find_end(script: TrainingScript, loop: Loop, leaves: ast.stmt, value: str) -
         if each in around:
             both = [each, *script.text.climb(each)]
             tests = [one.test for one in both if isinstance(one, ast.If)]
-            return None if any(value in names_in(test) for test in tests) else last
+            return None if any(value in reads_in(test) for test in tests) else last
         last = each if isinstance(each, ast.stmt) else last
     return None
 
@@ -301,10 +314,10 @@ def find_readers(script: TrainingScript, loop: Loop, value: str) -> Iterator[ast
     not a part of the evaluation."""
     settings = {node for node, _ in find_settings(loop, value)}
     for node in ast.walk(loop):
-        if (isinstance(node, ast.If) and value in names_in(node.test)) or (
+        if (isinstance(node, ast.If) and value in reads_in(node.test)) or (
             isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr))
             and node not in settings
-            and value in names_in(node.value)
+            and value in reads_in(node.value)
             and not script.text.is_without_gradients(node)
         ):
             yield node
@@ -338,7 +351,7 @@ def is_inside(script: TrainingScript, node: ast.AST, loop: Loop | None) -> bool:
     return any(each is loop for each in script.text.climb(node))
 
 
-def names_in(expression: ast.AST) -> set[str]:
+def reads_in(expression: ast.AST) -> set[str]:
     """The names in it, and the attributes of `self`."""
     found = set[str]()
     for node in ast.walk(expression):
@@ -355,12 +368,12 @@ def find_settings(loop: Loop, name: str) -> Iterator[tuple[ast.stmt, ast.expr]]:
     for node in ast.walk(loop):
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.value:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(name in names_in(each) for each in targets):
+            if any(name in reads_in(each) for each in targets):
                 yield node, node.value
         elif (
             isinstance(node, ast.Expr)
             and isinstance(call := node.value, ast.Call)
-            and name in names_in(call.func)
+            and name in reads_in(call.func)
             and (call.args or call.keywords)
         ):
             yield node, call
@@ -380,8 +393,8 @@ def find_measured(
             continue
         for node, value in settings:
             ifs = [each for each in script.text.climb(node) if isinstance(each, ast.If)]
-            tests = (names_in(each.test) for each in ifs if is_inside(script, each, loop))
-            new = names_in(value).union(*tests) - seen
+            tests = (reads_in(each.test) for each in ifs if is_inside(script, each, loop))
+            new = reads_in(value).union(*tests) - seen
             seen |= new
             left += sorted(new)
     return found
@@ -394,7 +407,7 @@ def is_measured(script: TrainingScript, loop: Loop, node: ast.stmt, value: ast.e
         return True
     return isinstance(node, ast.Assign) and any(
         isinstance(one, ast.Expr) and is_of_evaluation(script, one, call)
-        for name in names_in(value)
+        for name in reads_in(value)
         for one, call in find_settings(loop, name)
     )
 

@@ -38,6 +38,11 @@ class Totals:
     sums: Sequence[tuple[str, bool]] = ()
     """Each with whether it is a mean per batch."""
     lists: Sequence[str] = ()
+    """Lists of numbers of batches."""
+    losses: Sequence[str] = ()
+    """Lists of losses."""
+    results: Sequence[str] = ()
+    """Lists of results of samples."""
     loss: str = ""
     """The last loss; empty if there are lists, or it is not used."""
     tables: Sequence[tuple[str, bool]] = ()
@@ -55,10 +60,13 @@ def find_totals(script: TrainingScript) -> Totals:
     if not script.loop or not script.training:
         return Totals()
     filled = find_filled(script, script.loop)
-    lists = [words for words, given in filled.items() if given == NUMBERS]
-    loss = "" if LOSSES in filled.values() or lists else loss_after(script, script.loop)
+    lists, losses, results = (
+        [words for words, given in filled.items() if given == kind]
+        for kind in (NUMBERS, LOSSES, RESULTS)
+    )
     tables = [*find_tables(script, script.loop)]
-    return Totals([*find_sums(script, script.loop)], lists, "" if tables else loss, tables)
+    loss = "" if lists or losses or tables else loss_after(script, script.loop)
+    return Totals([*find_sums(script, script.loop)], lists, losses, results, loss, tables)
 
 
 def find_sums(script: TrainingScript, loop: ast.For) -> Iterator[tuple[str, bool]]:
@@ -110,7 +118,7 @@ def is_over_samples(words: str) -> bool:
     return bool(COUNTED.search(words) or (SUMMED.search(words) and ".mean(" not in words))
 
 
-def is_count(script: TrainingScript, loop: Loop, name: str) -> bool:
+def stays_integer(script: TrainingScript, loop: Loop, name: str) -> bool:
     """Whether a sum begins as an integer, and only integers are added to it."""
     targets = [(each, added) for each, added in find_additions(loop) if ast.unparse(each) == name]
     keys = {key for each, _ in targets if (key := script.text.key_of(each))}

@@ -359,6 +359,10 @@ class TrainingText:
         return next((node for node in self.tree.body if is_guard(node)), None)
 
 
+def names_in(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
 def owner_of(call: ast.Call) -> ast.expr | None:
     """What the method is called on; None for a function."""
     return call.func.value if isinstance(call.func, ast.Attribute) else None

@@ -14,6 +14,7 @@ from playground.tools.doctor.data_parallel.text import (
     Loop,
     TrainingText,
     find_results,
+    names_in,
     owner_of,
 )
 
@@ -151,11 +152,10 @@ def note_case(
             ways = each.test.values
         for way in ways:
             told = {decide(text, way, one) for one in others}
-            names = {node.id for node in ast.walk(way) if isinstance(node, ast.Name)}
             if (
                 decide(text, way, values) is each.is_met
                 and told == {not each.is_met}
-                and not names & changed
+                and not names_in(way) & changed
                 and text.function_of(way) is here
             ):
                 training.switch = text.code(way) if each.is_met else deny(text, way)
